@@ -1,0 +1,1 @@
+"""The front door: public API and command line."""

@@ -1,0 +1,1 @@
+"""Runs a schedule: torch.distributed strategies, services, and the virtual-time engine."""

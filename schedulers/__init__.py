@@ -1,0 +1,1 @@
+"""Makes schedules: rules, constructions, synthesis and protocols."""

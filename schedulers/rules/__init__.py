@@ -1,0 +1,1 @@
+"""Rule families: one family a file, listed in the registry."""

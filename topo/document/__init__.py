@@ -1,0 +1,1 @@
+"""JSON documents: strict loading, canonical form, schema."""

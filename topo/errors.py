@@ -1,0 +1,91 @@
+"""The one error tree of the project. Every error says place, value, rule and way out in one line.
+
+    PreduceError                      exit code
+    ├── InputError (also ValueError)  65   a file, an argument or a model that breaks a stated rule
+    │   ├── DocumentError             65   a JSON or YAML document; carries the place inside it
+    │   ├── ScheduleError             65   a schedule that cannot be built as asked
+    │   └── HandshakeError            65   workers that disagree before the first step; names rank and field
+    ├── RefutedError                   1   a claim that is false; carries the witness
+    ├── UnknownError                   3   a limit (time, size) was reached before an answer was
+    ├── UnavailableError              69   a worker, service or store that never answered; names it
+    │   └── PeerLostError             69   a group operation that failed or timed out; names step and group
+    ├── FileProblem                   74   a file that cannot be read or written
+    ├── FencedError                   76   this worker is no longer part of the job
+    └── MissingFeatureError           77   an optional dependency or a machine feature that is absent
+
+The command line maps each class to its exit code (`exit_code`) and prints `str(error)`; nothing else is printed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PreduceError(Exception):
+    """Base of every error that preduce raises on purpose."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class InputError(PreduceError, ValueError):
+    """Input that breaks a stated rule."""
+
+    exit_code: ClassVar[int] = 65
+
+
+class DocumentError(InputError):
+    """A document that is refused; `place` is a path such as `strategy.phases[2][0].group`."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        """Keep the place beside the message, so that tools can point at it."""
+        super().__init__(f"{place}: {problem}" if place else problem)
+        self.place = place
+        self.problem = problem
+
+
+class ScheduleError(InputError):
+    """A schedule, rule or cluster that cannot exist."""
+
+
+class HandshakeError(InputError):
+    """Workers that disagree before the first step."""
+
+
+class RefutedError(PreduceError):
+    """A claim that is false."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UnknownError(PreduceError):
+    """A limit was reached before an answer was."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class UnavailableError(PreduceError):
+    """A worker, service or store that did not answer in time."""
+
+    exit_code: ClassVar[int] = 69
+
+
+class PeerLostError(UnavailableError):
+    """A group operation that failed or timed out."""
+
+
+class FileProblem(PreduceError, OSError):  # noqa: N818 - "error" is what OSError already says
+    """A file that cannot be read or written."""
+
+    exit_code: ClassVar[int] = 74
+
+
+class FencedError(PreduceError):
+    """This worker is no longer part of the job."""
+
+    exit_code: ClassVar[int] = 76
+
+
+class MissingFeatureError(PreduceError):
+    """An optional dependency or a machine feature that is absent."""
+
+    exit_code: ClassVar[int] = 77

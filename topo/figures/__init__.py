@@ -1,0 +1,1 @@
+"""Figures of a schedule: contraction, disagreement, drift, spectral gaps."""

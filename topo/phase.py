@@ -1,0 +1,179 @@
+"""Group and Phase: who averages with whom in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import numpy.typing as npt
+
+ONE = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Two or more workers that average together: x ← x + relax · (mean − x) at every member.
+
+    relax = 1 is the plain mean (Prague's P-Reduce). Rows and columns of the mixing matrix sum to 1 for every relax;
+    its entries are non-negative for relax ≤ |G|/(|G|−1), and the group contracts iff 0 < relax < 2.
+    """
+
+    members: tuple[int, ...]
+    relax: Fraction = ONE
+
+    def __str__(self) -> str:
+        """As people write it: `{0,4,8}` or `{0,4} relax 4/3`."""
+        body = "{" + ",".join(map(str, self.members)) + "}"
+        return body if self.relax == 1 else f"{body} relax {self.relax}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phase:
+    """The groups of one step, held as flat arrays so that a million workers fit.
+
+    `members[offsets[g]:offsets[g+1]]` are the ranks of group g, ascending; groups are ordered by their first member.
+    `relax` holds one factor per group, or None when all are 1. A Phase may hold *overlapping* groups: that is what
+    `verify` refutes; everything that needs disjoint groups (`labels`, `apply`) raises ScheduleError for them.
+    """
+
+    num_workers: int
+    members: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    relax: tuple[Fraction, ...] | None = None
+
+    @classmethod
+    def from_groups(cls, num_workers: int, groups: Iterable[Group | Iterable[int]]) -> Phase:
+        """Build from Group values or plain iterables of ranks, in any order.
+
+        Raises:
+            ScheduleError: a group of fewer than two workers, a rank out of range, or a rank twice in one group.
+        """
+        listed = [
+            (tuple(sorted(g.members)), g.relax) if isinstance(g, Group) else (tuple(sorted(g)), ONE) for g in groups
+        ]
+        listed.sort()
+        for members, _ in listed:
+            if len(members) < 2:
+                raise ScheduleError(f"group {Group(members)}: a group has at least 2 workers; leave out who skips")
+            if len(set(members)) != len(members):
+                raise ScheduleError(f"group {Group(members)}: a worker stands twice in it")
+            if members[0] < 0 or members[-1] >= num_workers:
+                raise ScheduleError(f"group {Group(members)}: ranks are 0..{num_workers - 1}")
+        sizes = [len(members) for members, _ in listed]
+        flat = np.fromiter((w for members, _ in listed for w in members), dtype=np.int32, count=sum(sizes))
+        relax = tuple(r for _, r in listed)
+        return cls.from_arrays(num_workers, flat, sizes, relax if any(r != 1 for r in relax) else None)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        num_workers: int,
+        members: npt.NDArray[np.int32],
+        sizes: npt.ArrayLike,
+        relax: tuple[Fraction, ...] | None = None,
+    ) -> Phase:
+        """Build from flat arrays that are already sorted (members within groups, groups by first member). O(size)."""
+        offsets = np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
+        flat = np.ascontiguousarray(members, dtype=np.int32)
+        flat.setflags(write=False)
+        offsets.setflags(write=False)
+        return cls(num_workers, flat, offsets, relax)
+
+    @classmethod
+    def from_labels(cls, labels: npt.ArrayLike, relax: dict[int, Fraction] | None = None) -> Phase:
+        """Build from one label per worker; equal labels average together, negative labels and single ones skip.
+
+        `relax` maps a label to its factor. O(n log n).
+        """
+        array = np.asarray(labels, dtype=np.int64)
+        count = len(array)
+        active = np.flatnonzero(array >= 0)
+        order = active[np.argsort(array[active], kind="stable")]
+        names, starts, sizes = np.unique(array[order], return_index=True, return_counts=True)
+        keep = sizes >= 2
+        names, starts, sizes = names[keep], starts[keep], sizes[keep]
+        by_first = np.argsort(order[starts], kind="stable")
+        names, starts, sizes = names[by_first], starts[by_first], sizes[by_first]
+        ends = np.cumsum(sizes)
+        gather = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)
+        factors = None if not relax else tuple(relax.get(int(name), ONE) for name in names)
+        if factors is not None and all(f == 1 for f in factors):
+            factors = None
+        return cls.from_arrays(count, order[gather].astype(np.int32), sizes, factors)
+
+    def __len__(self) -> int:
+        """The number of groups."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Group:
+        """Group number `index` in canonical order."""
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        return Group(tuple(self.members[start:end].tolist()), self.relax[index] if self.relax else ONE)
+
+    def __iter__(self) -> Iterator[Group]:
+        """The groups in canonical order."""
+        return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Equal groups with equal factors."""
+        return (
+            isinstance(other, Phase)
+            and self.num_workers == other.num_workers
+            and self.relax == other.relax
+            and np.array_equal(self.offsets, other.offsets)
+            and np.array_equal(self.members, other.members)
+        )
+
+    def __hash__(self) -> int:
+        """Consistent with equality."""
+        return hash((self.num_workers, self.members.tobytes(), self.offsets.tobytes(), self.relax))
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Workers per group, shape (len(self),)."""
+        return np.diff(self.offsets)
+
+    def relax_factors(self) -> npt.NDArray[np.float64]:
+        """The relax factor of every group as floats, shape (len(self),)."""
+        if self.relax is None:
+            return np.ones(len(self))
+        return np.array([float(factor) for factor in self.relax])
+
+    def labels(self) -> npt.NDArray[np.int32]:
+        """The group index of every worker, −1 for workers that skip; shape (num_workers,).
+
+        Raises:
+            ScheduleError: two groups share a worker.
+        """
+        counts = np.bincount(self.members, minlength=self.num_workers)
+        if len(self.members) and counts.max() > 1:
+            worker = int(counts.argmax())
+            raise ScheduleError(f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint")
+        result = np.full(self.num_workers, -1, dtype=np.int32)
+        result[self.members] = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
+        return result
+
+    def apply(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Average: rows of `values` (num_workers, ...) become x + relax·(mean − x) in each group. O(size), a copy."""
+        self.labels()
+        result = np.array(values, dtype=np.float64)
+        if not len(self):
+            return result
+        rows = result[self.members]
+        shape = (-1,) + (1,) * (result.ndim - 1)
+        means = np.add.reduceat(rows, self.offsets[:-1], axis=0) / self.sizes.reshape(shape)
+        spread = np.repeat(means, self.sizes, axis=0)
+        if self.relax is None:
+            result[self.members] = spread
+        else:
+            factor = np.repeat(self.relax_factors(), self.sizes).reshape(shape)
+            result[self.members] = rows + factor * (spread - rows)
+        return result

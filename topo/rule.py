@@ -1,0 +1,139 @@
+"""Rules: phases written for any number of nodes, in mixed-radix digits of the node index.
+
+A node's index has digits 0, 1, …, k−1, digit 0 the most significant. A block (L, D) forms one group for every setting
+of the digits outside D: the workers whose local rank lies in L, on the nodes that agree on those digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import ScheduleError
+from topo.phase import ONE, Group, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from topo.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Local ranks `local` averaging over the node digits `across`; () is inside each node."""
+
+    local: tuple[int, ...]
+    across: tuple[int, ...] = ()
+    relax: Fraction = ONE
+
+    def __str__(self) -> str:
+        """As people write it: `LW{0,3} across digits {0}`."""
+        place = "inside each node" if not self.across else "across digits {" + ",".join(map(str, self.across)) + "}"
+        text = "LW{" + ",".join(map(str, self.local)) + "} " + place
+        return text if self.relax == 1 else f"{text} relax {self.relax}"
+
+
+RulePhase = tuple[Block, ...]
+
+
+def strides_of(radices: Sequence[int]) -> tuple[int, ...]:
+    """The weight of each digit: node = Σ digit_d · stride_d."""
+    return tuple(prod(radices[d + 1 :]) for d in range(len(radices)))
+
+
+def digit_of(node: int, stride: int, radix: int) -> int:
+    """One mixed-radix digit. Written with // and % alone, so that it also runs on symbols (verify proves this code)."""
+    return (node // stride) % radix
+
+
+def representative(node: int, radices: Sequence[int], across: Sequence[int]) -> int:
+    """The node of the same group whose digits in `across` are all 0: two nodes share a group iff theirs are equal."""
+    strides = strides_of(radices)
+    return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in across)
+
+
+def nodes_of_group(node: int, radices: Sequence[int], across: Sequence[int]) -> tuple[int, ...]:
+    """All nodes that agree with `node` on the digits outside `across`, ascending. O(size)."""
+    strides = strides_of(radices)
+    nodes = [representative(node, radices, across)]
+    for d in sorted(across):
+        nodes = [base + value * strides[d] for base in nodes for value in range(radices[d])]
+    return tuple(nodes)
+
+
+def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequence[int]) -> Group | None:
+    """The group of one worker in a rule phase, or None if it skips. O(size of the group), whatever the cluster.
+
+    This is the function that every worker evaluates at run time.
+    """
+    node, local = worker // workers_per_node, worker % workers_per_node
+    for block in phase:
+        if local in block.local:
+            members = tuple(
+                other * workers_per_node + rank
+                for other in nodes_of_group(node, radices, block.across)
+                for rank in sorted(block.local)
+            )
+            return Group(members, block.relax) if len(members) >= 2 else None
+    return None
+
+
+def expand(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:
+    """The explicit groups of a rule phase. O(num_workers log num_workers), vectorised.
+
+    Raises:
+        ScheduleError: two blocks share a local rank (`verify` says where, with the witness).
+    """
+    size = cluster.workers_per_node
+    assert size is not None
+    taken = [rank for block in phase for rank in block.local]
+    if len(set(taken)) != len(taken):
+        raise ScheduleError("blocks of one phase share a local rank; groups of one phase are disjoint")
+    strides = strides_of(radices)
+    nodes = np.arange(cluster.num_nodes, dtype=np.int64)
+    labels = np.full((cluster.num_nodes, size), -1, dtype=np.int64)
+    relax: dict[int, Fraction] = {}
+    for index, block in enumerate(phase):
+        keys = nodes.copy()
+        for d in block.across:
+            keys -= (nodes // strides[d]) % radices[d] * strides[d]
+        for rank in block.local:
+            labels[:, rank] = keys * len(phase) + index
+        if block.relax != 1:
+            relax.update((int(key) * len(phase) + index, block.relax) for key in np.unique(keys))
+    return Phase.from_labels(labels.reshape(-1), relax or None)
+
+
+def check_rule(phases: Sequence[RulePhase], cluster: Cluster, radices: Sequence[int]) -> None:
+    """Refuse rules that do not fit the cluster.
+
+    Raises:
+        ScheduleError: an irregular cluster, radices whose product is not the number of nodes, a local rank or digit
+            out of range or named twice. (Blocks that share a local rank are left to `verify`.)
+    """
+    if not cluster.is_regular:
+        raise ScheduleError(f"rules need equally sized nodes; the cluster is {cluster}; use explicit groups")
+    if any(radix < 2 for radix in radices) or prod(radices) != cluster.num_nodes:
+        raise ScheduleError(
+            f"node_radices {list(radices)}: every radix is >= 2 and their product is the number of nodes, "
+            f"{cluster.num_nodes}"
+        )
+    for t, phase in enumerate(phases):
+        for b, block in enumerate(phase):
+            place = f"phases[{t}][{b}]"
+            _check_indices(f"{place}.local", block.local, cluster.workers_per_node or 0, "local rank")
+            _check_indices(f"{place}.across", block.across, len(radices), "digit")
+            if not block.local:
+                raise ScheduleError(f"{place}.local: is empty; a block names at least one local rank")
+
+
+def _check_indices(place: str, values: Sequence[int], bound: int, word: str) -> None:
+    for value in values:
+        if not 0 <= value < bound:
+            raise ScheduleError(f"{place}: {word} {value} is out of range; there are {bound}, numbered from 0")
+    if len(set(values)) != len(values):
+        raise ScheduleError(f"{place}: {list(values)} names a {word} twice")

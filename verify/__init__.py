@@ -1,0 +1,1 @@
+"""Proofs, certificates, the independent checker and the protocol explorer."""
