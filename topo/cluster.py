@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,7 +95,7 @@ class Cluster:
             InputError: the text is neither form.
         """
         text = text.strip()
-        if match := re.fullmatch(r"([0-9]{1,10})[xX×]([0-9]{1,10})", text):  # noqa: RUF001 - people do type it
+        if match := re.fullmatch(r"([0-9]{1,10})[xX×]([0-9]{1,10})", text):
             return cls.regular(int(match[1]), int(match[2]))
         if re.fullmatch(r"[0-9]{1,10}(,[0-9]{1,10})*", text):
             sizes = [int(part) for part in text.split(",")]
@@ -105,9 +106,7 @@ class Cluster:
             if len(set(sizes)) == 1:
                 return cls.regular(len(sizes), sizes[0])
             starts = np.concatenate([[0], np.cumsum(sizes)])
-            return cls.irregular(
-                [range(int(a), int(b)) for a, b in zip(starts[:-1], starts[1:], strict=True)]
-            )
+            return cls.irregular([range(int(a), int(b)) for a, b in pairwise(starts)])
         raise InputError(
             f"cluster {text!r}: not understood; write NODESxWORKERS such as 4x4, or the workers of each node such as "
             "3,3,2, or name a .yaml or .json cluster file"

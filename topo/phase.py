@@ -103,7 +103,9 @@ class Phase:
         by_first = np.argsort(order[starts], kind="stable")
         names, starts, sizes = names[by_first], starts[by_first], sizes[by_first]
         ends = np.cumsum(sizes)
-        gather = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)
+        gather = (
+            np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)
+        )
         factors = None if not relax else tuple(relax.get(int(name), ONE) for name in names)
         if factors is not None and all(f == 1 for f in factors):
             factors = None
@@ -156,7 +158,9 @@ class Phase:
         counts = np.bincount(self.members, minlength=self.num_workers)
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())
-            raise ScheduleError(f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint")
+            raise ScheduleError(
+                f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint"
+            )
         result = np.full(self.num_workers, -1, dtype=np.int32)
         result[self.members] = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
         return result

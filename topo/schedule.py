@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def num_workers(self) -> int:
-        """n."""
+        """The number of workers, n."""
         return self.cluster.num_workers
 
     @property
@@ -117,9 +117,11 @@ class Schedule:
         return pace if isinstance(pace, int) else pace[worker]
 
     def num_distinct_phases(self) -> int:
-        """Distinct partitions in a period: the communicator splits that a run needs (phases without groups cost none)."""
+        """Distinct partitions in a period: the communicator splits that a run needs; phases without groups cost none."""
         if isinstance(self.strategy, Static) and self.strategy.is_rule:
-            distinct = {frozenset((frozenset(b.local), frozenset(b.across)) for b in p) for p in self.strategy.phases}
+            distinct = {
+                frozenset((frozenset(b.local), frozenset(b.across)) for b in p) for p in self.strategy.rule_phases()
+            }
             return len(distinct - {frozenset()})
         if isinstance(self.strategy, Neighbor):
             return len(set(self.strategy.rounds))

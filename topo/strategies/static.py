@@ -87,7 +87,9 @@ def check_pace(pace: Pace, cluster: Cluster) -> None:
     """
     values = (pace,) if isinstance(pace, int) else pace
     if not isinstance(pace, int) and len(pace) != cluster.num_workers:
-        raise ScheduleError(f"pace: has {len(pace)} entries; give 1 number or 1 for each of {cluster.num_workers} workers")
+        raise ScheduleError(
+            f"pace: has {len(pace)} entries; give 1 number or 1 for each of {cluster.num_workers} workers"
+        )
     for value in values:
         if value < 1:
             raise ScheduleError(f"pace: {value} is not a number of steps >= 1")
