@@ -7,7 +7,6 @@ of the digits outside D: the workers whose local rank lies in L, on the nodes th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from topo.phase import ONE, Group, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     from topo.cluster import Cluster
 
