@@ -117,10 +117,15 @@ class Schedule:
         return pace if isinstance(pace, int) else pace[worker]
 
     def num_distinct_phases(self) -> int:
-        """Distinct partitions in a period: the communicator splits that a run needs; phases without groups cost none."""
+        """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none."""
         if isinstance(self.strategy, Static) and self.strategy.is_rule:
             distinct = {
-                frozenset((frozenset(b.local), frozenset(b.across)) for b in p) for p in self.strategy.rule_phases()
+                frozenset(
+                    (frozenset(block.local), frozenset(block.across))
+                    for block in phase
+                    if len(block.local) > 1 or block.across
+                )
+                for phase in self.strategy.rule_phases()
             }
             return len(distinct - {frozenset()})
         if isinstance(self.strategy, Neighbor):
