@@ -80,8 +80,7 @@ def steps_to_loss(
         gradients = _gradients(weights, data.pixels[picks], data.labels[picks])
         if averages_gradients:
             gradients = [np.broadcast_to(g.mean(axis=0), g.shape) for g in gradients]
-        for part, gradient in zip(weights, gradients, strict=True):
-            part -= rate * gradient
+        weights = [part - rate * gradient for part, gradient in zip(weights, gradients, strict=True)]
         if not averages_gradients and (step + 1) % pace == 0:
             w = mixing[(step // pace) % schedule.period]
             weights = [np.tensordot(w, part, axes=(1, 0)) for part in weights]
