@@ -1,0 +1,70 @@
+"""Strategy `generated`: groups handed out on request by the group generator (Prague's dynamic schedule)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+from topo.errors import ScheduleError
+from topo.strategies.base import Averaging, Pace
+from topo.strategies.static import check_pace
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+
+
+class Division(StrEnum):
+    """How the generator forms groups."""
+
+    RANDOM = "random"
+    """A random group around the worker that asks; others wait in line for the members that they share."""
+
+    GLOBAL = "global"
+    """All idle workers are divided into random groups at once, so that later requests find their group ready."""
+
+    INTER_INTRA = "inter-intra"
+    """Global division in two phases: node heads across nodes and the others inside their node, then inside each node."""
+
+
+class InitiatorRule(StrEnum):
+    """What a request of a worker that lags behind may start."""
+
+    PAPER = "paper"
+    """The published rule: whoever asks starts a division, however late it is."""
+
+    LAGGARD_LOCAL = "laggard-local"
+    """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """Groups of `group_size` workers drawn at run time; `seed` fixes the draw, not the order of requests.
+
+    `slow_threshold` is the filter of the paper: worker w is left out of a group that worker i asks for when
+    c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `pace` is the section length.
+    """
+
+    kind: ClassVar[str] = "generated"
+    group_size: int = 3
+    division: Division = Division.INTER_INTRA
+    initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL
+    slow_threshold: int | None = 4
+    seed: int = 0
+    pace: Pace = 1
+    overlap: bool = False
+    averaging: Averaging = Averaging.MEAN
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse a group size or threshold that cannot be.
+
+        Raises:
+            ScheduleError: as said.
+        """
+        check_pace(self.pace, cluster)
+        if not 2 <= self.group_size <= cluster.num_workers:
+            raise ScheduleError(
+                f"group_size: is {self.group_size}; it lies between 2 and the number of workers, {cluster.num_workers}"
+            )
+        if self.slow_threshold is not None and self.slow_threshold < 1:
+            raise ScheduleError(f"slow_threshold: is {self.slow_threshold}; it is a number of rounds >= 1, or null")

@@ -1,0 +1,59 @@
+"""Strategy `pairwise`: asynchronous averaging of two workers at a time (AD-PSGD)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from topo.errors import ScheduleError
+from topo.strategies.base import Averaging, Pace
+from topo.strategies.static import check_pace
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairwise:
+    """After each round an active worker picks a random passive neighbour and both take the mean of the two models.
+
+    `active` lists the ranks that start exchanges; all others answer. `edges` limits who may meet whom (None: every
+    active worker with every passive one). The graph is bipartite by construction, which is what makes the exchange
+    free of deadlock (Lian et al., ICML 2018, section 3); `verify` shows what happens on an odd cycle.
+    """
+
+    kind: ClassVar[str] = "pairwise"
+    active: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...] | None = None
+    seed: int = 0
+    pace: Pace = 1
+    overlap: bool = False
+    averaging: Averaging = Averaging.MEAN
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse sides that are empty and edges inside one side.
+
+        Raises:
+            ScheduleError: as said.
+        """
+        check_pace(self.pace, cluster)
+        n, active = cluster.num_workers, set(self.active)
+        if len(active) != len(self.active) or not all(0 <= worker < n for worker in active):
+            raise ScheduleError(f"active: lists each rank of 0..{n - 1} at most once; it is {list(self.active)}")
+        if not 1 <= len(active) < n:
+            raise ScheduleError(
+                f"active: has {len(active)} of {n} workers; at least 1 is active and at least 1 passive"
+            )
+        for index, (a, b) in enumerate(self.edges or ()):
+            if not (0 <= a < n and 0 <= b < n):
+                raise ScheduleError(f"edges[{index}]: [{a}, {b}] names a rank outside 0..{n - 1}")
+            if (a in active) == (b in active):
+                side = "active" if a in active else "passive"
+                raise ScheduleError(f"edges[{index}]: [{a}, {b}] joins two {side} workers; an edge joins the two sides")
+
+    def passive_of(self, worker: int, num_workers: int) -> tuple[int, ...]:
+        """The workers that an active worker may pick, ascending."""
+        active = set(self.active)
+        if self.edges is None:
+            return tuple(other for other in range(num_workers) if other not in active)
+        return tuple(sorted({b if a == worker else a for a, b in self.edges if worker in (a, b)}))

@@ -1,0 +1,44 @@
+"""Strategy `server`: a sharded parameter server, synchronous or asynchronous."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from topo.errors import ScheduleError
+from topo.strategies.base import Averaging, Pace
+from topo.strategies.static import check_pace
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Parameters are split into one shard for each of `hosts`; a worker on the same rank serves the shard.
+
+    Synchronous: a round's gradients of all workers are averaged at the shard before it answers. Asynchronous: each
+    worker's gradient is applied as it arrives; a worker that is more than `staleness` rounds ahead of the slowest
+    waits (None: never).
+    """
+
+    kind: ClassVar[str] = "server"
+    hosts: tuple[int, ...] = (0,)
+    synchronous: bool = True
+    staleness: int | None = None
+    pace: Pace = 1
+    overlap: bool = False
+    averaging: Averaging = Averaging.MEAN
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse hosts outside the cluster and a staleness without asynchrony.
+
+        Raises:
+            ScheduleError: as said.
+        """
+        check_pace(self.pace, cluster)
+        n = cluster.num_workers
+        if not self.hosts or len(set(self.hosts)) != len(self.hosts) or not all(0 <= h < n for h in self.hosts):
+            raise ScheduleError(f"hosts: lists at least one rank of 0..{n - 1}, each once; it is {list(self.hosts)}")
+        if self.staleness is not None and (self.synchronous or self.staleness < 0):
+            raise ScheduleError("staleness: is a number of rounds >= 0, and only for an asynchronous server")
