@@ -24,7 +24,7 @@ class Division(StrEnum):
     """All idle workers are divided into random groups at once, so that later requests find their group ready."""
 
     INTER_INTRA = "inter-intra"
-    """Global division in two phases: node heads across nodes and the others inside their node, then inside each node."""
+    """Global division in two phases: node heads across nodes and all others inside their node; then inside nodes."""
 
 
 class InitiatorRule(StrEnum):
