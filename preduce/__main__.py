@@ -1,0 +1,77 @@
+"""The command line's entry point and its one error handler."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from preduce.house import ShadowedError, check_house
+
+INTERNAL = 70
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code; errors end as one line on standard error."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        check_house()
+    except ShadowedError as error:
+        return _say(str(error), 69)
+    from topo.errors import PreduceError
+
+    try:
+        return _invoke(arguments)
+    except PreduceError as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        return _say(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (such as `head`) has gone; point stdout elsewhere so that the interpreter's last flush is silent.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - this is the last line of defence: a bug of ours ends in one sentence
+        return _internal(error, show="--debug" in arguments)
+
+
+def _invoke(arguments: list[str]) -> int:
+    from preduce.commands import build_app
+
+    try:
+        result = build_app()(args=arguments, prog_name="preduce", standalone_mode=False)
+    except Exception as error:
+        # typer's usage errors carry message and exit code; which class they derive from depends on its version.
+        message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
+        if message is None or code is None:
+            raise
+        return _say(f"{message()} (see `preduce --help`)", int(code))
+    return result if isinstance(result, int) else 0
+
+
+def _say(message: str, code: int) -> int:
+    sys.stderr.write("preduce: " + " ".join(message.split("\n")) + "\n")
+    return code
+
+
+def _internal(error: Exception, *, show: bool) -> int:
+    text = "".join(traceback.format_exception(error))
+    if show:
+        sys.stderr.write(text)
+        return _say(f"internal error: {type(error).__name__}: {error}", INTERNAL)
+    handle, name = tempfile.mkstemp(prefix="preduce-error-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    return _say(
+        f"internal error, a bug of preduce: {type(error).__name__}: {error}; the traceback is in {Path(name)} "
+        "(--debug shows it)",
+        INTERNAL,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

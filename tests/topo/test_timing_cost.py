@@ -1,0 +1,157 @@
+"""The α–β cost of phases: the worked example, contention, forms, and rules against their expansion."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.hardware import Hardware, Link
+from topo.phase import Phase
+from topo.rule import Block
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Neighbor, Round, Static
+from topo.timing.cost import Form, communication, group_seconds, round_seconds
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden.json").read_text())["worked_example_16_workers"]
+C = Cluster.regular(4, 4)
+H = Hardware(
+    inside=Link.of_bandwidth(GOLDEN["intra_node_bytes_per_second"]),
+    nic=Link.of_bandwidth(GOLDEN["nic_bytes_per_second"]),
+    model_bytes=GOLDEN["model_bytes"],
+)
+NODE = (Block((0, 1, 2, 3)),)
+ALL = (Block((0, 1, 2, 3), (0, 1)),)
+FIGURE_10 = (
+    (Block((0,), (0, 1)), Block((2, 3))),
+    NODE,
+    (Block((0, 3)), Block((1,), (0,))),
+    NODE,
+)
+
+
+def static(*phases, cluster=C, radices=(2, 2), pace=1):
+    return Schedule("s", cluster, Static(phases=tuple(phases), node_radices=radices, pace=pace))
+
+
+def test_worked_example_of_16_workers():
+    expected = {name: value[0] for name, value in GOLDEN["ms_per_step_and_disagreement"].items()}
+    every = Schedule("a", C, AllReduce())
+    found = {
+        "prague_figure_10": communication(static(*FIGURE_10), H),
+        "hierarchical_allreduce_each_step": communication(every, H, form=Form.HIERARCHICAL),
+        "flat_ring_allreduce_each_step": communication(every, H),
+        "allreduce_every_2": communication(Schedule("a", C, AllReduce(pace=2)), H),
+        "allreduce_every_4": communication(Schedule("a", C, AllReduce(pace=4)), H),
+        "node_x3_then_all": communication(static(NODE, NODE, NODE, ALL), H),
+    }
+    for name, cost in found.items():
+        assert cost.per_step * 1000 == pytest.approx(expected[name], rel=1e-12), name
+
+
+def test_groups_crossing_one_nic_add_up():
+    cluster = Cluster.regular(2, 3)
+    hardware = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=1)
+    phase = Phase.from_groups(6, [(0, 3), (1, 4)])
+    assert group_seconds(phase, cluster, hardware).tolist() == [2.0, 2.0]
+    rails = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=1, num_nics=2)
+    assert group_seconds(phase, cluster, rails).tolist() == [1.0, 1.0]
+    three = Phase.from_groups(6, [(0, 3), (1, 4), (2, 5)])
+    assert group_seconds(three, cluster, rails).tolist() == [1.5, 1.5, 1.5]
+
+
+def test_a_smaller_load_leaves_a_shared_nic_earlier():
+    cluster = Cluster.regular(4, 2)
+    hardware = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=1)
+    pair, all_four = group_seconds(Phase.from_groups(8, [(0, 2), (1, 3, 5, 7)]), cluster, hardware).tolist()
+    assert pair == pytest.approx(2.0)
+    assert all_four == pytest.approx(2.5)
+
+
+def test_latency_counts_the_hops_of_each_form():
+    cluster = Cluster.regular(1, 8)
+    hardware = Hardware(inside=Link(1.0, 0.0), nic=Link(10.0, 0.0), model_bytes=1)
+    phase = Phase.from_groups(8, [range(8)])
+    assert group_seconds(phase, cluster, hardware).tolist() == [14.0]
+    assert group_seconds(phase, cluster, hardware, form=Form.TREE).tolist() == [6.0]
+    two = Cluster.regular(2, 4)
+    assert group_seconds(phase, two, hardware).tolist() == [140.0]
+    assert group_seconds(phase, two, hardware, form=Form.HIERARCHICAL).tolist() == [6.0 + 20.0]
+
+
+def test_rails_let_the_shards_of_a_hierarchical_allreduce_use_every_nic():
+    hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(1e12), model_bytes=552_000_000, num_nics=4)
+    every = Schedule("a", C, AllReduce())
+    assert communication(every, hardware, form=Form.HIERARCHICAL).per_step == pytest.approx(0.1656 / 4)
+    assert communication(every, hardware).per_step == pytest.approx(0.207), "one ring uses one rail"
+
+
+def test_pace_divides_the_cost_of_a_round():
+    assert communication(static(*FIGURE_10, pace=4), H).per_step == pytest.approx(0.1104 / 4)
+
+
+def test_a_million_workers_cost_no_expansion():
+    big = static(*FIGURE_10, cluster=Cluster.regular(250_000, 4), radices=(2, 125_000))
+    cost = communication(big, H)
+    assert cost.phases[1] == pytest.approx(0.0828)
+    assert cost.phases[2] == pytest.approx(0.1104)
+    assert cost.phases[0] == pytest.approx(2 * (250_000 - 1) / 250_000 * 0.1104)
+
+
+def test_model_size_is_asked_for():
+    with pytest.raises(InputError, match="model_bytes"):
+        communication(static(*FIGURE_10), Hardware())
+
+
+def test_neighbor_rounds_share_the_nic_of_their_node():
+    cluster = Cluster.regular(2, 2)
+    hardware = Hardware(inside=Link.of_bandwidth(4.0), nic=Link.of_bandwidth(1.0), model_bytes=1)
+    edges = Round.from_edges(4, [(0, 1, "1/2"), (0, 2, "1/3"), (1, 2, "1/3"), (3, 0, "1/2")])
+    assert round_seconds(edges, cluster, hardware).tolist() == [1.0, 0.25, 2.0, 0.0]
+    schedule = Schedule("n", cluster, Neighbor(rounds=(edges,)))
+    assert communication(schedule, hardware).per_step == 2.0
+
+
+@st.composite
+def rules(draw):
+    radices = tuple(draw(st.lists(st.integers(2, 3), min_size=1, max_size=3)))
+    size = draw(st.integers(1, 4))
+    cluster = Cluster.regular(int(np.prod(radices)), size)
+    phases = []
+    for _ in range(draw(st.integers(1, 3))):
+        labels = draw(st.lists(st.integers(-1, 2), min_size=size, max_size=size))
+        phase = []
+        for label in range(3):
+            local = tuple(i for i, value in enumerate(labels) if value == label)
+            if local:
+                across = tuple(d for d in range(len(radices)) if draw(st.booleans()))
+                phase.append(Block(local, across))
+        phases.append(tuple(phase))
+    if cluster.num_workers < 2:
+        cluster = Cluster.regular(cluster.num_nodes, 2)
+    own = draw(st.lists(st.integers(0, cluster.num_nodes - 1), max_size=3, unique=True))
+    links = st.builds(Link, st.floats(0, 2), st.floats(0.1, 3))
+    hardware = Hardware(
+        inside=draw(links),
+        nic=draw(links),
+        node_nic=tuple((node, draw(links)) for node in own),
+        node_inside=tuple((node, draw(links)) for node in own if draw(st.booleans())),
+        num_nics=draw(st.integers(1, 3)),
+        model_bytes=3,
+    )
+    return Schedule("r", cluster, Static(phases=tuple(phases), node_radices=radices)), hardware
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(rules(), st.sampled_from(list(Form)))
+def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, form):
+    schedule, hardware = case
+    explicit = Schedule("e", schedule.cluster, Static(phases=tuple(schedule.phase(t) for t in range(schedule.period))))
+    rule_cost = communication(schedule, hardware, form=form)
+    explicit_cost = communication(explicit, hardware, form=form)
+    assert rule_cost.phases == pytest.approx(explicit_cost.phases)
+    assert rule_cost.nic_bytes_per_step == pytest.approx(explicit_cost.nic_bytes_per_step)

@@ -1,0 +1,156 @@
+"""The α–β cost of a schedule's communication, with every node's NICs shared by the groups that cross them.
+
+A group of k workers that averages b bytes by a ring sends 2(k−1)/k · b through each NIC that it crosses and through the
+links inside its nodes, and waits 2(k−1) times for its slowest link's latency. Groups that cross one NIC share it
+fairly; a node with r NICs serves r groups at full speed. A phase lasts as long as its slowest group.
+
+    form           bytes through a NIC   latencies                       reference
+    ring           2(k−1)/k · b          2(k−1)                          Patarasuk and Yuan, 2009
+    tree           2b                    2⌈log₂ k⌉                       pipelined double tree, Sanders et al., 2009
+    hierarchical   2(m−1)/m · b          2(l−1) inside + 2(m−1) across   reduce-scatter inside, shards across m nodes
+
+`hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the ring
+elsewhere; its l shards use up to l NICs of a node at once, and its two stages are pipelined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import InputError, ScheduleError
+from topo.strategies.allreduce import AllReduce
+from topo.strategies.neighbor import Neighbor
+from topo.strategies.static import Static
+from topo.timing import loads
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.cluster import Cluster
+    from topo.hardware import Hardware
+    from topo.phase import Phase
+    from topo.schedule import Schedule
+    from topo.strategies.neighbor import Round
+
+
+class Form(StrEnum):
+    """How a group carries out its all-reduce."""
+
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """What a schedule's communication costs, without any waiting for slow workers.
+
+    `phases` holds the seconds of each phase; `per_round` their mean; `per_step` that mean divided by the largest pace.
+    `nic_bytes_per_step` is what leaves the busiest node through its NICs, averaged over steps.
+    """
+
+    phases: tuple[float, ...]
+    per_round: float
+    per_step: float
+    nic_bytes_per_step: float
+
+
+def communication(
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form = Form.RING
+) -> Communication:
+    """The communication cost of one period, the prologue left out. O(blocks) for rules, O(n·period) otherwise.
+
+    Raises:
+        InputError: the model's size is neither given nor part of the hardware.
+        ScheduleError: the strategy has no fixed phases.
+    """
+    size = bytes_of(hardware, model_bytes)
+    pace = schedule.strategy.pace
+    steps = pace if isinstance(pace, int) else max(pace)
+    seconds, sent = [], []
+    for index in range(schedule.period):
+        listed = phase_loads(schedule, index, hardware, model_bytes=size, form=form)
+        seconds.append(float(listed.seconds().max(initial=0.0)))
+        sent.append(listed.busiest_node_bytes())
+    per_round = float(np.mean(seconds))
+    return Communication(tuple(seconds), per_round, per_round / steps, float(np.mean(sent)) / steps)
+
+
+def group_seconds(
+    phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None, form: Form = Form.RING
+) -> npt.NDArray[np.float64]:
+    """Seconds of each group of an explicit phase when all start together, shape (number of groups,). Vectorised."""
+    return loads.of_phase(
+        phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), form=form.value
+    ).seconds()
+
+
+def round_seconds(
+    edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None
+) -> npt.NDArray[np.float64]:
+    """Seconds until each worker has received from all its in-neighbours, shape (num_workers,).
+
+    Every edge carries the whole model. A NIC works in both directions at once and serves its messages in turn, so a
+    worker is done when the sending NICs of its sources and its own node's receiving NIC are.
+    """
+    size = bytes_of(hardware, model_bytes)
+    node_of = cluster.node_of()
+    source_node, target_node = node_of[edges.sources], node_of[edges.targets]
+    crosses = source_node != target_node
+    latency, inverse = loads.nic_arrays(cluster, hardware)
+    inside_latency, inside_inverse = loads.inside_arrays(cluster, hardware)
+    out = np.bincount(source_node[crosses], minlength=cluster.num_nodes) / hardware.num_nics
+    into = np.bincount(target_node[crosses], minlength=cluster.num_nodes) / hardware.num_nics
+    out, into = (np.where(count > 0, np.maximum(count, 1.0), 0.0) * size * inverse for count in (out, into))
+    local = np.bincount(edges.targets[~crosses], minlength=cluster.num_workers)
+    across = np.maximum(out[source_node], into[target_node]) + np.maximum(latency[source_node], latency[target_node])
+    within = local[edges.targets] * size * inside_inverse[target_node] + inside_latency[target_node]
+    result = np.zeros(cluster.num_workers)
+    np.maximum.at(result, edges.targets, np.where(crosses, across, within))
+    return result
+
+
+def phase_loads(schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, form: Form) -> loads.Loads:
+    """What every group of one phase puts on the links; rules are not expanded.
+
+    Raises:
+        ScheduleError: the strategy has no fixed phases.
+    """
+    strategy, cluster = schedule.strategy, schedule.cluster
+    if isinstance(strategy, AllReduce):
+        return loads.of_everyone(cluster, hardware, model_bytes=model_bytes, form=form.value)
+    if isinstance(strategy, Static) and strategy.node_radices is not None:
+        phase = strategy.rule_phases()[index % schedule.period]
+        return loads.of_rule(phase, strategy.node_radices, cluster, hardware, model_bytes=model_bytes, form=form.value)
+    if isinstance(strategy, Static):
+        return loads.of_phase(schedule.phase(index), cluster, hardware, model_bytes=model_bytes, form=form.value)
+    if isinstance(strategy, Neighbor):
+        edges = strategy.rounds[index % schedule.period]
+        return loads.Loads.fixed(
+            round_seconds(edges, cluster, hardware, model_bytes=model_bytes), _round_bytes(edges, cluster, model_bytes)
+        )
+    raise ScheduleError(f"strategy {strategy.kind!r}: has no fixed phases to cost")
+
+
+def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:
+    """The model's size: the argument, else the hardware's.
+
+    Raises:
+        InputError: neither is given, or it is not positive.
+    """
+    size = model_bytes if model_bytes is not None else hardware.model_bytes
+    if size is None:
+        raise InputError("model_bytes: is not given; say how large the model is, such as --model-bytes 552MB")
+    if size <= 0:
+        raise InputError(f"model_bytes: is {size}; it is a number of bytes > 0")
+    return size
+
+
+def _round_bytes(edges: Round, cluster: Cluster, model_bytes: int) -> float:
+    node_of = cluster.node_of()
+    source, target = node_of[edges.sources], node_of[edges.targets]
+    return float(np.bincount(source[source != target], minlength=1).max(initial=0)) * model_bytes

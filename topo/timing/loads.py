@@ -1,0 +1,252 @@
+"""What the groups of one phase put on the links of a cluster, and how long fair sharing of the NICs then takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2, prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.rule import representative
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from topo.cluster import Cluster
+    from topo.hardware import Hardware, Link
+    from topo.phase import Phase
+    from topo.rule import RulePhase
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Groups and their crossings: one entry for each (group, node) pair where the group uses that node's NICs.
+
+    `latency` (groups,) is the sum of a group's latencies and `inside` (groups,) the seconds on its slowest intra-node
+    link. Crossing e belongs to group `group[e]` at node `node[e]`, sends `bytes_[e]` there over up to `lanes[e]` NICs
+    at once, at `inverse[e]` seconds per byte and NIC. `num_nics` is the number of NICs of every node.
+    """
+
+    latency: npt.NDArray[np.float64]
+    inside: npt.NDArray[np.float64]
+    group: npt.NDArray[np.int64]
+    node: npt.NDArray[np.int64]
+    bytes_: npt.NDArray[np.float64]
+    lanes: npt.NDArray[np.float64]
+    inverse: npt.NDArray[np.float64]
+    num_nics: int
+    fixed_bytes: float | None = None
+
+    @classmethod
+    def fixed(cls, seconds: npt.NDArray[np.float64], busiest: float) -> Loads:
+        """Operations whose seconds are known already."""
+        none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
+        return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
+
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """Seconds of each group when all start together, shape (groups,). O(crossings log crossings)."""
+        result = self.inside.copy()
+        np.maximum.at(result, self.group, self._shared())
+        return result + self.latency
+
+    def busiest_node_bytes(self) -> float:
+        """Bytes that leave the busiest node through its NICs in this phase."""
+        if self.fixed_bytes is not None:
+            return self.fixed_bytes
+        if not len(self.node):
+            return 0.0
+        _, index = np.unique(self.node, return_inverse=True)
+        return float(np.bincount(index, weights=self.bytes_).max())
+
+    def _shared(self) -> npt.NDArray[np.float64]:
+        """Seconds of each crossing under fair sharing of its node's NICs.
+
+        The crossings of a node finish in order of their bytes per lane. While c lanes are still busy on r NICs each
+        advances at min(1, r/c) of a NIC's speed, so the time is Σ over finished pieces of piece · max(1, c/r).
+        """
+        if not len(self.node):
+            return np.zeros(0)
+        lanes = np.minimum(self.lanes, self.num_nics)
+        piece = self.bytes_ / lanes * self.inverse
+        order = np.lexsort((piece, self.node))
+        node, piece, lanes = self.node[order], piece[order], lanes[order]
+        first = np.flatnonzero(np.r_[True, node[1:] != node[:-1]])
+        start = np.repeat(first, np.diff(np.r_[first, len(node)]))
+        running = np.cumsum(lanes)
+        before = running - lanes
+        total = np.repeat(np.add.reduceat(lanes, first), np.diff(np.r_[first, len(node)]))
+        busy = total - (before - before[start])
+        previous = np.r_[0.0, piece[:-1]]
+        previous[first] = 0.0
+        grown = np.cumsum((piece - previous) * np.maximum(1.0, busy / self.num_nics))
+        offset = np.r_[0.0, grown[:-1]][start]
+        shared = np.empty(len(node))
+        shared[order] = grown - offset
+        return shared
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """The link figures of the nodes that take part, one entry per node: latencies in seconds, inverses in s/byte."""
+
+    nic_latency: npt.NDArray[np.float64]
+    nic_inverse: npt.NDArray[np.float64]
+    inside_latency: npt.NDArray[np.float64]
+    inside_inverse: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, links: Sequence[tuple[Link, Link]]) -> _Links:
+        """From (NIC, inside) pairs."""
+        columns = [(n.latency, n.seconds_per_byte, i.latency, i.seconds_per_byte) for n, i in links]
+        table = np.array(columns, dtype=float).reshape(-1, 4)
+        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
+
+
+def nic_arrays(cluster: Cluster, hardware: Hardware) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Latency and seconds per byte of every node's NIC, shape (num_nodes,) each."""
+    return _filled(cluster.num_nodes, hardware.nic, hardware.node_nic)
+
+
+def inside_arrays(cluster: Cluster, hardware: Hardware) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Latency and seconds per byte of every node's inner links, shape (num_nodes,) each."""
+    return _filled(cluster.num_nodes, hardware.inside, hardware.node_inside)
+
+
+def _filled(
+    count: int, usual: Link, own: Sequence[tuple[int, Link]]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    latency, inverse = np.full(count, usual.latency), np.full(count, usual.seconds_per_byte)
+    for node, link in own:
+        latency[node], inverse[node] = link.latency, link.seconds_per_byte
+    return latency, inverse
+
+
+def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str) -> Loads:
+    """The loads of explicit groups. O(size of the phase), vectorised."""
+    sizes = phase.sizes
+    group = np.repeat(np.arange(len(phase)), sizes)
+    keys = group * cluster.num_nodes + cluster.node_of()[phase.members]
+    pairs, here = np.unique(keys, return_counts=True)
+    pair_group, pair_node = pairs // cluster.num_nodes, pairs % cluster.num_nodes
+    num_nodes = np.bincount(pair_group, minlength=len(phase))
+    most, least = np.zeros(len(phase)), np.full(len(phase), np.inf)
+    np.maximum.at(most, pair_group, here)
+    np.minimum.at(least, pair_group, here)
+    links = _Links(*nic_arrays(cluster, hardware), *inside_arrays(cluster, hardware))
+    shape = _Shape(sizes, num_nodes, most, most == least)
+    return _assemble(
+        shape,
+        np.stack([pair_group, pair_node], 1),
+        links,
+        num_nics=hardware.num_nics,
+        model_bytes=model_bytes,
+        form=form,
+    )
+
+
+def of_everyone(cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str) -> Loads:
+    """The loads of one group of all workers. O(num_nodes)."""
+    counts = cluster.node_sizes()
+    nodes = np.arange(cluster.num_nodes)
+    shape = _Shape(
+        np.array([cluster.num_workers]),
+        np.array([cluster.num_nodes]),
+        np.array([float(counts.max())]),
+        np.array([bool(counts.max() == counts.min())]),
+    )
+    links = _Links(*nic_arrays(cluster, hardware), *inside_arrays(cluster, hardware))
+    pairs = np.stack([np.zeros_like(nodes), nodes], 1)
+    return _assemble(shape, pairs, links, num_nics=hardware.num_nics, model_bytes=model_bytes, form=form)
+
+
+def of_rule(
+    phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str
+) -> Loads:
+    """The loads of a rule phase at as few nodes as show every cost. O(blocks · nodes with links of their own).
+
+    Every node is crossed by exactly one group of each block, so nodes with equal links are alike. Shown are the nodes
+    with links of their own, and stand-ins for ordinary nodes: as many as the most groups of one block that have both
+    kinds of node, so that no stand-in is crossed twice by one block.
+    """
+    special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside) if node < cluster.num_nodes})
+    index_of = {node: index for index, node in enumerate(special)}
+    sizes: list[int] = []
+    spans: list[int] = []
+    locals_: list[float] = []
+    pairs: list[tuple[int, int]] = []
+    mixed: list[list[int]] = []
+    for block in phase:
+        span = prod(radices[d] for d in block.across)
+        if span * len(block.local) < 2:
+            continue
+        shown: dict[int, list[int]] = {}
+        for node in special:
+            shown.setdefault(representative(node, radices, block.across), []).append(node)
+        listed = list(shown.values())
+        with_ordinary = [len(sizes) + i for i, nodes in enumerate(listed) if len(nodes) < span]
+        if len(listed) * span < cluster.num_nodes:
+            with_ordinary.append(len(sizes) + len(listed))
+            listed.append([])
+        pairs += [(len(sizes) + i, index_of[node]) for i, nodes in enumerate(listed) for node in nodes]
+        sizes += [span * len(block.local)] * len(listed)
+        spans += [span] * len(listed)
+        locals_ += [float(len(block.local))] * len(listed)
+        mixed.append(with_ordinary)
+    stand_ins = max((len(groups) for groups in mixed), default=0)
+    for groups in mixed:
+        pairs += [(groups[min(j, len(groups) - 1)], len(special) + j) for j in range(stand_ins)]
+    links = [(hardware.nic_of(node), hardware.inside_of(node)) for node in special]
+    shape = _Shape(np.array(sizes, dtype=np.int64), np.array(spans, dtype=np.int64), np.array(locals_), None)
+    incidence = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    usual = [(hardware.nic, hardware.inside)] * stand_ins
+    return _assemble(
+        shape, incidence, _Links.of([*links, *usual]), num_nics=hardware.num_nics, model_bytes=model_bytes, form=form
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Per group: its workers, its nodes, the most workers it has on one node, whether every node has as many."""
+
+    sizes: npt.NDArray[np.int64]
+    num_nodes: npt.NDArray[np.int64]
+    most: npt.NDArray[np.float64]
+    even: npt.NDArray[np.bool_] | None
+
+
+def _assemble(
+    shape: _Shape, pairs: npt.NDArray[np.int64], links: _Links, *, num_nics: int, model_bytes: int, form: str
+) -> Loads:
+    """Turn group shapes into bytes and latencies; `pairs` (count, 2) lists the (group, node) incidences that matter."""
+    pair_group, pair_node = pairs[:, 0], pairs[:, 1]
+    k, m, few = shape.sizes.astype(float), shape.num_nodes.astype(float), np.maximum(shape.most, 1.0)
+    crosses = m > 1
+    split = crosses & (few > 1) & (form == "hierarchical")
+    if shape.even is not None:
+        split &= shape.even
+    whole = np.full(len(k), 2.0) if form == "tree" else 2 * (k - 1) / k
+    nic_share = np.where(split, 2 * (m - 1) / m, whole)
+    in_share = np.where(few > 1, np.where(split, 2 * (few - 1) / few, whole), 0.0)
+    hops = 2 * np.array([ceil(log2(size)) for size in shape.sizes.tolist()]) if form == "tree" else 2 * (k - 1)
+    worst_inverse, worst_inside, worst_nic = np.zeros(len(k)), np.zeros(len(k)), np.zeros(len(k))
+    np.maximum.at(worst_inverse, pair_group, links.inside_inverse[pair_node])
+    np.maximum.at(worst_inside, pair_group, links.inside_latency[pair_node])
+    np.maximum.at(worst_nic, pair_group, links.nic_latency[pair_node])
+    across = np.maximum(worst_nic, np.where(few > 1, worst_inside, 0.0))
+    flat = hops * np.where(crosses, across, worst_inside)
+    latency = np.where(split, 2 * (few - 1) * worst_inside + 2 * (m - 1) * worst_nic, flat)
+    used = crosses[pair_group] if len(k) else np.zeros(0, dtype=bool)
+    group, node = pair_group[used], pair_node[used]
+    return Loads(
+        latency,
+        in_share * model_bytes * worst_inverse,
+        group,
+        node,
+        nic_share[group] * model_bytes,
+        np.where(split, few, 1.0)[group],
+        links.nic_inverse[node],
+        num_nics,
+    )
