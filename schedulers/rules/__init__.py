@@ -1,1 +1,1 @@
-"""Rule families: one family a file, listed in the registry."""
+"""Rule families: one a file, written with the algebra of `schedulers.rules.algebra`."""

@@ -1,0 +1,1 @@
+"""Constructions: schedules of the literature that are not rules, one a file."""

@@ -1,0 +1,158 @@
+"""Entry and Parameter: how a rule family or a construction presents itself to the registry."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Literal
+
+from topo.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from topo.cluster import Cluster
+    from topo.schedule import Schedule
+
+Value = int | float | str | tuple[int, ...] | None
+"""What a parameter may hold; None means that the entry chooses for the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of an entry. Values may come as text, as from a command line; `parse` makes them typed.
+
+    `kind` is `int`, `float`, `text` (one of `choices`) or `ints` (a list such as `2,2`). A default of None stands for
+    "chosen for the cluster" and `help` says how.
+    """
+
+    name: str
+    help: str
+    kind: Literal["int", "float", "text", "ints"] = "int"
+    default: Value = None
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def parse(self, value: object) -> Value:
+        """The typed value.
+
+        Raises:
+            ScheduleError: the value is of another kind or outside the limits.
+        """
+        if value is None or (isinstance(value, str) and value.strip().lower() == "auto" and self.default is None):
+            if self.default is None:
+                return None
+            raise ScheduleError(f"{self.name}: needs a value; {self.help}")
+        parsed = self._typed(value)
+        for number in parsed if isinstance(parsed, tuple) else (parsed,):
+            if isinstance(number, str):
+                continue
+            if self.minimum is not None and not number >= self.minimum:
+                raise ScheduleError(f"{self.name}: is {number}; the least possible value is {self.minimum:g}")
+            if self.maximum is not None and not number <= self.maximum:
+                raise ScheduleError(f"{self.name}: is {number}; the greatest possible value is {self.maximum:g}")
+        return parsed
+
+    def _typed(self, value: object) -> int | float | str | tuple[int, ...]:
+        text = str(value).strip()
+        if self.kind == "text":
+            if text not in self.choices:
+                raise ScheduleError(
+                    f"{self.name}: {text!r} is not one of {', '.join(self.choices)}{hint(text, self.choices)}"
+                )
+            return text
+        if self.kind == "ints":
+            parts = list(value) if isinstance(value, (list, tuple)) else re.split(r"[,x]", text)
+            if not all(re.fullmatch(r"[0-9]{1,10}", str(part).strip()) for part in parts):
+                raise ScheduleError(f"{self.name}: {text!r} is not a list of whole numbers such as 2,2")
+            return tuple(int(str(part)) for part in parts)
+        pattern = (
+            r"[+-]?[0-9]{1,18}" if self.kind == "int" else r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
+        )
+        if isinstance(value, bool) or not re.fullmatch(pattern, text):
+            wanted = "a whole number" if self.kind == "int" else "a number"
+            raise ScheduleError(f"{self.name}: {text!r} is not {wanted}")
+        return int(text) if self.kind == "int" else float(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the catalogue: a family of schedules and how to build its member for a cluster.
+
+    `make(cluster, **parameters)` builds; `refuse(cluster, **parameters)` says in one sentence why it cannot and what
+    the nearest possible thing is, or returns None. `condition`, `degree`, `period` and `figures` are the words that
+    `preduce catalogue` prints: conditions on the cluster, messages a worker sends per round, rounds in a period, and
+    known figures.
+    """
+
+    name: str
+    summary: str
+    source: str
+    kind: Literal["rule", "groups", "graph", "rounds", "allreduce", "analysis"]
+    make: Callable[..., Schedule]
+    refuse: Callable[..., str | None]
+    parameters: tuple[Parameter, ...] = ()
+    condition: str = "any cluster"
+    degree: str = ""
+    period: str = ""
+    figures: str = ""
+
+    def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
+        """Defaults completed and overridden by typed values.
+
+        Raises:
+            ScheduleError: an unknown parameter (with a suggestion) or a bad value.
+        """
+        known = {parameter.name: parameter for parameter in self.parameters}
+        values = {name: parameter.default for name, parameter in known.items()}
+        for raw, value in given.items():
+            name = raw.replace("-", "_")
+            if name not in known:
+                listed = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
+                raise ScheduleError(f"{self.name}: no parameter {raw!r}; {listed}{hint(name, known)}")
+            try:
+                values[name] = known[name].parse(value)
+            except ScheduleError as error:
+                raise ScheduleError(f"{self.name}: {error}") from None
+        return values
+
+    def why_not(self, cluster: Cluster, **parameters: object) -> str | None:
+        """Why the cluster has no such schedule, in one sentence with the nearest possible thing; None if it has one."""
+        values = self.resolve(parameters)
+        if cluster.num_workers < 2:
+            return "there is 1 worker and nobody to average with; the smallest cluster has 2 workers"
+        return self.refuse(cluster, **values)
+
+    def build(self, cluster: Cluster, **parameters: object) -> Schedule:
+        """The schedule for a cluster.
+
+        Raises:
+            ScheduleError: an unknown parameter, a bad value, or a cluster that cannot have this schedule.
+        """
+        values = self.resolve(parameters)
+        if reason := self.why_not(cluster, **parameters):
+            raise ScheduleError(f"{self.name} on {cluster}: {reason}")
+        return self.make(cluster, **values)
+
+    def label(self, **values: Value) -> str:
+        """The schedule's name: the entry's, with every parameter that is not at its default."""
+        defaults = {parameter.name: parameter.default for parameter in self.parameters}
+        shown = [f"{key}={_written(value)}" for key, value in values.items() if value != defaults[key]]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` when something known is close, else nothing."""
+    close = get_close_matches(word, list(known), n=2, cutoff=0.55)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def always(cluster: Cluster, **_: Value) -> None:
+    """The `refuse` of entries that fit every cluster of two or more workers."""
+    del cluster
+
+
+def _written(value: Value) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

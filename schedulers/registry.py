@@ -1,0 +1,63 @@
+"""The registry: every rule family and construction by name. A new one is one new file plus one line here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from schedulers.entry import Entry, hint
+from topo.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+    from topo.schedule import Schedule
+
+_MODULES = {
+    # rules: phases for any number of nodes
+    "prague-figure-10": "schedulers.rules.prague_figure_10",
+    "prague-inter-intra": "schedulers.rules.prague_inter_intra",
+    "allreduce": "schedulers.rules.allreduce",
+    "local-sgd": "schedulers.rules.local_sgd",
+    "node-then-all": "schedulers.rules.node_then_all",
+    "pairs-pairs-all": "schedulers.rules.pairs_pairs_all",
+    "hierarchy": "schedulers.rules.hierarchy",
+    "rotating-heads": "schedulers.rules.rotating_heads",
+    "node-digits": "schedulers.rules.node_digits",
+    "hyper-cuboid": "schedulers.rules.hyper_cuboid",
+}
+
+
+def names() -> list[str]:
+    """All registered names, in catalogue order."""
+    return list(_MODULES)
+
+
+def modules() -> dict[str, str]:
+    """The module that defines each name."""
+    return dict(_MODULES)
+
+
+def entry(name: str) -> Entry:
+    """One entry; only its own module is imported.
+
+    Raises:
+        ScheduleError: the name is unknown; the message suggests the nearest ones.
+    """
+    key = name.strip().lower().replace("_", "-").replace(" ", "-")
+    if key not in _MODULES:
+        raise ScheduleError(
+            f"no schedule family {name!r}{hint(key, _MODULES)}"
+            + ("" if hint(key, _MODULES) else "; `preduce catalogue` lists them")
+        )
+    found = import_module(_MODULES[key]).ENTRY
+    assert isinstance(found, Entry)
+    return found
+
+
+def build(name: str, cluster: Cluster, **parameters: object) -> Schedule:
+    """The schedule `name` for a cluster. Rules cost the same for 4 nodes and for a million.
+
+    Raises:
+        ScheduleError: unknown name or parameter (with a suggestion), bad value, or no such schedule on this cluster.
+    """
+    return entry(name).build(cluster, **parameters)

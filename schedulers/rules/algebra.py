@@ -1,0 +1,166 @@
+"""Rule algebra: compose, repeat, interleave and overlay rules; make schedules of them for any cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import lcm, prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import ScheduleError
+from topo.phase import Phase
+from topo.rule import Block, RulePhase, strides_of
+from topo.schedule import Schedule
+from topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from topo.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Rule phases with the node radices that their digits refer to."""
+
+    radices: tuple[int, ...]
+    phases: tuple[RulePhase, ...]
+
+    @property
+    def digits(self) -> tuple[int, ...]:
+        """All digits: a block across them spans all nodes."""
+        return tuple(range(len(self.radices)))
+
+
+def compose(*rules: Rule) -> Rule:
+    """One rule after the other; digits are refined to common ones.
+
+    Raises:
+        ScheduleError: the rules number the nodes in digits that have no common refinement.
+    """
+    refined = _aligned(rules)
+    return Rule(refined[0].radices, tuple(phase for rule in refined for phase in rule.phases))
+
+
+def repeat(rule: Rule, times: int) -> Rule:
+    """The rule's phases `times` times over."""
+    if times < 1:
+        raise ScheduleError(f"repeat: {times} times; a rule is repeated at least once")
+    return Rule(rule.radices, rule.phases * times)
+
+
+def interleave(*rules: Rule) -> Rule:
+    """One phase of each rule in turn, until all of them end together (the period is the rules' common multiple)."""
+    refined = _aligned(rules)
+    length = lcm(*(len(rule.phases) for rule in refined))
+    phases = tuple(rule.phases[t % len(rule.phases)] for t in range(length) for rule in refined)
+    return Rule(refined[0].radices, phases)
+
+
+def overlay(*rules: Rule) -> Rule:
+    """The rules at the same time, phase by phase: they have to use different local ranks.
+
+    Raises:
+        ScheduleError: two rules use the same local rank in the same phase.
+    """
+    refined = _aligned(rules)
+    length = lcm(*(len(rule.phases) for rule in refined))
+    phases = []
+    for t in range(length):
+        phase = tuple(block for rule in refined for block in rule.phases[t % len(rule.phases)])
+        ranks = [rank for block in phase for rank in block.local]
+        if len(set(ranks)) != len(ranks):
+            twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+            raise ScheduleError(f"overlay: local rank {twice} stands in two blocks of phase {t}; blocks are disjoint")
+        phases.append(phase)
+    return Rule(refined[0].radices, tuple(phases))
+
+
+def refine(rule: Rule, radices: Sequence[int]) -> Rule:
+    """The same groups written in finer digits: radix 6 may become radices 2, 3.
+
+    Raises:
+        ScheduleError: the new radices do not split the old ones.
+    """
+    if tuple(radices) == rule.radices:
+        return rule
+    children: list[tuple[int, ...]] = []
+    position = 0
+    for radix in rule.radices:
+        taken: list[int] = []
+        while prod(radices[d] for d in taken) < radix and position < len(radices):
+            taken.append(position)
+            position += 1
+        if prod(radices[d] for d in taken) != radix:
+            raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.radices)}")
+        children.append(tuple(taken))
+    if position != len(radices):
+        raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.radices)}")
+
+    def split(block: Block) -> Block:
+        return Block(block.local, tuple(d for old in block.across for d in children[old]), block.relax)
+
+    return Rule(tuple(radices), tuple(tuple(split(block) for block in phase) for phase in rule.phases))
+
+
+def _aligned(rules: Sequence[Rule]) -> list[Rule]:
+    if not rules:
+        raise ScheduleError("compose: no rules given; give at least 1")
+    if all(rule.radices == rules[0].radices for rule in rules):
+        return list(rules)
+    sizes = {prod(rule.radices) for rule in rules}
+    if len(sizes) > 1:
+        raise ScheduleError(f"rules for different numbers of nodes, {sorted(sizes)}, cannot be combined")
+    strides = sorted({stride for rule in rules for stride in strides_of(rule.radices)} | sizes, reverse=True)
+    if any(larger % smaller for larger, smaller in pairwise(strides)):
+        shown = ", ".join(str(list(rule.radices)) for rule in rules)
+        raise ScheduleError(f"radices {shown} have no common refinement; write the rules in the same radices")
+    radices = tuple(larger // smaller for larger, smaller in pairwise(strides))
+    return [refine(rule, radices) for rule in rules]
+
+
+def all_digits(num_nodes: int) -> tuple[int, ...]:
+    """Radices that treat all nodes alike: one digit, or none for a single node."""
+    return (num_nodes,) if num_nodes > 1 else ()
+
+
+def local_ranks(cluster: Cluster) -> tuple[int, ...]:
+    """The local ranks of the largest node."""
+    if cluster.workers_per_node is not None:
+        return tuple(range(cluster.workers_per_node))
+    return tuple(range(int(cluster.node_sizes().max())))
+
+
+def schedule(name: str, cluster: Cluster, rule: Rule) -> Schedule:
+    """A schedule of kind `static`: in rule form for equal nodes, in explicit groups otherwise.
+
+    Blocks that would hold one worker only are left out, so that every group has at least two. On an irregular cluster
+    a block holds those of its local ranks that exist.
+    """
+    sizes = rule.radices
+    phases = tuple(
+        tuple(b for b in phase if len(b.local) * prod(sizes[d] for d in b.across) > 1) for phase in rule.phases
+    )
+    if cluster.is_regular:
+        return Schedule(name, cluster, Static(phases=phases, node_radices=rule.radices))
+    expanded: dict[RulePhase, Phase] = {}
+    for phase in phases:
+        if phase not in expanded:
+            expanded[phase] = _on_irregular(phase, cluster, rule.radices)
+    return Schedule(name, cluster, Static(phases=tuple(expanded[phase] for phase in phases)))
+
+
+def _on_irregular(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:
+    node = cluster.node_of().astype(np.int64)
+    local = cluster.local_rank_of()
+    strides = strides_of(radices)
+    labels = np.full(cluster.num_workers, -1, dtype=np.int64)
+    for index, block in enumerate(phase):
+        keys = node.copy()
+        for d in block.across:
+            keys -= (node // strides[d]) % radices[d] * strides[d]
+        chosen = np.isin(local, block.local)
+        labels[chosen] = keys[chosen] * len(phase) + index
+    return Phase.from_labels(labels)

@@ -1,0 +1,31 @@
+"""All-reduce, in every step or every H steps: the baseline that everything is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedulers.entry import Entry, Parameter, always
+from topo.schedule import Schedule
+from topo.strategies.allreduce import AllReduce
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+
+
+def make(cluster: Cluster, every: int) -> Schedule:
+    """Average over everybody once in `every` steps."""
+    return Schedule(ENTRY.label(every=every), cluster, AllReduce(pace=every))
+
+
+ENTRY = Entry(
+    name="allreduce",
+    summary="Everybody averages with everybody, each step (as DDP does) or every H steps.",
+    source="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009",
+    kind="allreduce",
+    make=make,
+    refuse=always,
+    parameters=(Parameter(name="every", default=1, minimum=1, maximum=10**6, help="steps between two averages (H)"),),
+    degree="n − 1",
+    period="1",
+    figures="contraction 0; disagreement (n−1)/n · (H−1)/2",
+)

@@ -1,0 +1,190 @@
+"""Laws over every registered entry and a list of clusters."""
+
+from __future__ import annotations
+
+import pkgutil
+from fractions import Fraction
+from importlib import import_module, util
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from schedulers import registry
+from schedulers.entry import Entry
+from topo import document
+from topo.cluster import Cluster
+from topo.errors import ScheduleError
+from topo.strategies import AllReduce, Neighbor, Static
+
+if TYPE_CHECKING:
+    from topo.schedule import Schedule
+
+CLUSTERS = ["2x4", "4x4", "3x4", "5x3", "8x2", "1x8", "9x1", "16x1", "3,3,2", "5,3", "1,1,4"]
+CASES = [(name, cluster) for name in registry.names() for cluster in CLUSTERS]
+
+
+def build(name: str, text: str) -> Schedule | None:
+    """The schedule, or None after checking that the refusal is told the same way twice."""
+    cluster = Cluster.parse(text)
+    entry = registry.entry(name)
+    reason = entry.why_not(cluster)
+    if reason is None:
+        return registry.build(name, cluster)
+    assert "\n" not in reason
+    with pytest.raises(ScheduleError) as caught:
+        registry.build(name, cluster)
+    assert str(caught.value) == f"{name} on {text}: {reason}"
+    return None
+
+
+def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
+    """W of one round, row by row, in fractions."""
+    n = schedule.num_workers
+    matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+    if isinstance(schedule.strategy, Neighbor):
+        for source, target, weight in schedule.strategy.rounds[index].edges():
+            matrix[target][source] += weight
+            matrix[target][target] -= weight
+        return matrix
+    for group in schedule.phase(index):
+        for i in group.members:
+            for j in group.members:
+                matrix[i][j] += group.relax * (Fraction(1, len(group.members)) - int(i == j))
+    return matrix
+
+
+@pytest.mark.parametrize(("name", "cluster"), CASES)
+def test_every_phase_is_a_partition_and_group_of_agrees_with_it(name, cluster):
+    schedule = build(name, cluster)
+    if schedule is None or isinstance(schedule.strategy, Neighbor):
+        return
+    n = schedule.num_workers
+    for t in range(schedule.period):
+        phase = schedule.phase(t)
+        labels = phase.labels()  # raises for overlapping groups
+        assert all(size >= 2 for size in phase.sizes)
+        for worker in range(n):
+            group = schedule.group_of(worker, schedule.prologue + t)
+            assert group == (None if labels[worker] < 0 else phase[int(labels[worker])])
+
+
+@pytest.mark.parametrize(("name", "cluster"), CASES)
+def test_every_round_is_doubly_stochastic_in_exact_arithmetic(name, cluster):
+    schedule = build(name, cluster)
+    if schedule is None:
+        return
+    distinct: dict[object, int] = {}
+    for t in range(schedule.period):
+        key = schedule.strategy.rounds[t] if isinstance(schedule.strategy, Neighbor) else schedule.phase(t)
+        distinct.setdefault(key, t)
+    for t in distinct.values():
+        matrix = exact_matrix(schedule, t)
+        assert all(sum(row) == 1 for row in matrix)
+        assert all(sum(column) == 1 for column in zip(*matrix, strict=True))
+        assert all(entry >= 0 for row in matrix for entry in row)
+
+
+@pytest.mark.parametrize(("name", "cluster"), CASES)
+def test_every_period_reaches_everyone(name, cluster):
+    """Consensus: the product of W over a period, with itself a few times, contracts off the mean."""
+    schedule = build(name, cluster)
+    if schedule is None:
+        return
+    n = schedule.num_workers
+    product = np.eye(n)
+    for t in range(schedule.period):
+        product = np.array(exact_matrix(schedule, t), dtype=float) @ product
+    power = np.linalg.matrix_power(product - 1 / n, 8)
+    assert np.linalg.norm(power, 2) < 1 - 1e-6
+
+
+@pytest.mark.parametrize(("name", "cluster"), CASES)
+def test_json_round_trip(name, cluster):
+    if not hasattr(document, "parse_schedule"):
+        pytest.skip("the document reader is not written yet")
+    schedule = build(name, cluster)
+    if schedule is None:
+        return
+    assert document.parse_schedule(document.canonical_bytes(schedule)) == schedule
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_entry_describes_itself(name):
+    entry = registry.entry(name)
+    assert isinstance(entry, Entry)
+    assert entry.name == name
+    assert entry.summary.endswith(".")
+    assert entry.source
+    assert len({parameter.name for parameter in entry.parameters}) == len(entry.parameters)
+    assert all(parameter.help for parameter in entry.parameters)
+    assert any(entry.why_not(Cluster.parse(text)) is None for text in CLUSTERS) or entry.kind == "analysis"
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_one_worker_is_refused_in_one_line(name):
+    with pytest.raises(ScheduleError, match="1 worker") as caught:
+        registry.build(name, Cluster.parse("1x1"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("package", ["schedulers.rules", "schedulers.constructions"])
+def test_every_file_in_the_folder_is_registered(package):
+    if util.find_spec(package) is None:
+        pytest.skip(f"{package} does not exist")
+    registered = set(registry.modules().values())
+    for module in pkgutil.iter_modules(import_module(package).__path__, package + "."):
+        defines_entry = hasattr(import_module(module.name), "ENTRY")
+        helper = module.name.rsplit(".", 1)[-1] in {"algebra", "common"}
+        assert defines_entry != helper, f"{module.name}: a construction defines ENTRY"
+        assert (module.name in registered) == defines_entry, f"{module.name}: add its line to the registry"
+
+
+def test_unknown_name_gets_a_suggestion():
+    with pytest.raises(ScheduleError, match="did you mean prague-figure-10"):
+        registry.build("prague-figure-1", Cluster.parse("4x4"))
+    with pytest.raises(ScheduleError, match="preduce catalogue"):
+        registry.entry("zzzzzz")
+
+
+def test_unknown_parameter_gets_a_suggestion():
+    with pytest.raises(ScheduleError, match="did you mean node_rounds"):
+        registry.build("node-then-all", Cluster.parse("4x4"), node_round=3)
+    with pytest.raises(ScheduleError, match="has no parameters"):
+        registry.build("prague-figure-10", Cluster.parse("4x4"), every=3)
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", 1.5, True, "", None, 10**30])
+def test_bad_parameter_values_are_refused(value):
+    with pytest.raises(ScheduleError, match="allreduce: every"):
+        registry.build("allreduce", Cluster.parse("4x4"), every=value)
+
+
+def test_text_values_are_read():
+    cluster = Cluster.parse("4x4")
+    assert registry.build("allreduce", cluster, every="4") == registry.build("allreduce", cluster, every=4)
+    assert registry.build("node-then-all", cluster, **{"node-rounds": "2"}).period == 3
+    assert registry.build("hyper-cuboid", cluster, factors="2x2,4").period == 3
+
+
+def test_a_group_larger_than_n_names_the_nearest():
+    with pytest.raises(ScheduleError, match="the largest group is 16"):
+        registry.build("hyper-cuboid", Cluster.parse("4x4"), max_group=17)
+    with pytest.raises(ScheduleError, match="max_group=7"):
+        registry.build("hyper-cuboid", Cluster.parse("7x2"), max_group=2)
+
+
+@pytest.mark.parametrize("name", [n for n in registry.names() if registry.entry(n).kind == "rule"])
+def test_rules_stay_rules_for_a_million_workers(name):
+    cluster = Cluster.parse("250000x4")
+    schedule = registry.build(name, cluster)
+    assert isinstance(schedule.strategy, Static)
+    assert schedule.strategy.is_rule
+    assert schedule.num_workers == 1_000_000
+
+
+def test_allreduce_takes_its_pace_from_every():
+    schedule = registry.build("allreduce", Cluster.parse("4x4"), every=5)
+    assert isinstance(schedule.strategy, AllReduce)
+    assert schedule.strategy.pace == 5
+    assert schedule.name == "allreduce(every=5)"
