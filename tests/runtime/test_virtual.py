@@ -1,0 +1,135 @@
+"""The virtual-time engine: what a worker does when, determinism, disturbances, and sampling."""
+
+import numpy as np
+import pytest
+
+from runtime.virtual import simulate
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.hardware import Hardware, Link
+from topo.phase import Phase
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Static
+from topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
+from topo.timing.sampling import read_trace, sample
+
+PAIR = Schedule("p", Cluster.regular(1, 3), Static(phases=(Phase.from_groups(3, [(0, 1)]),)))
+UNIT = Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1)
+
+
+def test_a_worker_waits_for_its_group_and_for_nobody_else():
+    timeline = simulate(PAIR, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=2)
+    assert timeline.compute_end[0].tolist() == [2.0, 6.0, 2.0]
+    assert timeline.communicate_start[0].tolist() == [6.0, 6.0, 2.0]
+    assert timeline.communicate_end[0].tolist() == [7.0, 7.0, 2.0]
+    assert timeline.finish[1].tolist() == [14.0, 14.0, 4.0]
+    assert timeline.waiting().tolist() == [8.0, 0.0, 0.0]
+    assert timeline.makespan == 14.0
+    assert timeline.round_seconds().tolist() == [7.0, 7.0]
+
+
+def test_overlap_starts_from_the_rounds_start():
+    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, overlap=True))
+    timeline = simulate(schedule, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=2)
+    assert timeline.communicate_start[0].tolist() == [0.0, 0.0, 0.0]
+    assert timeline.finish[0].tolist() == [2.0, 6.0, 2.0]
+    assert timeline.communicate_start[1].tolist() == [6.0, 6.0, 2.0]
+    assert timeline.finish[1].tolist() == [7.0, 12.0, 4.0]
+    assert timeline.waiting().tolist() == [2.0, 0.0, 0.0]
+
+
+def test_pace_lets_a_slow_worker_meet_without_waiting():
+    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, pace=(3, 1, 3)))
+    timeline = simulate(schedule, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=4)
+    assert timeline.waiting().tolist() == [0.0, 0.0, 0.0]
+    assert timeline.per_step() == pytest.approx(7.0 / 3)
+
+
+def test_the_prologue_runs_first_and_averages_all():
+    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, prologue=1))
+    timeline = simulate(schedule, UNIT, num_rounds=2)
+    assert timeline.finish[0].tolist() == pytest.approx([4 / 3] * 3)
+    assert timeline.finish[1].tolist() == pytest.approx([7 / 3, 7 / 3, 4 / 3])
+
+
+def test_the_same_seed_gives_the_same_timeline():
+    compute = ComputeTimes(base=1.0, jitter=0.3, disturbance=RandomSlowdown())
+    one, two, other = (simulate(PAIR, UNIT, compute=compute, num_rounds=30, seed=s).finish for s in (1, 1, 2))
+    assert np.array_equal(one, two)
+    assert not np.array_equal(one, other)
+
+
+def test_jitter_has_the_stated_mean_and_variation():
+    compute = ComputeTimes(base=2.0, jitter=0.5)
+    drawn = compute.step_seconds(4, 0, np.random.default_rng(3), num_samples=200_000)
+    assert drawn.mean() == pytest.approx(2.0, rel=0.01)
+    assert drawn.std() / drawn.mean() == pytest.approx(0.5, rel=0.02)
+
+
+def test_published_disturbances():
+    rng = np.random.default_rng(5)
+    ones = np.ones((20_000, 8))
+    slowed = RandomSlowdown(6.0).disturb(ones, 0, rng)
+    assert set(np.unique(slowed)) == {1.0, 6.0}
+    assert (slowed == 6.0).mean() == pytest.approx(1 / 8, rel=0.05)
+    delayed = RandomDelay(4, 0.3).disturb(ones, 0, rng)
+    assert ((delayed > 1).sum(axis=1) == 4).all()
+    first, second = (ShiftingDelay(0.05, 0.4).disturb(np.zeros((1, 8)), step, rng)[0] for step in (0, 1))
+    assert first == pytest.approx(np.linspace(0.05, 0.4, 8))
+    assert second == pytest.approx(np.roll(first, -1))
+
+
+def test_a_trace_repeats(tmp_path):
+    (tmp_path / "t.csv").write_text("1,2,3\n4,5,6\n")
+    compute = ComputeTimes(trace=read_trace(tmp_path / "t.csv"))
+    timeline = simulate(PAIR, compute=compute, num_rounds=3)
+    assert (timeline.compute_end - timeline.compute_start).tolist() == [[1, 2, 3], [4, 5, 6], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("text", ["", "a,b", "1,2\n3", "1,-2", "1,inf", "1,nan"])
+def test_a_broken_trace_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InputError, match=r"t\.csv: [^\n]*$"):
+        read_trace(tmp_path / "t.csv")
+
+
+def test_sampling_agrees_with_the_closed_form_of_a_two_point_maximum():
+    # All-reduce over n workers of which each takes 6 instead of 1 with probability 1/n: a round takes 6 unless nobody
+    # is slow, so its mean is 6 − 5·(1 − 1/n)^n.
+    n = 16
+    schedule = Schedule("a", Cluster.regular(4, 4), AllReduce())
+    result = sample(
+        schedule, Hardware(), ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0)), num_rounds=400, num_samples=64
+    )
+    assert result.per_step == pytest.approx(6 - 5 * (1 - 1 / n) ** n, abs=5 * result.error)
+    assert result.error < 0.05
+
+
+def test_sampling_without_randomness_equals_the_engine():
+    compute = ComputeTimes(base=2.0, slowdown=((1, 3.0),))
+    result = sample(PAIR, UNIT, compute, num_rounds=8, num_samples=2)
+    assert result.per_step == simulate(PAIR, UNIT, compute=compute, num_rounds=8).per_step(warm_up=2)
+    assert result.error == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_rounds": 0}, "rounds: 0"),
+        ({"num_rounds": 10**9}, "at most 16666666 rounds fit"),
+        ({"compute": ComputeTimes(slowdown=((3, 2.0),))}, "ranks are 0..2"),
+        ({"compute": ComputeTimes(trace=np.ones((1, 2)))}, "2 columns, there are 3 workers"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(arguments, message):
+    with pytest.raises(InputError, match=message):
+        simulate(PAIR, UNIT, **arguments)
+
+
+def test_a_thousand_workers_fit():
+    schedule = Schedule("a", Cluster.regular(1000, 4), AllReduce())
+    timeline = simulate(
+        schedule, Hardware(nic=Link(1e-6, 0.0)), compute=ComputeTimes(base=1.0, jitter=0.1), num_rounds=50
+    )
+    assert timeline.finish.shape == (50, 4000)
+    assert (timeline.waiting() >= 0).all()

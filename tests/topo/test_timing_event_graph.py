@@ -1,0 +1,119 @@
+"""The exact cycle time against the virtual-time engine, closed forms, and one-node symmetry."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.virtual import simulate
+from topo.cluster import Cluster
+from topo.hardware import Hardware, Link
+from topo.phase import Phase
+from topo.rule import Block
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Neighbor, Round, Static
+from topo.timing.compute import ComputeTimes
+from topo.timing.event_graph import cycle_time
+
+FIGURE_10 = (
+    (Block((0,), (0, 1)), Block((2, 3))),
+    (Block((0, 1, 2, 3)),),
+    (Block((0, 3)), Block((1,), (0,))),
+    (Block((0, 1, 2, 3)),),
+)
+
+
+@st.composite
+def cases(draw):
+    count = draw(st.integers(2, 9))
+    cluster = Cluster.irregular(_nodes(count, draw(st.integers(1, count))))
+    phases = [
+        Phase.from_labels(draw(st.lists(st.integers(-1, 2), min_size=count, max_size=count)))
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    pace = draw(st.one_of(st.integers(1, 3), st.lists(st.integers(1, 4), min_size=count, max_size=count).map(tuple)))
+    overlap = draw(st.booleans())
+    schedule = Schedule("s", cluster, Static(phases=tuple(phases), pace=pace, overlap=overlap))
+    compute = ComputeTimes(
+        base=draw(st.integers(0, 8)),
+        slowdown=tuple((w, float(draw(st.integers(1, 5)))) for w in draw(st.sets(st.integers(0, count - 1)))),
+    )
+    link = st.builds(Link, st.integers(0, 2).map(float), st.integers(0, 4).map(float))
+    return schedule, Hardware(inside=draw(link), nic=draw(link), model_bytes=2), compute
+
+
+def _nodes(count, num_nodes):
+    bounds = np.linspace(0, count, num_nodes + 1).astype(int)
+    return [list(range(a, b)) for a, b in pairwise(bounds)]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(cases())
+def test_cycle_time_equals_the_virtual_engine(case):
+    schedule, hardware, compute = case
+    exact = cycle_time(schedule, hardware, compute)
+    # A deterministic max-plus system of n workers repeats after a transient; its mean over a long window converges as
+    # 1/window, so the window bounds the difference.
+    window = 250
+    timeline = simulate(schedule, hardware, compute=compute, num_rounds=2 * window * schedule.period)
+    passed = timeline.finish[-1] - timeline.finish[window * schedule.period - 1]
+    slack = timeline.finish[schedule.period * 30].max() / (window * schedule.period) + 1e-9
+    assert passed / (window * schedule.period) == pytest.approx(exact.workers, abs=slack)
+    assert exact.per_round == exact.workers.max()
+
+
+def test_allreduce_takes_the_slowest_worker_and_the_operation():
+    cluster = Cluster.regular(2, 2)
+    hardware = Hardware(inside=Link.of_bandwidth(8.0), nic=Link.of_bandwidth(1.0), model_bytes=1)
+    compute = ComputeTimes(base=1.0, slowdown=((3, 5.0),))
+    every = cycle_time(Schedule("a", cluster, AllReduce()), hardware, compute)
+    assert every.per_round == pytest.approx(5.0 + 1.5)
+    paced = cycle_time(Schedule("a", cluster, AllReduce(pace=(5, 5, 5, 1))), hardware, compute)
+    assert paced.per_step == pytest.approx((5.0 + 1.5) / 5), "a slow worker with pace 1 makes nobody wait"
+    hidden = cycle_time(Schedule("a", cluster, AllReduce(overlap=True)), hardware, compute)
+    assert hidden.per_round == pytest.approx(5.0), "overlap hides the operation behind the computing"
+
+
+def test_unconnected_workers_keep_their_own_speed():
+    phases = (Phase.from_groups(5, [(0, 1), (2, 3)]),)
+    schedule = Schedule("s", Cluster.regular(1, 5), Static(phases=phases))
+    compute = ComputeTimes(base=1.0, slowdown=((1, 2.0), (3, 3.0)))
+    result = cycle_time(schedule, Hardware(), compute)
+    assert result.workers.tolist() == [2.0, 2.0, 3.0, 3.0, 1.0]
+    assert result.critical == (3,)
+
+
+def test_a_directed_chain_slows_only_downstream():
+    edges = Round.from_edges(3, [(0, 1, "1/2"), (1, 2, "1/2")])
+    schedule = Schedule("n", Cluster.regular(1, 3), Neighbor(rounds=(edges,)))
+    result = cycle_time(schedule, Hardware(), ComputeTimes(base=1.0, slowdown=((1, 4.0),)))
+    assert result.workers.tolist() == [1.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("nodes", [2, 4, 6])
+def test_one_node_stands_for_all_when_they_are_alike(nodes, overlap):
+    cluster = Cluster.regular(nodes, 4)
+    radices = (2, nodes // 2) if nodes > 2 else (2,)
+    phases = tuple(
+        tuple(Block(b.local, tuple(d for d in b.across if d < len(radices))) for b in phase) for phase in FIGURE_10
+    )
+    rule = Schedule("r", cluster, Static(phases=phases, node_radices=radices, overlap=overlap))
+    explicit = Schedule("e", cluster, Static(phases=tuple(rule.phase(t) for t in range(rule.period)), overlap=overlap))
+    hardware = Hardware(inside=Link.of_bandwidth(1e10, 1e-5), nic=Link.of_bandwidth(5e9, 5e-5), model_bytes=552_000_000)
+    compute = ComputeTimes(base=0.05)
+    assert cycle_time(rule, hardware, compute).per_round == pytest.approx(
+        cycle_time(explicit, hardware, compute).per_round, rel=1e-12
+    )
+
+
+def test_a_million_workers_take_the_time_of_one_node():
+    cluster = Cluster.regular(250_000, 4)
+    rule = Schedule("r", cluster, Static(phases=FIGURE_10, node_radices=(2, 125_000)))
+    hardware = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
+    result = cycle_time(rule, hardware, ComputeTimes(base=0.05))
+    phases = (2 * 249_999 / 250_000 * 0.1104, 0.0828, 0.1104, 0.0828)
+    assert result.per_step == pytest.approx(0.05 + sum(phases) / 4)
+    assert len(result.workers) == 4

@@ -1,0 +1,181 @@
+"""How long workers compute: steady speeds, jitter, random slowdowns and delays, or a recorded trace.
+
+The published disturbances, as values of `ComputeTimes.disturbance`:
+
+* `RandomSlowdown(6, 1/n)`: each worker's step takes 6 times as long with probability 1/n (Hop, ASPLOS'19, section 7).
+* `RandomDelay(workers, seconds)`: so many random workers are held up by a fixed time in every step (eager-SGD,
+  PPoPP'20: one of 8 by 200, 300 or 400 ms; four of 64 by 300 or 460 ms).
+* `ShiftingDelay(low, high)`: every worker is held up, evenly between low and high, and who gets which delay moves by
+  one worker from step to step (eager-SGD's severe skew: 8 workers, 50 to 400 ms).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, sqrt
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from topo.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.hardware import Hardware
+
+
+class Disturbance(Protocol):
+    """Changes the seconds of one step of all workers."""
+
+    def disturb(self, seconds: npt.NDArray[np.float64], step: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+        """New seconds for step number `step`; shape (samples, num_workers) in and out."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSlowdown:
+    """A step takes `factor` times as long with the given probability, independently per worker and step."""
+
+    factor: float = 6.0
+    probability: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse factors below 0 and what is no probability."""
+        if not self.factor >= 0:
+            raise InputError(f"random slowdown: factor {self.factor}; it is a number >= 0")
+        if self.probability is not None and not 0 <= self.probability <= 1:
+            raise InputError(f"random slowdown: probability {self.probability}; it lies in 0..1 (default 1/n)")
+
+    def disturb(
+        self,
+        seconds: npt.NDArray[np.float64],
+        step: int,  # noqa: ARG002 - the same in every step
+        rng: np.random.Generator,
+    ) -> npt.NDArray[np.float64]:
+        """Multiply the hit workers' seconds."""
+        chance = 1 / seconds.shape[1] if self.probability is None else self.probability
+        return np.where(rng.random(seconds.shape) < chance, seconds * self.factor, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomDelay:
+    """`workers` workers, drawn anew in every step, are held up by `seconds`."""
+
+    workers: int
+    seconds: float
+
+    def disturb(
+        self,
+        seconds: npt.NDArray[np.float64],
+        step: int,  # noqa: ARG002 - the same in every step
+        rng: np.random.Generator,
+    ) -> npt.NDArray[np.float64]:
+        """Add the delay to the drawn workers."""
+        count = min(self.workers, seconds.shape[1])
+        if not count:
+            return seconds
+        keys = rng.random(seconds.shape)
+        threshold = np.partition(keys, count - 1, axis=1)[:, count - 1 : count]
+        return np.where(keys <= threshold, seconds + self.seconds, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftingDelay:
+    """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
+
+    low: float
+    high: float
+
+    def disturb(
+        self,
+        seconds: npt.NDArray[np.float64],
+        step: int,
+        rng: np.random.Generator,  # noqa: ARG002 - not random
+    ) -> npt.NDArray[np.float64]:
+        """Add each worker's share of the skew."""
+        count = seconds.shape[1]
+        place = (np.arange(count) + step) % count / max(1, count - 1)
+        delayed: npt.NDArray[np.float64] = seconds + self.low + (self.high - self.low) * place
+        return delayed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeTimes:
+    """Seconds that each worker computes for one step.
+
+    `base` seconds for everybody, times the worker's `slowdown`; `jitter` is the coefficient of variation of a
+    log-normal factor of mean 1, drawn per worker and step; `disturbance` acts last. A `trace` (steps, num_workers) of
+    recorded seconds replaces all of them and repeats for ever.
+    """
+
+    base: float = 0.0
+    slowdown: tuple[tuple[int, float], ...] = ()
+    jitter: float = 0.0
+    disturbance: Disturbance | None = None
+    trace: npt.NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse negative times and factors."""
+        if not 0 <= self.base < float("inf"):
+            raise InputError(f"compute: {self.base} s; a step computes for a finite time >= 0")
+        if not 0 <= self.jitter < float("inf"):
+            raise InputError(f"jitter: {self.jitter}; it is a coefficient of variation >= 0, such as 0.1")
+        for worker, factor in self.slowdown:
+            if worker < 0 or not 0 < factor < float("inf"):
+                raise InputError(f"slow {worker}:{factor}: write WORKER:FACTOR with a rank >= 0 and a factor > 0")
+        if self.trace is not None and (self.trace.ndim != 2 or not len(self.trace) or not (self.trace >= 0).all()):
+            raise InputError("trace: is not a table of seconds >= 0 with one row per step and one column per worker")
+
+    @classmethod
+    def of(cls, hardware: Hardware) -> ComputeTimes:
+        """The times that a cluster's hardware states."""
+        return cls(base=hardware.compute or 0.0, slowdown=hardware.slowdown, jitter=hardware.jitter)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every step of a worker takes the same time."""
+        return self.jitter == 0 and self.disturbance is None and self.trace is None
+
+    def check(self, num_workers: int) -> None:
+        """Refuse ranks and traces that do not fit the number of workers.
+
+        Raises:
+            InputError: as said.
+        """
+        for worker, _ in self.slowdown:
+            if worker >= num_workers:
+                raise InputError(f"slow {worker}: ranks are 0..{num_workers - 1}")
+        if self.trace is not None and self.trace.shape[1] != num_workers:
+            raise InputError(f"trace: has {self.trace.shape[1]} columns, there are {num_workers} workers")
+
+    def fixed(self, num_workers: int) -> npt.NDArray[np.float64]:
+        """Seconds per step without any randomness, shape (num_workers,)."""
+        seconds = np.full(num_workers, self.base)
+        for worker, factor in self.slowdown:
+            seconds[worker] *= factor
+        return seconds
+
+    def step_seconds(
+        self, num_workers: int, step: int, rng: np.random.Generator, *, num_samples: int = 1
+    ) -> npt.NDArray[np.float64]:
+        """Seconds of one step, shape (num_samples, num_workers)."""
+        if self.trace is not None:
+            return np.broadcast_to(self.trace[step % len(self.trace)], (num_samples, num_workers)).copy()
+        seconds = np.broadcast_to(self.fixed(num_workers), (num_samples, num_workers)).copy()
+        if self.jitter:
+            spread = sqrt(log(1 + self.jitter**2))
+            seconds *= rng.lognormal(-(spread**2) / 2, spread, seconds.shape)
+        return seconds if self.disturbance is None else self.disturbance.disturb(seconds, step, rng)
+
+    def round_seconds(
+        self, paces: npt.NDArray[np.int64], round_: int, rng: np.random.Generator, *, num_samples: int = 1
+    ) -> npt.NDArray[np.float64]:
+        """Seconds that each worker computes in one round of `paces` steps, shape (num_samples, num_workers)."""
+        if self.is_fixed:
+            return np.broadcast_to(self.fixed(len(paces)) * paces, (num_samples, len(paces))).copy()
+        longest = int(paces.max())
+        total = np.zeros((num_samples, len(paces)))
+        for index in range(longest):
+            step = self.step_seconds(len(paces), round_ * longest + index, rng, num_samples=num_samples)
+            total += np.where(index < paces, step, 0.0)
+        return total

@@ -1,0 +1,222 @@
+"""The schedule as a timed event graph: its exact cycle time when every worker has a fixed speed.
+
+One round of a static schedule is linear over (max, +): a worker arrives after its steps, its group begins when the last
+member has arrived. The cycle time of worker i, lim x_i(k)/k over periods, is the largest mean weight of a cycle among
+the workers from which a path leads to i (Baccelli, Cohen, Olsder and Quadrat, "Synchronization and Linearity", 1992,
+theorem 3.23 for the strongly connected case). Howard's policy iteration finds it without running the schedule: a policy
+names for every group the member that it waits for; tracing the policy back through one period leads from each worker
+to one worker at the start of the period (Cochet-Terrasson et al., "Numerical computation of spectral elements in
+max-plus algebra", 1998).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import UnknownError
+from topo.strategies.static import Static
+from topo.timing.compute import ComputeTimes
+from topo.timing.cost import Form, phase_loads
+from topo.timing.stages import Stage, of_period, size_or_one
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.hardware import Hardware
+    from topo.schedule import Schedule
+
+MAX_ITERATIONS = 10_000
+TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class CycleTime:
+    """The steady speed of a schedule with fixed step times.
+
+    `per_round` is the largest seconds per round of any worker, `per_step` that divided by the largest pace, `workers`
+    the seconds per round of each worker (one entry per local rank where all nodes are alike). `critical` are workers
+    on the slowest cycle: speed one of them up, or the links of their groups, to become faster.
+    """
+
+    per_round: float
+    per_step: float
+    workers: npt.NDArray[np.float64]
+    critical: tuple[int, ...]
+
+
+def cycle_time(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes | None = None,
+    *,
+    model_bytes: int | None = None,
+    form: Form = Form.RING,
+) -> CycleTime:
+    """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
+
+    Rules on nodes that are all alike are solved on one node, whatever their number.
+
+    Args:
+        schedule: what is run; its prologue is left out.
+        hardware: links and, unless `compute` is given, speeds.
+        compute: fixed step times; jitter and disturbances are ignored (see `topo.timing.sampling` for those).
+        model_bytes: the model's size, unless the hardware states it.
+        form: how groups average.
+
+    Raises:
+        ScheduleError: the strategy has no fixed phases.
+        UnknownError: the policy iteration did not settle (it has a generous limit).
+    """
+    times = ComputeTimes.of(hardware) if compute is None else compute
+    times.check(schedule.num_workers)
+    pace = schedule.strategy.pace
+    if _nodes_are_alike(schedule, hardware, times):
+        stages = _one_node(schedule, hardware, model_bytes, form)
+        count = schedule.cluster.workers_per_node or 0
+        paces = np.full(count, pace if isinstance(pace, int) else pace[0])
+        steps = np.full(count, times.base)
+    else:
+        stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
+        paces, steps = schedule.paces(), times.fixed(schedule.num_workers)
+    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    means, critical = _howard(stages, steps * paces, overlap=overlap)
+    workers = means / len(stages)
+    slowest = float(workers.max())
+    return CycleTime(slowest, slowest / int(paces.max()), workers, critical)
+
+
+def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
+    strategy = schedule.strategy
+    own = hardware.node_nic or hardware.node_inside or times.slowdown
+    return isinstance(strategy, Static) and strategy.is_rule and isinstance(strategy.pace, int) and not own
+
+
+def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, form: Form) -> list[Stage]:
+    """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
+    strategy, size = schedule.strategy, schedule.cluster.workers_per_node
+    assert isinstance(strategy, Static)
+    assert strategy.node_radices is not None
+    assert size is not None
+    stages = []
+    for index, phase in enumerate(strategy.rule_phases()):
+        schedule_size = size_or_one(hardware, model_bytes)
+        seconds = phase_loads(schedule, index, hardware, model_bytes=schedule_size, form=form).seconds()
+        cell_of = np.full(size, -1, dtype=np.int64)
+        members: list[int] = []
+        ends = [0]
+        for block in phase:
+            if len(block.local) * prod(strategy.node_radices[d] for d in block.across) >= 2:
+                cell_of[list(block.local)] = len(ends) - 1
+                members += sorted(block.local)
+                ends.append(len(members))
+        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), seconds, cell_of))
+    return stages
+
+
+def _howard(
+    stages: list[Stage], compute: npt.NDArray[np.float64], *, overlap: bool
+) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
+    """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest."""
+    count = len(compute)
+    means, values = np.full(count, -np.inf), np.zeros(count)
+    for _ in range(MAX_ITERATIONS):
+        origin, weight, better = _improve(stages, compute, means, values, overlap=overlap)
+        if not better:
+            cycle = _cycle_of(origin, int(means.argmax()))
+            return means, tuple(sorted(cycle))
+        means, values = _evaluate(origin, weight)
+    raise UnknownError(f"cycle time: policy iteration did not settle within {MAX_ITERATIONS} iterations")
+
+
+def _improve(
+    stages: list[Stage],
+    compute: npt.NDArray[np.float64],
+    means: npt.NDArray[np.float64],
+    values: npt.NDArray[np.float64],
+    *,
+    overlap: bool,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], bool]:
+    """One period forward, each cell waiting for its largest source by (mean, value).
+
+    Returns for every worker at the period's end the worker at its start whom it traces back to, the seconds on the
+    way, and whether anything is strictly better than before.
+    """
+    count = len(compute)
+    origin, weight = np.arange(count), np.zeros(count)
+    rank = np.unique(means, return_inverse=True)[1]
+
+    for stage in stages:
+        arrival = weight if overlap else weight + compute
+        best = _largest(stage, rank[origin], values[origin] + arrival)
+        pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, np.arange(count))
+        new_origin, new_weight = origin[pick], arrival[pick] + stage.duration()
+        if overlap:
+            own = weight + compute
+            keep = (rank[origin] > rank[new_origin]) | (
+                (rank[origin] == rank[new_origin]) & (values[origin] + own >= values[new_origin] + new_weight)
+            )
+            new_origin, new_weight = np.where(keep, origin, new_origin), np.where(keep, own, new_weight)
+        origin, weight = new_origin, new_weight
+    if not np.isfinite(means).all():
+        return origin, weight, True
+    scale = max(1e-300, float(np.abs(weight).max()))
+    raised = means[origin] > means + TOLERANCE * scale
+    grown = values[origin] + weight - means > values + TOLERANCE * scale
+    level = means[origin] >= means - TOLERANCE * scale
+    return origin, weight, bool((raised | (level & grown)).any())
+
+
+def _largest(stage: Stage, rank: npt.NDArray[np.int64], value: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The source of each cell with the largest (rank, value), the first of equals; shape (cells,)."""
+    if not len(stage.seconds):
+        return np.zeros(0, dtype=np.int64)
+    sizes = np.diff(stage.offsets)
+    cell = np.repeat(np.arange(len(sizes)), sizes)
+    sources, starts = stage.sources, stage.offsets[:-1]
+    top = np.maximum.reduceat(rank[sources], starts)
+    candidate = np.where(rank[sources] == top[cell], value[sources], -np.inf)
+    best = np.maximum.reduceat(candidate, starts)
+    position = np.where(candidate == best[cell], np.arange(len(sources)), len(sources))
+    return sources[np.minimum.reduceat(position, starts)]
+
+
+def _evaluate(
+    origin: npt.NDArray[np.int64], weight: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean weight of the cycle that each worker traces back to, and its value relative to that cycle. O(n)."""
+    count = len(origin)
+    means, values = np.zeros(count), np.zeros(count)
+    state = np.zeros(count, dtype=np.int8)
+    back, cost = origin.tolist(), weight.tolist()
+    for start in range(count):
+        path = []
+        node = start
+        while state[node] == 0:
+            state[node] = 1
+            path.append(node)
+            node = back[node]
+        if state[node] == 1:
+            cycle = path[path.index(node) :]
+            means[cycle] = sum(cost[member] for member in cycle) / len(cycle)
+            values[node] = 0.0
+            state[node] = 2
+        for member in reversed(path):
+            if state[member] == 1:
+                before = back[member]
+                means[member] = means[before]
+                values[member] = cost[member] - means[member] + values[before]
+                state[member] = 2
+    return means, values
+
+
+def _cycle_of(origin: npt.NDArray[np.int64], start: int) -> list[int]:
+    seen: dict[int, int] = {}
+    node = start
+    while node not in seen:
+        seen[node] = len(seen)
+        node = int(origin[node])
+    return [member for member, place in seen.items() if place >= seen[node]]

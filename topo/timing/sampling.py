@@ -1,0 +1,121 @@
+"""Waiting under random step times, by sampling many runs of a schedule at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import FileProblem, InputError
+from topo.timing.cost import Form
+from topo.timing.stages import of_period
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from topo.hardware import Hardware
+    from topo.schedule import Schedule
+    from topo.timing.compute import ComputeTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Seconds per round and per step (of the largest pace) of a schedule, estimated from independent runs.
+
+    `error` is the standard error of `per_step` over the runs; `compute` the mean seconds per step that the largest-pace
+    workers spend computing, so `per_step − compute` is communication and waiting.
+    """
+
+    per_round: float
+    per_step: float
+    error: float
+    compute: float
+    runs: int
+    rounds: int
+
+
+def sample(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    *,
+    model_bytes: int | None = None,
+    form: Form = Form.RING,
+    num_rounds: int = 200,
+    num_samples: int = 32,
+    seed: int = 0,
+) -> Sample:
+    """Run `num_samples` copies of the schedule side by side in max-plus arithmetic; the first quarter is warm-up.
+
+    O(num_samples · num_rounds · n), vectorised over runs and workers.
+
+    Raises:
+        InputError: too few rounds or samples, or compute times that do not fit.
+    """
+    if num_rounds < 4 or num_samples < 2:
+        raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")
+    compute.check(schedule.num_workers)
+    stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
+    paces = schedule.paces()
+    rng = np.random.default_rng(seed)
+    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    finish: npt.NDArray[np.float64] = np.zeros((num_samples, schedule.num_workers))
+    warm_up = num_rounds // 4
+    at_warm_up = finish
+    worked = np.zeros_like(finish)
+    for round_ in range(num_rounds):
+        if round_ == warm_up:
+            at_warm_up, worked = finish, np.zeros_like(finish)
+        seconds = compute.round_seconds(paces, round_, rng, num_samples=num_samples)
+        stage = stages[round_ % len(stages)]
+        worked += seconds
+        if overlap:
+            finish = np.maximum(finish + seconds, stage.ready(finish) + stage.duration())
+        else:
+            finish = stage.ready(finish + seconds) + stage.duration()
+    counted = num_rounds - warm_up
+    pace = int(paces.max())
+    each = (finish.max(axis=1) - at_warm_up.max(axis=1)) / counted / pace
+    fastest = paces == pace
+    return Sample(
+        float(each.mean()) * pace,
+        float(each.mean()),
+        float(each.std(ddof=1) / np.sqrt(num_samples)),
+        float(worked[:, fastest].mean()) / counted / pace,
+        num_samples,
+        counted,
+    )
+
+
+def read_trace(path: Path) -> npt.NDArray[np.float64]:
+    """Recorded seconds per step from a CSV file: one row per step, one column per worker, no header.
+
+    Raises:
+        FileProblem: the file cannot be read.
+        InputError: it is not such a table.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not a text file") from None
+    rows: list[list[float]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = [float(cell) for cell in line.split(",")]
+        except ValueError:
+            raise InputError(f"{path}: line {number} is not a list of seconds separated by commas") from None
+        if rows and len(row) != len(rows[0]):
+            raise InputError(f"{path}: line {number} has {len(row)} columns, the first line has {len(rows[0])}")
+        if not all(0 <= value < float("inf") for value in row):
+            raise InputError(f"{path}: line {number} holds a value that is not a finite time >= 0")
+        rows.append(row)
+    if not rows:
+        raise InputError(f"{path}: holds no step times")
+    return np.array(rows)
