@@ -13,7 +13,7 @@ from topo.strategies.base import Averaging, Pace
 from topo.strategies.static import check_pace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -59,6 +59,42 @@ class Round:
             tuple(values),
             np.array([index_of[w] for _, _, w in listed], dtype=np.int32),
         )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        num_workers: int,
+        sources: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        weights: Sequence[Fraction],
+        weight_of: npt.ArrayLike,
+    ) -> Round:
+        """Build from flat arrays in any order: edge e carries `weights[weight_of[e]]`. O(edges log edges), vectorised.
+
+        Unused and equal weights are merged, so that equal rounds compare equal.
+
+        Raises:
+            ScheduleError: a rank out of range, a self-loop, or an edge given twice.
+        """
+        src, dst = np.asarray(sources, dtype=np.int64), np.asarray(targets, dtype=np.int64)
+        index = np.asarray(weight_of, dtype=np.int64)
+        for wrong, problem in (
+            ((src < 0) | (src >= num_workers) | (dst < 0) | (dst >= num_workers), f"ranks are 0..{num_workers - 1}"),
+            (src == dst, "a worker's weight on itself is what the others leave"),
+        ):
+            if wrong.any():
+                e = int(wrong.argmax())
+                raise ScheduleError(f"edge {src[e]}→{dst[e]}: {problem}")
+        order = np.lexsort((src, dst))
+        src, dst, index = src[order], dst[order], index[order]
+        twice = (src[1:] == src[:-1]) & (dst[1:] == dst[:-1])
+        if twice.any():
+            e = int(twice.argmax())
+            raise ScheduleError(f"edge {src[e]}→{dst[e]}: is given twice")
+        used = sorted({weights[i] for i in np.unique(index).tolist()})
+        position = {weight: i for i, weight in enumerate(used)}
+        rename = np.array([position.get(weight, 0) for weight in weights] or [0], dtype=np.int32)
+        return cls(num_workers, src.astype(np.int32), dst.astype(np.int32), tuple(used), rename[index])
 
     def __len__(self) -> int:
         """The number of directed edges."""
