@@ -34,13 +34,18 @@ class InputError(PreduceError, ValueError):
 
 
 class DocumentError(InputError):
-    """A document that is refused; `place` is a path such as `strategy.phases[2][0].group`."""
+    """A document that is refused; `place` is a path such as `strategy.phases[2][0].group`, or `line:column`."""
 
-    def __init__(self, place: str, problem: str) -> None:
-        """Keep the place beside the message, so that tools can point at it."""
-        super().__init__(f"{place}: {problem}" if place else problem)
+    def __init__(self, place: str, problem: str, source: str = "") -> None:
+        """Keep the parts beside the message, so that tools can point at them; `source` is the file's name."""
+        super().__init__(": ".join(part for part in (source, place, problem) if part))
         self.place = place
         self.problem = problem
+        self.source = source
+
+    def __reduce__(self) -> tuple[type[DocumentError], tuple[str, str, str]]:
+        """Errors travel between worker processes, so they must pickle."""
+        return type(self), (self.place, self.problem, self.source)
 
 
 class ScheduleError(InputError):

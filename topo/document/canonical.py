@@ -1,0 +1,49 @@
+"""The canonical form of a schedule and its SHA-256: what workers compare at start-up and what a certificate names.
+
+Canonical means: UTF-8 JSON with sorted keys, no spaces and no `certificate`; members that equal their default are
+absent; groups are ordered by their first member and ranks ascend; blocks, local ranks and digits ascend; a pace that
+is the same for all workers is one number; fractions are in lowest terms. So neither the order of groups in a file nor
+its layout matters, and a member that a later version adds with a default changes no old hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from topo.document.groups import phase_text
+from topo.document.kinds import kind_of
+from topo.document.schedule import encodable
+from topo.phase import Phase
+
+if TYPE_CHECKING:
+    from topo.schedule import Schedule
+
+
+def canonical_bytes(schedule: Schedule) -> bytes:
+    """The canonical form. O(size of the file): for rules independent of the number of nodes."""
+    document = encodable(schedule)
+    document.pop("certificate", None)
+    strategy = kind_of(schedule.strategy.kind).canonical(document["strategy"])
+    pace = strategy.get("pace")
+    if isinstance(pace, list) and len(set(pace)) == 1:
+        strategy = strategy | {"pace": pace[0]}
+        if pace[0] == 1:
+            del strategy["pace"]
+    return _text(document | {"strategy": strategy}).encode()
+
+
+def schedule_sha256(schedule: Schedule) -> str:
+    """The SHA-256 of the canonical form, as 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_bytes(schedule)).hexdigest()
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Phase):
+        return phase_text(value, spaced=False)
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key)}:{_text(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list) and value and isinstance(value[0], Phase):
+        return "[" + ",".join(map(_text, value)) + "]"
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,45 @@
+"""Exact numbers in documents: an integer, or a fraction string such as "4/3"; never a float."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from topo.document.place import shown
+
+MAX_DIGITS = 64
+_DIGITS = rf"[1-9][0-9]{{0,{MAX_DIGITS - 1}}}"
+PATTERN = rf"^-?(0|{_DIGITS})(/{_DIGITS})?$"
+_FRACTION = re.compile(rf"(-?(?:0|{_DIGITS}))(?:/({_DIGITS}))?")
+
+
+def parse_fraction(value: object) -> Fraction:
+    """The exact number that a document gives, in lowest terms.
+
+    Raises:
+        ValueError: neither an integer nor a fraction string; the message completes "<place>: ".
+    """
+    if type(value) is int:
+        return Fraction(value)
+    if not isinstance(value, str):
+        raise ValueError(f'is {shown(value)}; it must be exact: an integer or a fraction string such as "4/3"')  # noqa: TRY004
+    match = _FRACTION.fullmatch(value)
+    if match is None:
+        raise ValueError(
+            f'is {shown(value)}; a fraction string is such as "4/3": at most {MAX_DIGITS} digits each, no spaces, '
+            "no zero below"
+        )
+    return Fraction(int(match[1]), int(match[2] or 1))
+
+
+def dump_fraction(value: Fraction) -> int | str:
+    """An integer where it is one and short enough to stay exact everywhere, a fraction string otherwise.
+
+    Raises:
+        ValueError: more digits than a document may hold.
+    """
+    if value.denominator == 1 and abs(value.numerator) < 2**53:
+        return value.numerator
+    if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
+        raise ValueError(f"is a fraction of more than {MAX_DIGITS} digits; round it with Fraction.limit_denominator")
+    return str(value)

@@ -1,0 +1,170 @@
+"""The `hardware` part of cluster files: links and speeds with human units, to and from topo.hardware.
+
+Everything that a document says about hardware is in this file: a new property is one field and one line each way.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from topo import units
+from topo.document.model import Count, Model
+from topo.document.place import child, shown
+from topo.errors import DocumentError, InputError
+from topo.hardware import Hardware, Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from topo.cluster import Cluster
+
+
+def _quantity(parse: Callable[[str], float], number: str, *, positive: bool) -> tuple[Any, Any]:
+    """Validator and JSON schema of a quantity: a text with its unit, or a plain number in the unit `number`."""
+
+    def check(value: object) -> float:
+        if isinstance(value, str):
+            try:
+                return parse(value)
+            except InputError as error:
+                raise PydanticCustomError(
+                    "quantity", "{problem}", {"problem": f"is no quantity here: {error}"}
+                ) from None
+        number_given = isinstance(value, int | float) and not isinstance(value, bool)
+        result = float(value) if isinstance(value, int | float) else -1.0
+        if not number_given or not (0 < result < inf or (result == 0 and not positive)):
+            sign = ">" if positive else ">="
+            problem = f"is {shown(value)}; it must be a number {sign} 0 in {number}, or a text with its unit"
+            raise PydanticCustomError("quantity", "{problem}", {"problem": problem})
+        return result
+
+    bound = "exclusiveMinimum" if positive else "minimum"
+    schema = {"anyOf": [{"type": "string", "description": "number and unit"}, {"type": "number", bound: 0}]}
+    return BeforeValidator(check), WithJsonSchema(schema)
+
+
+Bandwidth = Annotated[float, *_quantity(units.parse_bandwidth, "bytes per second", positive=True)]
+Time = Annotated[float, *_quantity(units.parse_time, "seconds", positive=False)]
+Factor = Annotated[float, *_quantity(units.parse_factor, "times", positive=True)]
+
+
+def _whole(value: float) -> int:
+    if value != int(value) or value > 2**53:
+        raise PydanticCustomError("quantity", "{problem}", {"problem": f"is {value!r}; it must be whole bytes"})
+    return int(value)
+
+
+Size = Annotated[float, *_quantity(units.parse_size, "bytes", positive=False), AfterValidator(_whole)]
+Ratio = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
+RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+
+
+class LinkModel(Model):
+    """A link class: latency, and bandwidth (`10GB/s`) or its inverse; without either it moves bytes in no time."""
+
+    bandwidth: Bandwidth | None = None
+    seconds_per_byte: Ratio | None = None
+    latency: Time = 0.0
+
+
+class HardwareModel(Model):
+    """Links inside nodes and between them, single exceptions, and the job's sizes and times."""
+
+    inside: LinkModel = LinkModel()
+    nic: LinkModel = LinkModel()
+    node_inside: dict[RankKey, LinkModel] = Field(default_factory=dict)
+    node_nic: dict[RankKey, LinkModel] = Field(default_factory=dict)
+    num_nics: Count = 1
+    slowdown: dict[RankKey, Factor] = Field(default_factory=dict)
+    jitter: Ratio = 0.0
+    model_bytes: Size | None = None
+    compute: Time | None = None
+
+
+def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardware:
+    """The hardware of a checked document, on this cluster.
+
+    Raises:
+        DocumentError: a node or worker that the cluster does not have, or two bandwidths for one link.
+    """
+    for name, listed, bound, word in (
+        ("node_inside", model.node_inside, cluster.num_nodes, "node"),
+        ("node_nic", model.node_nic, cluster.num_nodes, "node"),
+        ("slowdown", model.slowdown, cluster.num_workers, "worker"),
+    ):
+        for key in listed:
+            if int(key) >= bound:
+                raise DocumentError(child(place, name), f"{word} {key} is out of range; {word}s are 0..{bound - 1}")
+    return Hardware(
+        inside=_link(model.inside, child(place, "inside")),
+        nic=_link(model.nic, child(place, "nic")),
+        node_inside=_links(model.node_inside, child(place, "node_inside")),
+        node_nic=_links(model.node_nic, child(place, "node_nic")),
+        num_nics=model.num_nics,
+        slowdown=tuple(sorted((int(worker), factor) for worker, factor in model.slowdown.items())),
+        jitter=float(model.jitter),
+        model_bytes=None if model.model_bytes is None else int(model.model_bytes),
+        compute=model.compute,
+    )
+
+
+def _links(listed: dict[str, LinkModel], place: str) -> tuple[tuple[int, Link], ...]:
+    return tuple(sorted(((int(key), _link(link, child(place, key))) for key, link in listed.items()), key=_first))
+
+
+def _first(pair: tuple[int, Link]) -> int:
+    return pair[0]
+
+
+def _link(model: LinkModel, place: str) -> Link:
+    if model.bandwidth is None:
+        return Link(model.latency, float(model.seconds_per_byte or 0.0))
+    if model.seconds_per_byte is not None:
+        raise DocumentError(place, "has both bandwidth and seconds_per_byte; keep one of them")
+    return Link.of_bandwidth(model.bandwidth, model.latency)
+
+
+def dump_hardware(hardware: Hardware) -> dict[str, Any]:
+    """The document of a hardware value, without members that equal their default; reads back to the same value."""
+    result: dict[str, Any] = {}
+    for name in ("inside", "nic"):
+        if (link := getattr(hardware, name)) != Link():
+            result[name] = _dump_link(link)
+    for name in ("node_inside", "node_nic"):
+        if listed := getattr(hardware, name):
+            result[name] = {str(node): _dump_link(link) for node, link in sorted(listed, key=_first)}
+    if hardware.num_nics != 1:
+        result["num_nics"] = hardware.num_nics
+    if hardware.slowdown:
+        result["slowdown"] = {str(w): _text(f, units.FACTORS) for w, f in sorted(hardware.slowdown)}
+    if hardware.jitter:
+        result["jitter"] = hardware.jitter
+    if hardware.model_bytes is not None:
+        result["model_bytes"] = _text(hardware.model_bytes, units.SIZES)
+    if hardware.compute is not None:
+        result["compute"] = _text(hardware.compute, units.TIMES)
+    return result
+
+
+def _text(value: float, names: dict[str, Any]) -> str | float:
+    return units.format_quantity(value, {name: scale for name, scale in names.items() if name}) or value
+
+
+def _dump_link(link: Link) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    if link.seconds_per_byte:
+        bandwidth = 1.0 / link.seconds_per_byte
+        rounded = float(f"{bandwidth:.6g}")
+        text = units.format_quantity(rounded, units.BANDWIDTHS)
+        # A bandwidth is kept only when it gives back the very same number of seconds per byte.
+        if text is not None and 1.0 / rounded == link.seconds_per_byte:
+            result["bandwidth"] = text
+        else:
+            result["seconds_per_byte"] = link.seconds_per_byte
+    if link.latency:
+        result["latency"] = _text(link.latency, units.TIMES)
+    return result

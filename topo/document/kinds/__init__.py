@@ -1,0 +1,21 @@
+"""One strategy kind a file: its closed model and the way to and from its value. A new kind is one file and one line."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topo.document.kinds.base import Kind
+
+MODULES: dict[str, str] = {
+    "static": "topo.document.kinds.static",
+    "allreduce": "topo.document.kinds.allreduce",
+    "neighbor": "topo.document.kinds.neighbor",
+}
+
+
+def kind_of(name: str) -> Kind:
+    """The document side of one strategy kind; each module offers it as `KIND`. KeyError for unknown names."""
+    kind: Kind = import_module(MODULES[name]).KIND
+    return kind

@@ -1,0 +1,107 @@
+"""Kind `neighbor` in documents: directed edges with exact weights, one graph per round."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Discriminator, Field, Tag
+
+from topo.document.fraction import dump_fraction
+from topo.document.kinds.base import Kind, dump_common, pace_value
+from topo.document.model import Exact, Index, Listed, Model, PaceField, validate
+from topo.document.place import child
+from topo.errors import DocumentError
+from topo.strategies.base import Averaging
+from topo.strategies.neighbor import Neighbor, Round
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.cluster import Cluster
+
+Edge = Annotated[Listed[Index], Field(min_length=2, max_length=2)]
+Weights = Annotated[
+    Annotated[Exact, Tag("one")] | Annotated[Listed[Exact], Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "one"),
+]
+
+
+class RoundModel(Model):
+    """Weighted edges `[source, target]`; a worker's weight on itself is what the others leave."""
+
+    edges: Listed[Edge]
+    weights: Weights
+
+
+class NeighborModel(Model):
+    """Rounds of weighted averaging over graphs."""
+
+    kind: Literal["neighbor"]
+    rounds: Annotated[Listed[RoundModel], Field(min_length=1)]
+    pace: PaceField = 1
+    overlap: bool = False
+    averaging: Literal["mean", "step-normalised"] = "mean"
+
+
+def _load(raw: dict[str, Any], cluster: Cluster, place: str) -> Neighbor:
+    model = validate(NeighborModel, raw, place)
+    return Neighbor(
+        rounds=tuple(
+            _round(listed, cluster.num_workers, child(child(place, "rounds"), t))
+            for t, listed in enumerate(model.rounds)
+        ),
+        pace=pace_value(model.pace),
+        overlap=model.overlap,
+        averaging=Averaging(model.averaging),
+    )
+
+
+def _round(model: RoundModel, num_workers: int, place: str) -> Round:
+    """The value of one round. O(edges log edges), vectorised."""
+    edges = np.array(model.edges, dtype=np.int64).reshape(-1, 2)
+    sources, targets = edges[:, 0], edges[:, 1]
+    weights = model.weights
+    if isinstance(weights, list) and len(weights) != len(edges):
+        problem = f"has {len(weights)} entries for {len(edges)} edges; give 1 weight for all or 1 for each edge"
+        raise DocumentError(child(place, "weights"), problem)
+    _refuse((edges >= num_workers).any(axis=1), edges, place, f"ranks are 0..{num_workers - 1}")
+    _refuse(
+        sources == targets, edges, place, "a worker's weight on itself is what the others leave; leave the edge out"
+    )
+    order = np.lexsort((sources, targets))
+    sources, targets = sources[order], targets[order]
+    twice = np.zeros(len(edges), dtype=bool)
+    twice[order[1:]] = (np.diff(sources) == 0) & (np.diff(targets) == 0)
+    _refuse(twice, edges, place, "is given twice; keep it once")
+    if isinstance(weights, list):
+        values = sorted(set(weights))
+        index = {weight: number for number, weight in enumerate(values)}
+        weight_of = np.array([index[weight] for weight in weights], dtype=np.int32)[order]
+    else:
+        values, weight_of = [weights] if len(edges) else [], np.zeros(len(edges), dtype=np.int32)
+    return Round(num_workers, sources.astype(np.int32), targets.astype(np.int32), tuple(values), weight_of)
+
+
+def _refuse(bad: npt.ArrayLike, edges: npt.NDArray[np.int64], place: str, rule: str) -> None:
+    where = np.flatnonzero(bad)
+    if len(where):
+        index = int(where[0])
+        source, target = edges[index].tolist()
+        raise DocumentError(child(child(place, "edges"), index), f"is {source}→{target}; {rule}")
+
+
+def _dump(strategy: Neighbor) -> dict[str, Any]:
+    return dump_common(strategy) | {"rounds": [_dump_round(listed) for listed in strategy.rounds]}
+
+
+def _dump_round(listed: Round) -> dict[str, Any]:
+    edges = np.stack([listed.sources, listed.targets], axis=1).tolist()
+    used = [dump_fraction(Fraction(weight)) for weight in listed.weights]
+    if len(used) == 1:
+        return {"edges": edges, "weights": used[0]}
+    return {"edges": edges, "weights": [used[index] for index in listed.weight_of.tolist()]}
+
+
+KIND = Kind((NeighborModel,), _load, _dump)

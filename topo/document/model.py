@@ -1,0 +1,170 @@
+"""The base of all closed models, their shared field types, and one-line refusals made from pydantic's errors."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictInt,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from topo.document.fraction import PATTERN, parse_fraction
+from topo.document.place import child, shown
+from topo.document.reader import MAX_INTEGER
+from topo.errors import DocumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic_core import ErrorDetails
+
+
+class Model(BaseModel):
+    """A closed object: no coercion, no unknown keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: object) -> object:
+        if isinstance(data, dict):
+            for key in data:
+                if key not in cls.model_fields:
+                    raise PydanticCustomError("unknown_key", "{problem}", {"problem": unknown(key, cls.model_fields)})
+        return data
+
+
+def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
+    """The sentence that refuses an unknown word and names the nearest known ones."""
+    near = get_close_matches(key[:60], list(known), n=1, cutoff=0.6)
+    way_out = f"did you mean {shown(near[0])}?" if near else "known: " + ", ".join(known)
+    return f"has the unknown {word} {shown(key)}; {way_out}"
+
+
+def _exact(value: object) -> Fraction:
+    try:
+        return parse_fraction(value)
+    except ValueError as error:
+        raise PydanticCustomError("fraction", "{problem}", {"problem": str(error)}) from None
+
+
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise PydanticCustomError(
+            "text", "{problem}", {"problem": f"is {shown(value)}; a name is 1 line of printable text"}
+        )
+    return value
+
+
+Exact = Annotated[
+    Fraction,
+    BeforeValidator(_exact),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": PATTERN}]}),
+]
+"""An integer or a fraction string."""
+
+Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
+"""A number of things, at least one."""
+
+Index = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
+"""A rank, a local rank, a node or a digit; counted from 0."""
+
+Item = TypeVar("Item")
+Listed = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that stops at its first fault, so that a file of a million faults is refused as fast as a file of one."""
+
+Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
+
+PaceField = Annotated[
+    Annotated[Count, Tag("number")] | Annotated[Listed[Count], Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "number"),
+]
+"""Steps per round: one number, or one per worker."""
+
+Rounds = Annotated[StrictInt, Field(ge=0, le=MAX_INTEGER)]
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def validate(model: type[Checked], value: object, place: str) -> Checked:
+    """Check a parsed value against a model.
+
+    Raises:
+        DocumentError: the first fault, with its place below `place`.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_context=True), value, place) from None
+
+
+def _refusal(errors: list[ErrorDetails], value: Any, root: str) -> DocumentError:  # noqa: ANN401 - JSON, walked by a checked path
+    # Unknown keys first: a misspelt key is the cause of the missing one.
+    error = next((e for e in errors if e["type"] == "unknown_key"), errors[0])
+    place = root
+    for part in error["loc"]:
+        # Locations also hold the tags of unions, which are no part of the document.
+        in_object = isinstance(value, dict) and part in value
+        in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if in_object or in_list:
+            value, place = value[part], child(place, part)
+    if error["type"] == "missing":
+        return DocumentError(place or "document", f"the key {shown(error['loc'][-1])} is missing; add it")
+    return DocumentError(place or "document", _sentence(error, place))
+
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+}
+
+_WAYS_OUT = {
+    "group": "a group has at least 2 workers; leave out who skips",
+    "phases": "a static schedule has at least 1 phase",
+    "rounds": "a neighbor schedule has at least 1 round",
+    "local": "a block names at least 1 local rank",
+}
+
+
+def _sentence(error: ErrorDetails, place: str) -> str:
+    kind, got, context = error["type"], shown(error["input"]), error.get("ctx", {})
+    if "problem" in context:
+        return str(context["problem"])
+    if kind in _EXPECTED:
+        return f"is {got}; it must be {_EXPECTED[kind]}"
+    for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+        if key in context:
+            return f"is {got}; it must be {sign} {context[key]}"
+    if kind == "literal_error":
+        return f"is {got}; it must be {context['expected']}"
+    if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
+        short = kind.endswith("short")
+        bound = context.get("min_length" if short else "max_length")
+        rule = _WAYS_OUT.get(place.rpartition(".")[2]) if short else None
+        return f"is {got}, too {'short' if short else 'long'}; {rule or f'its length is at {_most(short)} {bound}'}"
+    return f"is {got}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def _most(short: bool) -> str:
+    return "least" if short else "most"

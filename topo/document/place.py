@@ -1,0 +1,37 @@
+"""How refusals name places and values: always on one line, always short, always printable."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,60}")
+
+
+def child(place: str, key: str | int) -> str:
+    """The place of an item: `strategy` and `phases` give `strategy.phases`; an index gives `phases[2]`."""
+    if isinstance(key, int):
+        return f"{place}[{key}]"
+    if not _PLAIN.fullmatch(key):
+        return f"{place}[{shown(key)}]"
+    return f"{place}.{key}" if place else key
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut to at most 60 characters."""
+    if isinstance(value, list | dict) and len(value) > 8:
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    if isinstance(value, str) and len(value) > 50:
+        value = value[:47] + "..."
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """A file name on one line."""
+    text = os.fsdecode(os.fspath(path))
+    return text if text.isprintable() else ascii(text)

@@ -1,0 +1,278 @@
+"""Strict reading of JSON: size, encoding and depth limits before parsing; nothing ambiguous gets through.
+
+Different JSON parsers disagree on duplicate keys, huge numbers, NaN and lone surrogates; a document that one tool
+proves must not be read differently by another, so all of these are refused. Every refusal is one DocumentError.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import re
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from topo.document.place import child, shown, shown_path
+from topo.errors import DocumentError, FileProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BYTES = 16 * 2**20
+MAX_DEPTH = 32
+MAX_INTEGER = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly; larger ones are written as strings."""
+
+_CHUNK = 2**20
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file (or of a link to one), refused unread when it is too large.
+
+    Raises:
+        FileProblem: the file is absent or cannot be read.
+        DocumentError: not a regular file, or over the limit.
+    """
+    source = shown_path(path)
+    try:
+        # O_NONBLOCK: opening a FIFO that nobody writes to would otherwise wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise FileProblem(f"{source}: cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DocumentError("", f"is {_file_kind(status.st_mode)}; a document is a regular file", source)
+        if status.st_size > max_bytes:
+            _too_large(status.st_size, max_bytes, source)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise FileProblem(f"{source}: cannot be read: {error.strerror or error}") from None
+    finally:
+        os.close(descriptor)
+    if len(data) > max_bytes:
+        _too_large(len(data), max_bytes, source)
+    return data
+
+
+def _file_kind(mode: int) -> str:
+    for test, name in (
+        (stat.S_ISDIR, "a directory"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    ):
+        if test(mode):
+            return name
+    return "no regular file"
+
+
+def _too_large(size: int, max_bytes: int, source: str) -> NoReturn:
+    raise DocumentError(
+        "document",
+        f"is {size} bytes or more; the limit is {max_bytes} bytes; raise the limit if you trust the file",
+        source,
+    )
+
+
+def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> object:
+    """Read one JSON file strictly.
+
+    Raises:
+        FileProblem: the file is absent or cannot be read.
+        DocumentError: anything that strict JSON does not allow, with its place.
+    """
+    return parse_json(read_bytes(path, max_bytes), max_bytes=max_bytes, source=shown_path(path))
+
+
+def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> object:
+    """Parse one JSON document strictly: UTF-8, depth <= 32, no duplicate keys, no NaN, no |integer| >= 2**53.
+
+    O(len(data)), whatever the content. `source` is named in errors.
+
+    Raises:
+        DocumentError: with the place, as a path or, for syntax errors, as line:column.
+    """
+    text = decode(data, max_bytes=max_bytes, source=source)
+    check_depth(data, source=source)
+    faults: list[_Fault] = []
+    hooks = _Hooks(faults)
+    long_numbers = _has_long_numbers(data)
+    decoder = json.JSONDecoder(
+        object_pairs_hook=hooks.pairs,
+        parse_constant=hooks.constant,
+        parse_int=hooks.integer if long_numbers else None,
+        parse_float=hooks.number if long_numbers else None,
+    )
+    try:
+        with _collector_paused(len(data)):
+            value = decoder.decode(text)
+    except json.JSONDecodeError as error:
+        place = f"{error.lineno}:{error.colno}"
+        what = "ends too early" if error.pos >= len(text.rstrip()) else f"is not JSON: {_lower(error.msg)}"
+        raise DocumentError(place, f"{what}; the file may be cut off or hand-edited; write it again", source) from None
+    if faults or _SURROGATE.search(data):
+        for place, problem in _faults_in(value, ""):
+            raise DocumentError(place or "document", problem, source)
+    return value
+
+
+def decode(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> str:
+    """The text of a document in UTF-8 without byte-order mark.
+
+    Raises:
+        DocumentError: empty, too large, a byte-order mark, or other than UTF-8.
+    """
+    if len(data) > max_bytes:
+        _too_large(len(data), max_bytes, source)
+    if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        raise DocumentError("1:1", "starts with a byte-order mark; save it as UTF-8 without one", source)
+    if not data or data.isspace():
+        raise DocumentError("1:1", "is empty; the file may be cut off; write it again", source)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = line_column(data, error.start)
+        raise DocumentError(where, "is not UTF-8; save the file in UTF-8", source) from None
+
+
+def line_column(data: bytes, offset: int) -> str:
+    """`line:column` of a byte offset, both counted from 1."""
+    return f"{data.count(10, 0, offset) + 1}:{offset - data.rfind(10, 0, offset)}"
+
+
+def check_depth(data: bytes, *, source: str = "") -> None:
+    """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorised pass that knows strings.
+
+    Raises:
+        DocumentError: with line:column of the first bracket that is too deep.
+    """
+    # Blank the escapes that matter, keeping every offset: what is left of quotes opens or closes a string.
+    blank = data.replace(rb"\\", b"  ").replace(rb"\"", b"  ") if b"\\" in data else data
+    depth, inside = 0, 0
+    for start in range(0, len(blank), _CHUNK):
+        chunk = np.frombuffer(blank, dtype=np.uint8, count=min(_CHUNK, len(blank) - start), offset=start)
+        # Counting modulo 256 keeps the parity, which is all that is asked: odd is inside a string.
+        quotes = np.cumsum(chunk == 34, dtype=np.uint8) + np.uint8(inside)
+        lower = chunk | 32  # '[' and '{' differ in one bit, and so do ']' and '}'
+        where = np.flatnonzero(((lower == 123) | (lower == 125)) & (quotes & 1 == 0))
+        steps = np.cumsum(np.where(lower[where] == 123, 1, -1)) + depth
+        if len(steps):
+            if steps.max() > MAX_DEPTH:
+                offset = start + int(where[int(np.argmax(steps > MAX_DEPTH))])
+                raise DocumentError(
+                    line_column(data, offset),
+                    f"is nested deeper than {MAX_DEPTH} levels; no document of ours is",
+                    source,
+                )
+            depth = int(steps[-1])
+        inside = int(quotes[-1]) & 1
+
+
+def _has_long_numbers(data: bytes) -> bool:
+    """Whether a number could be out of range: only such documents pay for a Python call per number."""
+    same = data.translate(_DIGITS)
+    return b"0" * 16 in same or b"e000" in same or b"e+000" in same
+
+
+class _Fault:
+    """Stands in the parsed value where something is refused, so that its path can be found afterwards."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+
+
+class _Hooks:
+    """The decoder's callbacks. They record faults instead of raising: the decoder does not know the path."""
+
+    def __init__(self, faults: list[_Fault]) -> None:
+        self.faults = faults
+
+    def _fault(self, problem: str) -> _Fault:
+        self.faults.append(_Fault(problem))
+        return self.faults[-1]
+
+    def pairs(self, pairs: list[tuple[str, object]]) -> object:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            seen: set[str] = set()
+            key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            return self._fault(f"has the key {shown(key)} twice; keep one of them")
+        return value
+
+    def constant(self, text: str) -> object:
+        return self._fault(f"is {text}; numbers are finite")
+
+    def integer(self, text: str) -> object:
+        if len(text) > 17 or abs(int(text)) > MAX_INTEGER:
+            return self._fault(f"is {shown(text)[1:-1]}, an integer beyond ±(2**53 − 1), which other readers round")
+        return int(text)
+
+    def number(self, text: str) -> object:
+        value = float(text)
+        return (
+            value
+            if math.isfinite(value)
+            else self._fault(f"is {shown(text)[1:-1]}, which overflows; numbers are finite")
+        )
+
+
+def _faults_in(value: object, place: str) -> Iterator[tuple[str, str]]:
+    """(place, problem) of every fault and lone surrogate, in document order. Depth is bounded by `check_depth`."""
+    if isinstance(value, _Fault):
+        yield place, value.problem
+    elif isinstance(value, str):
+        if _is_broken(value):
+            yield place, f"is {shown(value)}, which holds half of a surrogate pair; it is not a text"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if _is_broken(key):
+                yield place, f"has the key {shown(key)}, which holds half of a surrogate pair; it is not a text"
+            yield from _faults_in(item, child(place, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            if not isinstance(item, int | float):
+                yield from _faults_in(item, child(place, index))
+
+
+def _is_broken(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+@contextmanager
+def _collector_paused(size: int) -> Iterator[None]:
+    """Parsing only creates objects; the cycle collector would scan millions of them again and again."""
+    if size < _CHUNK or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def is_file(text: str) -> bool:
+    """Whether a text names something in the file system (never raises)."""
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,134 @@
+"""Schedules to and from documents: the envelope (format, version, name, cluster, strategy, certificate)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from topo.document.groups import plain_phase
+from topo.document.kinds import MODULES, kind_of
+from topo.document.model import Model, Name, unknown, validate
+from topo.document.place import shown, shown_path
+from topo.document.reader import MAX_BYTES, parse_json, read_bytes
+from topo.document.shape import Shape, dump_shape, placed, shape_value
+from topo.errors import DocumentError, InputError
+from topo.phase import Phase
+from topo.schedule import Schedule
+
+if TYPE_CHECKING:
+    import os
+
+FORMAT = "preduce.schedule"
+VERSION = 1
+
+
+class ScheduleEnvelope(Model):
+    """Who averages with whom, when, on a cluster of this shape."""
+
+    format: Literal["preduce.schedule"]
+    version: Literal[1]
+    name: Name
+    cluster: Shape
+    strategy: dict[str, Any]
+    certificate: dict[str, Any] = Field(default_factory=dict)
+
+
+def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Schedule:
+    """Read one schedule file strictly.
+
+    Args:
+        path: a regular file, or a link to one.
+        max_bytes: the size above which the file is refused unread; raise it for explicit files of a million workers.
+
+    Raises:
+        FileProblem: the file is absent or cannot be read.
+        DocumentError: a file that breaks the format; one line with the file, the place and the rule. Overlapping
+            groups and schedules that never reach consensus do load: `verify` refutes them.
+    """
+    return _parse(read_bytes(path, max_bytes), max_bytes, shown_path(path))
+
+
+def parse_schedule(data: bytes, *, max_bytes: int = MAX_BYTES) -> Schedule:
+    """The schedule that a document of bytes holds; see `load_schedule`.
+
+    Raises:
+        DocumentError: a document that breaks the format.
+    """
+    return _parse(data, max_bytes, "")
+
+
+def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
+    raw = parse_json(data, max_bytes=max_bytes, source=source)
+    try:
+        return schedule_of(raw)
+    except DocumentError as error:
+        raise DocumentError(error.place, error.problem, source) from None
+
+
+def schedule_of(raw: object) -> Schedule:
+    """The schedule of a parsed document.
+
+    Raises:
+        DocumentError: a document that breaks the format.
+    """
+    check_header(raw, FORMAT, VERSION)
+    envelope = validate(ScheduleEnvelope, raw, "")
+    cluster = shape_value(envelope.cluster, "cluster")
+    name = envelope.strategy.get("kind")
+    if name is None:
+        raise DocumentError("strategy", f'the key "kind" is missing; known kinds: {", ".join(MODULES)}')
+    if not isinstance(name, str) or name not in MODULES:
+        raise DocumentError(
+            "strategy.kind",
+            unknown(name, MODULES, "kind")
+            if isinstance(name, str)
+            else f"is {shown(name)}; it must be one of {', '.join(MODULES)}",
+        )
+    strategy = kind_of(name).load(envelope.strategy, cluster, "strategy")
+    certificate = envelope.certificate if "certificate" in envelope.model_fields_set else None
+    try:
+        return Schedule(envelope.name, cluster, strategy, certificate)
+    except InputError as error:
+        raise placed(error, "cluster" if cluster.num_workers < 2 else "strategy") from None
+
+
+def check_header(raw: object, name: str, version: int) -> None:
+    """Refuse other formats and other versions before anything else is looked at.
+
+    Raises:
+        DocumentError: as said.
+    """
+    if not isinstance(raw, dict):
+        raise DocumentError("document", f'is {shown(raw)}; it must be an object with "format": "{name}"')
+    if "format" in raw and raw["format"] != name:
+        raise DocumentError("format", f'is {shown(raw["format"])}; it must be "{name}"')
+    found = raw.get("version", version)
+    if type(found) is not int or found != version:
+        newer = type(found) is int and found > version
+        way_out = "install a newer preduce" if newer else "write it again with this preduce"
+        raise DocumentError("version", f"is {shown(found)}; this preduce reads version {version}; {way_out}")
+
+
+def encodable(schedule: Schedule) -> dict[str, Any]:
+    """The document of a schedule, explicit phases still as `Phase` values; members with their default are absent."""
+    result: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": schedule.name,
+        "cluster": dump_shape(schedule.cluster),
+        "strategy": kind_of(schedule.strategy.kind).dump(schedule.strategy),
+    }
+    if schedule.certificate is not None:
+        result["certificate"] = dict(schedule.certificate)
+    return result
+
+
+def dump_schedule(schedule: Schedule) -> dict[str, Any]:
+    """The document of a schedule as plain dictionaries, lists, texts and integers; `schedule_of` reads it back."""
+    result = encodable(schedule)
+    strategy: dict[str, Any] = result["strategy"]
+    if "phases" in strategy:
+        phases = strategy["phases"]
+        strategy["phases"] = [plain_phase(phase) if isinstance(phase, Phase) else phase for phase in phases]
+    return result

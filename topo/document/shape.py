@@ -1,0 +1,71 @@
+"""The shape of a cluster in documents: which worker runs on which node. Shared by schedule and cluster files."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from topo.cluster import Cluster
+from topo.document.model import Count, Index, Listed, Model, Name
+from topo.errors import DocumentError, InputError
+
+if TYPE_CHECKING:
+    from topo.hardware import Hardware
+
+_PLACED = re.compile(r"([A-Za-z_]+(?:\[[0-9]+\]|\.[A-Za-z_]+)*): (.*)", re.DOTALL)
+
+
+class RegularShape(Model):
+    """`num_nodes` nodes of `workers_per_node` workers; worker w runs on node w // workers_per_node."""
+
+    num_nodes: Count
+    workers_per_node: Count
+
+
+class ListedShape(Model):
+    """One list of ranks per node, in the order of their local ranks."""
+
+    nodes: Annotated[Listed[Annotated[Listed[Index], Field(min_length=1)]], Field(min_length=1)]
+
+
+Shape = Annotated[
+    Annotated[RegularShape, Tag("regular")] | Annotated[ListedShape, Tag("listed")],
+    Discriminator(lambda value: "listed" if isinstance(value, dict) and "nodes" in value else "regular"),
+]
+
+
+def shape_value(model: RegularShape | ListedShape, place: str, hardware: Hardware | None = None) -> Cluster:
+    """The cluster of a checked shape.
+
+    Raises:
+        DocumentError: ranks that are not 0..n-1, each once, or too many workers.
+    """
+    try:
+        if isinstance(model, ListedShape):
+            return Cluster.irregular(model.nodes, hardware=hardware)
+        return Cluster.regular(model.num_nodes, model.workers_per_node, hardware=hardware)
+    except InputError as error:
+        raise placed(error, place, drop="cluster") from None
+
+
+def dump_shape(cluster: Cluster) -> dict[str, Any]:
+    """The shape of a cluster as a document holds it."""
+    if cluster.workers_per_node is not None:
+        return {"num_nodes": cluster.num_nodes, "workers_per_node": cluster.workers_per_node}
+    return {"nodes": [list(node) for node in cluster.nodes or ()]}
+
+
+def placed(error: InputError, root: str, drop: str = "") -> DocumentError:
+    """A refusal by a value, with its place below `root`: values say `phases[0][1].local: problem`."""
+    if isinstance(error, DocumentError):
+        return error
+    match = _PLACED.fullmatch(str(error))
+    if match is None:
+        return DocumentError(root or "document", str(error))
+    inner = match[1].removeprefix(drop).lstrip(".") if drop else match[1]
+    return DocumentError(".".join(part for part in (root, inner) if part) or "document", match[2])
+
+
+__all__ = ["ListedShape", "Name", "RegularShape", "Shape", "dump_shape", "placed", "shape_value"]

@@ -1,0 +1,114 @@
+"""Writing documents: compact enough for large schedules, one phase a line for people, and never half a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from topo.document.groups import phase_text
+from topo.document.place import shown_path
+from topo.document.schedule import encodable, schedule_of
+from topo.errors import DocumentError, FileProblem, ScheduleError
+from topo.phase import Phase
+
+if TYPE_CHECKING:
+    from topo.schedule import Schedule
+
+_OPEN_KEYS = ("strategy", "hardware")
+_LINE_KEYS = ("phases", "rounds", "nodes")
+
+
+def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
+    """Write a schedule file, atomically: readers see the old file or the new one, never a part.
+
+    Raises:
+        FileProblem: the file cannot be written; what stood there before still stands.
+        ScheduleError: the schedule cannot be expressed in the format (a name of several lines, a fraction of more
+            digits than the format holds).
+    """
+    write_file(path, schedule_text(schedule).encode())
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """The text of a schedule file: one line for each phase or round, keys in reading order.
+
+    Raises:
+        ScheduleError: the schedule cannot be expressed in the format.
+    """
+    try:
+        document = encodable(schedule)
+        # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
+        schedule_of(document | {"strategy": {"kind": "allreduce"}})
+        return pretty(document)
+    except (DocumentError, TypeError, ValueError) as error:
+        raise ScheduleError(f"schedule {schedule.name[:40]!a}: cannot be written: {error}") from None
+
+
+def pretty(document: dict[str, Any]) -> str:
+    """JSON text with one line for each key, phase and round. Ends with a newline."""
+    return _object(document, "") + "\n"
+
+
+def _object(value: dict[str, Any], indent: str) -> str:
+    deeper = indent + "  "
+    lines = [f"{deeper}{json.dumps(key)}: {_member(key, item, deeper)}" for key, item in value.items()]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
+
+
+def _member(key: str, value: object, indent: str) -> str:
+    if key in _OPEN_KEYS and isinstance(value, dict):
+        return _object(value, indent)
+    if key in _LINE_KEYS and isinstance(value, list) and value:
+        deeper = indent + "  "
+        return "[\n" + ",\n".join(deeper + _line(item) for item in value) + f"\n{indent}]"
+    return _line(value)
+
+
+def _line(value: object) -> str:
+    return phase_text(value, spaced=True) if isinstance(value, Phase) else json.dumps(value, allow_nan=False)
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write bytes to a temporary file beside the target, flush it to the disk, then rename. Mode by umask.
+
+    Links are followed; a target that is no regular file (`/dev/stdout`, a FIFO) is written to directly.
+
+    Raises:
+        FileProblem: the file cannot be written; what stood there before still stands.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+            with target.open("wb") as file:
+                file.write(data)
+            return
+        _replace(target, data)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileProblem(f"{shown_path(path)}: cannot be written: {reason}") from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    temporary = target.parent / f".{target.name[:100]}.{secrets.token_hex(6)}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    with contextlib.suppress(OSError):  # some file systems cannot flush a directory; the file itself is safe
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

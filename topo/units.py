@@ -1,0 +1,112 @@
+"""Quantities as people write them: `10GB/s`, `25Gbit/s`, `5us`, `552MB`, `5x`. Parsed exactly, refused clearly.
+
+Prefixes are decimal (`kB` = 1,000 bytes); the binary ones carry an i (`KiB` = 1,024 bytes). Units are case-sensitive,
+because `b` and `B` differ by a factor of eight.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from topo.errors import InputError
+
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][+-]?[0-9]{1,2})?)\s{0,4}(\S{0,12})")
+
+_PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+SIZES = {f"{name}B": Fraction(scale) for name, scale in (_PREFIXES | _BINARY).items()}
+TIMES = {
+    "ns": Fraction(1, 10**9),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),
+    "μs": Fraction(1, 10**6),
+    "ms": Fraction(1, 10**3),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+}
+BANDWIDTHS = (
+    {f"{name}/s": scale for name, scale in SIZES.items()}
+    | {f"{name}bit/s": Fraction(scale, 8) for name, scale in _PREFIXES.items()}
+    | {f"{name}bps": Fraction(scale, 8) for name, scale in _PREFIXES.items() if name}
+)
+FACTORS = {"x": Fraction(1), "": Fraction(1)}
+
+
+def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fraction:
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"{_shown(text)} is not {what}; write a number and a unit, such as {example}")
+    number, unit = Fraction(match[1]), match[2]
+    if unit in units:
+        return number * units[unit]
+    if unit.endswith(("b/s", "b")):
+        raise InputError(f"{_shown(text)} could mean bits or bytes; write GB/s for bytes or Gbit/s for bits")
+    if not unit:
+        raise InputError(f"{_shown(text)} has no unit; {what} needs one, such as {example}")
+    known = ", ".join(name for name in units if name not in ("", "μs"))
+    raise InputError(f"{_shown(text)} has an unknown unit; {what} is written such as {example}, in one of {known}")
+
+
+def _shown(text: str) -> str:
+    """The offending text on one line, cut short."""
+    return ascii(text if len(text) <= 40 else text[:37] + "...")
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second, > 0: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`.
+
+    Raises:
+        InputError: no such quantity, an ambiguous `Gb/s`, or zero.
+    """
+    value = _parse(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
+    if value == 0:
+        raise InputError(f"{_shown(text)} is no bandwidth; it must be > 0")
+    return float(value)
+
+
+def parse_time(text: str) -> float:
+    """Seconds, >= 0: `50ms`, `5us`, `1.5s`, `2min`.
+
+    Raises:
+        InputError: no such quantity.
+    """
+    return float(_parse(text, TIMES, "a time", "50ms or 5us"))
+
+
+def parse_size(text: str) -> int:
+    """A whole number of bytes, >= 0: `552MB`, `1.5GiB`.
+
+    Raises:
+        InputError: no such quantity, or not a whole number of bytes.
+    """
+    value = _parse(text, SIZES, "a size", "552MB or 2GiB")
+    if value.denominator != 1:
+        raise InputError(f"{_shown(text)} is not a whole number of bytes")
+    return value.numerator
+
+
+def parse_factor(text: str) -> float:
+    """A factor > 0: `5x` or `1.25`.
+
+    Raises:
+        InputError: no such quantity, or zero.
+    """
+    value = _parse(text, FACTORS, "a factor", "5x")
+    if value == 0:
+        raise InputError(f"{_shown(text)} is no factor; it must be > 0")
+    return float(value)
+
+
+def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
+    """The shortest `number + unit` that means exactly `value`, or None when none of at most 6 digits does."""
+    exact, best = Fraction(value), ""
+    for unit, scale in units.items():
+        if not unit.isascii():
+            continue
+        shown = f"{float(exact / scale):.6g}"
+        if "e" not in shown and float(Fraction(shown) * scale) == value and (not best or len(shown + unit) < len(best)):
+            best = shown + unit
+    return best or None
