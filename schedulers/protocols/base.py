@@ -1,0 +1,132 @@
+"""What a protocol is here: a pure state machine that three drivers share.
+
+A machine says how each of its processes (workers, services) reacts to events; it holds no clock, socket, thread or
+tensor. `verify.explore` runs it through every interleaving, a virtual-time engine runs it for thousands of workers, and
+the runtime runs the same object between real processes. What runs is what was explored.
+
+A driver keeps one state per process and does three things, in any order that it likes:
+
+* it calls `ready(process, state)` and lets one of the events that come back happen (work that has ended, a choice that
+  is free): the driver decides *when*, the machine decides *whether*;
+* it hands a message that has arrived to `step(process, state, Received(source, message))`;
+* it carries out the actions that `start` and `step` return: `Send` puts a message on its way, `Note` tells the world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Action: put `message` on its way to process `to`."""
+
+    to: int
+    message: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Action: something the outside wants to know (a step entered, a group granted); drivers may act on it."""
+
+    what: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Event: a message from process `source` has arrived."""
+
+    source: int
+    message: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """Message that a failure detector sends in the name of a process that has stopped for ever."""
+
+
+Action = Send | Note
+Outcome = tuple[State, tuple[Action, ...]]
+
+
+class Machine(Protocol[State]):
+    """A protocol: pure functions over hashable states of `num_processes` processes.
+
+    `step` is total on the events that `ready` offers and on every message that a process may be sent; for the same
+    arguments it always returns an equal result. `channels` lists the (source, destination) pairs that may carry
+    messages.
+    """
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes; they are named 0..num_processes-1."""
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """Every (source, destination) pair that may carry messages."""
+
+    def start(self, process: int) -> Outcome[State]:
+        """The first state of a process and its first actions."""
+
+    def ready(self, process: int, state: State) -> Sequence[Hashable]:
+        """The events that a process may raise by itself in this state."""
+
+    def step(self, process: int, state: State, event: Any) -> Outcome[State]:  # noqa: ANN401 - machines own their events
+        """What an event (a ready one, or `Received`) does."""
+
+
+@runtime_checkable
+class Shiftable(Protocol):
+    """A machine whose behaviour does not change when every step number moves by the same amount.
+
+    The explorer then keeps step numbers relative to the slowest process, so that endless runs have finitely many
+    states.
+    """
+
+    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Machine
+        """The step number of a process; None for a process without one."""
+
+    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Machine
+        """The state with every step number lowered by `by`."""
+
+    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Machine
+        """The message with every step number lowered by `by`."""
+
+
+@runtime_checkable
+class Symmetric(Protocol):
+    """A machine whose behaviour does not change when its processes are renamed by certain permutations."""
+
+    def symmetries(self) -> Sequence[tuple[int, ...]]:
+        """Permutations p (process v becomes p[v]) under which the machine is the same; a group, identity included."""
+
+    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
+        """The state that process permutation[process] has after the renaming."""
+
+    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
+        """The message after the renaming."""
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A machine whose processes may come to a proper end; a halt in which all have ended is no deadlock."""
+
+    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Machine
+        """Whether the process may rest here for ever."""
+
+
+@runtime_checkable
+class Describing(Protocol):
+    """A machine that words its own events and messages for readers of traces."""
+
+    def describe(self, process: int, event: Any) -> str:  # noqa: ANN401 - as in Machine
+        """An event of a process as a reader would say it, such as `worker 2 enters step 3`."""
+
+    def describe_message(self, message: Any) -> str:  # noqa: ANN401 - as in Machine
+        """A message as a reader would say it, such as `update of step 3`."""

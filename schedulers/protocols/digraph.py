@@ -1,0 +1,96 @@
+"""Digraph: who sends to whom, as the frozen value that protocols over a fixed graph are built on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Digraph:
+    """A directed graph over workers 0..num_workers-1 without self-loops; edge (u, v) means that u sends to v.
+
+    Every worker also keeps its own update, so Hop's N_in(v) is `sources[v]` plus v itself; see `Hop` for where that
+    matters. Edges are sorted. Build one with `of`.
+    """
+
+    num_workers: int
+    edges: tuple[tuple[int, int], ...]
+    sources: tuple[tuple[int, ...], ...] = field(repr=False, compare=False)
+    targets: tuple[tuple[int, ...], ...] = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, num_workers: int, edges: Iterable[Sequence[int]]) -> Digraph:
+        """Build from (source, target) pairs in any order; self-loops and repeated edges are dropped.
+
+        Raises:
+            InputError: no worker, or a rank out of range.
+        """
+        if num_workers < 1:
+            raise InputError(f"graph: has {num_workers} workers; it needs at least 1")
+        kept = sorted({(int(u), int(v)) for u, v in edges if u != v})
+        for u, v in kept:
+            if not (0 <= u < num_workers and 0 <= v < num_workers):
+                raise InputError(f"edge {u}→{v}: ranks are 0..{num_workers - 1}")
+        sources: list[list[int]] = [[] for _ in range(num_workers)]
+        targets: list[list[int]] = [[] for _ in range(num_workers)]
+        for u, v in kept:
+            sources[v].append(u)
+            targets[u].append(v)
+        return cls(num_workers, tuple(kept), tuple(map(tuple, sources)), tuple(map(tuple, targets)))
+
+    @classmethod
+    def undirected(cls, num_workers: int, edges: Iterable[Sequence[int]]) -> Digraph:
+        """Build from undirected edges: both directions of each."""
+        listed = [(int(u), int(v)) for u, v in edges]
+        return cls.of(num_workers, listed + [(v, u) for u, v in listed])
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether every edge stands in both directions."""
+        return all(self.sources[v] == self.targets[v] for v in range(self.num_workers))
+
+
+def automorphisms(graph: Digraph, labels: Sequence[object], *, limit: int = 64) -> tuple[tuple[int, ...], ...]:
+    """The permutations of the workers that keep edges and labels: the symmetries that a search may fold together.
+
+    Plain backtracking over degree- and label-compatible images. When there are more than `limit`, only the identity
+    and the cyclic shifts that are automorphisms come back (a group as well), because every permutation costs the
+    search time at every state.
+    """
+    n = graph.num_workers
+    edges = set(graph.edges)
+    kind = [(labels[v], len(graph.sources[v]), len(graph.targets[v])) for v in range(n)]
+    found: list[tuple[int, ...]] = []
+    image: list[int] = []
+
+    def fits(v: int, w: int) -> bool:
+        return kind[v] == kind[w] and all(
+            ((u, v) in edges) == ((image[u], w) in edges) and ((v, u) in edges) == ((w, image[u]) in edges)
+            for u in range(v)
+        )
+
+    def extend(v: int) -> None:
+        if len(found) > limit:
+            return
+        if v == n:
+            found.append(tuple(image))
+            return
+        for w in range(n):
+            if w not in image and fits(v, w):
+                image.append(w)
+                extend(v + 1)
+                image.pop()
+
+    extend(0)
+    if len(found) <= limit:
+        return tuple(found)
+    shifts = (tuple((v + k) % n for v in range(n)) for k in range(n))
+    return tuple(
+        p for p in shifts if all(kind[v] == kind[p[v]] for v in range(n)) and {(p[u], p[v]) for u, v in edges} == edges
+    )

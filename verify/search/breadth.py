@@ -1,0 +1,194 @@
+"""Breadth-first search over every reachable state, with properties checked on the distinct pieces of states."""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verify.search.properties import NoDeadlock, PerPair, PerProcess, PerState
+from verify.search.symmetry import Symmetry
+from verify.search.system import Stopped, System
+from verify.search.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from verify.search.network import Network
+    from verify.search.properties import Property
+    from verify.search.system import State
+
+CHUNK = 1 << 15
+
+
+class Breadth:
+    """One search. After `run`: `states`, `parents`, `violations` (property name → (state index, what is wrong))."""
+
+    def __init__(
+        self,
+        machine: Any,  # noqa: ANN401 - any Machine, of any state type
+        network: Network,
+        *,
+        properties: Sequence[Property],
+        max_states: int,
+        symmetry: bool,
+        shift: bool,
+        within: Callable[[View], bool] | None,
+    ) -> None:
+        self.system = System(machine, network)
+        self.properties, self.max_states, self.within = properties, max_states, within
+        self.shift = shift and self.system.shiftable is not None
+        folding = Symmetry(self.system) if symmetry else None
+        self.folding = folding if folding is not None and folding.permutations else None
+        self.states: list[State] = []
+        self.parents = array("q")
+        self.violations: dict[str, tuple[int, str]] = {}
+        self.transitions = self.seconds = 0.0
+        self.depth, self.complete = 0, False
+        self.gaps: npt.NDArray[np.int64] | None = None
+        self._seen: list[set[tuple[Any, ...]]] = [set() for _ in properties]
+        self._inside: dict[State, bool] = {}
+
+    def normal(self, state: State) -> State:
+        """The state that stands for this one: step numbers from the slowest process, least renaming."""
+        if self.shift:
+            state = self.system.lowered(state)
+        return state if self.folding is None else self.folding.canonical(state)
+
+    def run(self) -> None:
+        """Search until all states are known, a property fails, or `max_states` are stored."""
+        collecting = gc.isenabled()
+        gc.disable()  # millions of small live tuples and no cycles: collections would only cost time
+        try:
+            self._run()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        start = self.normal(self.system.start())
+        known: set[State] = {start}
+        self.states.append(start)
+        self.parents.append(-1)
+        successors, fold, within = self.system.successors, self.folding, self.within
+        watch_deadlock = any(isinstance(p, NoDeadlock) for p in self.properties)
+        index, checked, level_end, transitions = 0, 0, 1, 0
+        states, parents = self.states, self.parents
+        cut = False
+        while index < len(states) and not cut:
+            state = states[index]
+            found = successors(state, lower=self.shift)
+            transitions += len(found)
+            if not found and watch_deadlock and not self.system.finished(state):
+                self._violated("no deadlock", index, "nothing more can happen")
+                break
+            for _, after in found:
+                target = after if fold is None else fold.canonical(after)
+                if target not in known:
+                    if within is not None and not self._keeps(target):
+                        continue
+                    if len(states) >= self.max_states:
+                        cut = True
+                        break
+                    known.add(target)
+                    states.append(target)
+                    parents.append(index)
+            index += 1
+            if index == level_end:
+                self.depth += index < len(states)
+                level_end = len(states)
+            if len(states) - checked >= CHUNK:
+                self._check(checked, len(states))
+                checked = len(states)
+                if self.violations:
+                    break
+        self._check(checked, len(states))
+        self.complete = index == len(states) and not cut
+        self.transitions, self.seconds = transitions, time.perf_counter() - began
+
+    def _keeps(self, state: State) -> bool:
+        """Whether a state is inside the stated limits of the exploration; asked once per tuple of local states."""
+        key = state[: self.system.size]
+        known = self._inside.get(key)
+        if known is None:
+            assert self.within is not None
+            known = self._inside[key] = self.within(View.of(self.system, state))
+        return known
+
+    def _violated(self, name: str, index: int, problem: str) -> None:
+        if name not in self.violations or index < self.violations[name][0]:
+            self.violations[name] = (index, problem)
+
+    def _check(self, first: int, last: int) -> None:
+        if first == last:
+            return
+        rows = np.array(self.states[first:last], dtype=np.int64)
+        self._measure_gaps(rows)
+        for number, prop in enumerate(self.properties):
+            if isinstance(prop, PerProcess):
+                for process in range(self.system.size):
+                    self._check_columns(number, prop.name, rows, (process,), first)
+            elif isinstance(prop, PerPair):
+                for u, v in prop.pairs:
+                    self._check_columns(number, prop.name, rows, self._pair_columns(u, v), first)
+            elif isinstance(prop, PerState):
+                for offset, state in enumerate(self.states[first:last]):
+                    if problem := prop.check(View.of(self.system, state)):
+                        self._violated(prop.name, first + offset, problem)
+                        break
+
+    def _pair_columns(self, u: int, v: int) -> tuple[int, ...]:
+        places = {pair: self.system.size + index for index, pair in enumerate(self.system.channels)}
+        return (u, v, places.get((u, v), -1), places.get((v, u), -1))
+
+    def _check_columns(
+        self, number: int, name: str, rows: npt.NDArray[np.int64], columns: tuple[int, ...], first: int
+    ) -> None:
+        """Check every distinct content of some columns once; of all violations keep the one found first."""
+        key = np.zeros(len(rows), dtype=np.int64)
+        for column in columns:
+            if column >= 0:
+                # Renumbering after each column keeps the keys far from the end of 64 bits.
+                _, key = np.unique(key * (int(rows[:, column].max()) + 1) + rows[:, column], return_inverse=True)
+        _, where = np.unique(key, return_index=True)
+        for offset in np.sort(where).tolist():
+            piece = tuple(int(rows[offset, column]) if column >= 0 else 0 for column in columns)
+            seen = (*columns, *piece)
+            if seen not in self._seen[number]:
+                self._seen[number].add(seen)
+                if problem := self._problem(self.properties[number], columns, piece):
+                    self._violated(name, first + offset, problem)
+                    return
+
+    def _problem(self, prop: Property, columns: tuple[int, ...], piece: tuple[int, ...]) -> str | None:
+        values = self.system.locals.values
+        if isinstance(prop, PerProcess):
+            state = values[piece[0]]
+            return None if isinstance(state, Stopped) else prop.check(columns[0], state)
+        assert isinstance(prop, PerPair)
+        u, v = values[piece[0]], values[piece[1]]
+        if isinstance(u, Stopped) or isinstance(v, Stopped):
+            return None
+        there, back = self.system.content(piece[2]), self.system.content(piece[3])
+        return prop.check(columns[0], u, columns[1], v, there, back)
+
+    def _measure_gaps(self, rows: npt.NDArray[np.int64]) -> None:
+        """The largest clock difference of every ordered pair, over states and their renamings."""
+        size = self.system.size
+        self.system.clock(0)
+        clocks = [self.system.clock(number) for number in range(len(self.system.locals.values))]
+        if not self.shift or any(clock is None for clock in clocks[1:]):
+            return
+        steps = np.array([0, *clocks[1:]], dtype=np.int64)[rows[:, :size]]
+        best = np.array([[int((steps[:, i] - steps[:, j]).max()) for j in range(size)] for i in range(size)])
+        for p in self.folding.permutations if self.folding else ():
+            image = np.zeros_like(best)
+            image[np.ix_(p, p)] = best
+            best = np.maximum(best, image)
+        self.gaps = best if self.gaps is None else np.maximum(self.gaps, best)

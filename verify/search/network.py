@@ -1,0 +1,33 @@
+"""Network: what may happen to messages and processes while the explorer watches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topo.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The adversary's switches.
+
+    `delay`: a message may arrive at any later time, first in first out on each channel; without it messages arrive at
+    once, which reaches every state of the workers that matters for properties that only waiting can delay.
+    `reorder`: messages of one channel may overtake one another. `losses`, `duplicates`, `crashes`: how many messages
+    may be lost or delivered twice and how many processes may stop for ever, in one run. With `detect` the others
+    learn of a crash by a `Crashed` message on the channels that the stopped process would have used.
+    """
+
+    delay: bool = True
+    reorder: bool = False
+    losses: int = 0
+    duplicates: int = 0
+    crashes: int = 0
+    detect: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse combinations that mean nothing."""
+        if not self.delay and (self.reorder or self.losses or self.duplicates):
+            raise InputError("network: messages that arrive at once cannot be reordered, lost or doubled; set delay")
+        if min(self.losses, self.duplicates, self.crashes) < 0:
+            raise InputError("network: losses, duplicates and crashes are numbers >= 0")

@@ -1,0 +1,64 @@
+"""Properties: what the explorer is asked to check in every state that it reaches.
+
+Each looks at as little of a state as it can, because the explorer checks every *distinct* piece only once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from verify.search.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class PerProcess:
+    """Holds of every process by itself. `check(process, state)` returns None or says what is wrong."""
+
+    name: str
+    check: Callable[[int, Any], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PerPair:
+    """Holds of every ordered pair in `pairs` and the messages from the first to the second and back.
+
+    `check(first, its state, second, its state, messages there, messages back)` returns None or says what is wrong.
+    """
+
+    name: str
+    pairs: tuple[tuple[int, int], ...]
+    check: Callable[[int, Any, int, Any, tuple[Any, ...], tuple[Any, ...]], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PerState:
+    """Holds of every whole state; the slowest kind. `check(view)` returns None or says what is wrong."""
+
+    name: str
+    check: Callable[[View], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NoDeadlock:
+    """Every state in which nothing more can happen is a proper end."""
+
+    name: str = "no deadlock"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """No fair endless run without what is asked for: the lasso search of `verify.search.liveness`.
+
+    `goal(label)` says whether a transition is the progress that is waited for. Fair means: an event that stays
+    possible for a process, and a message that waits, does not wait for ever. Mishaps are never owed.
+    """
+
+    name: str
+    goal: Callable[[Any], bool]
+
+
+Property = PerProcess | PerPair | PerState | NoDeadlock | Progress

@@ -1,0 +1,290 @@
+"""System: the processes of one machine and their network as a transition system over tuples of small integers.
+
+States of processes, contents of channels and messages are numbered once (interned), and what an event does to a
+process is computed once per (process, state, event) and looked up afterwards: machines are pure, so this is sound, and
+it is what makes an exploration of ordinary Python objects fast. A global state is the tuple
+(local state per process, content per channel, and, if the adversary has budgets, losses, duplicates, crashes left).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from verify.search.network import Network
+
+State = tuple[int, ...]
+BITS = 32  # two interned numbers share one integer key
+
+
+class Stopped(NamedTuple):
+    """The state of a process that has crashed."""
+
+
+class Label(NamedTuple):
+    """What a transition does: `event` happens to `process`; `verb` is step, deliver, lose, repeat or crash."""
+
+    verb: str
+    process: int
+    event: Any
+    channel: int
+    notes: tuple[Any, ...]
+
+
+class Move(NamedTuple):
+    """An event worked out for one local state: the next local state and the messages that leave.
+
+    `rises` says that the process leaves step 0, so that the slowest step number of all may have changed.
+    """
+
+    label: Label
+    local: int
+    sends: tuple[tuple[int, int], ...]
+    rises: bool
+
+
+class Interned:
+    """Values numbered in the order in which they first appear."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._number: dict[Hashable, int] = {}
+
+    def __call__(self, value: Hashable) -> int:
+        """The number of a value."""
+        number = self._number.get(value)
+        if number is None:
+            number = self._number[value] = len(self.values)
+            self.values.append(value)
+        return number
+
+
+class System:
+    """A machine under a network. `start` is the first state; `successors` lists what may happen next."""
+
+    def __init__(self, machine: Machine[Any], network: Network) -> None:
+        self.machine, self.network = machine, network
+        self.size = machine.num_processes
+        self.channels = tuple(machine.channels)
+        self.locals, self.contents, self.messages = Interned(), Interned(), Interned()
+        self.contents(())
+        self.stopped = self.locals(Stopped())
+        self.clocks: list[Any] = []
+        self.shiftable = machine if isinstance(machine, Shiftable) else None
+        self._channel_of = {pair: self.size + index for index, pair in enumerate(self.channels)}
+        self._ends = [(0, 0)] * self.size + list(self.channels)
+        self._budget = self.size + len(self.channels)
+        budgets = (network.losses, network.duplicates, network.crashes)
+        self._budgets: State = budgets if any(budgets) else ()
+        self._moves: list[dict[int, tuple[Move, ...]]] = [{} for _ in range(self.size)]
+        self._deliveries: list[dict[int, tuple[tuple[int, Move], ...]]] = [{} for _ in range(self._budget)]
+        self._pushed: dict[int, int] = {}
+        self._lowered: dict[tuple[int, int, int], int] = {}
+
+    def start(self) -> State:
+        """Every process in its first state, its first messages on their way."""
+        locals_, sends = [], []
+        for process in range(self.size):
+            state, actions = self.machine.start(process)
+            locals_.append(self.locals(state))
+            sends += self._sends(process, actions)
+        state = [*locals_, *[0] * len(self.channels), *self._budgets]
+        self._post(state, tuple(sends))
+        return tuple(state)
+
+    def successors(self, state: State, *, lower: bool = False) -> list[tuple[Label, State]]:
+        """Everything that may happen in a state, with the state that it leads to; `lower` applies `lowered` to it."""
+        found = []
+        for process in range(self.size):
+            moves = self._moves[process].get(state[process])
+            if moves is None:
+                moves = self._work_out(process, state[process])
+            for move in moves:
+                after = list(state)
+                after[process] = move.local
+                if move.sends:
+                    self._post(after, move.sends)
+                found.append((move.label, self.lowered(tuple(after)) if lower and move.rises else tuple(after)))
+        for place in range(self.size, self._budget):
+            content = state[place]
+            if content:
+                target = self._ends[place][1]
+                key = content << BITS | state[target]
+                deliveries = self._deliveries[place].get(key)
+                if deliveries is None:
+                    deliveries = self._work_out_delivery(place, content, state[target])
+                for rest, move in deliveries:
+                    after = list(state)
+                    after[place] = rest
+                    after[target] = move.local
+                    if move.sends:
+                        self._post(after, move.sends)
+                    found.append((move.label, self.lowered(tuple(after)) if lower and move.rises else tuple(after)))
+        if self._budgets:
+            found += ((label, self.lowered(after) if lower else after) for label, after in self._mishaps(state))
+        return found
+
+    def clock(self, local: int) -> int | None:
+        """The step number of a local state, None if it has none."""
+        while len(self.clocks) < len(self.locals.values):
+            value = self.locals.values[len(self.clocks)]
+            known = self.shiftable is not None and not isinstance(value, Stopped)
+            self.clocks.append(self.shiftable.clock(0, value) if known and self.shiftable else None)
+        clock: int | None = self.clocks[local]
+        return clock
+
+    def lowered(self, state: State) -> State:
+        """The same state with step numbers counted from the slowest process that still runs."""
+        try:
+            by = min([self.clocks[number] for number in state[: self.size]])
+        except (IndexError, TypeError):  # a clock not looked up yet, or a process without one
+            known = [clock for clock in map(self.clock, state[: self.size]) if clock is not None]
+            by = min(known, default=0)
+        if not by:
+            return state
+        after = [self._lower_local(process, state[process], by) for process in range(self.size)]
+        after += [self._lower_content(content, by) for content in state[self.size : self._budget]]
+        return (*after, *state[self._budget :])
+
+    def finished(self, state: State) -> bool:
+        """Whether a halt in this state is a proper end."""
+        machine = self.machine
+        if not isinstance(machine, Finishing):
+            return False
+        values = (self.locals.values[number] for number in state[: self.size])
+        return all(isinstance(v, Stopped) or machine.finished(p, v) for p, v in enumerate(values))
+
+    def local_states(self, state: State) -> list[Any]:
+        """The processes' states as the machine's own values."""
+        return [self.locals.values[number] for number in state[: self.size]]
+
+    def in_flight(self, state: State) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """(source, destination, messages, oldest first) of every channel that holds something."""
+        for place in range(self.size, self._budget):
+            if state[place]:
+                source, target = self._ends[place]
+                yield source, target, self.content(state[place])
+
+    def content(self, number: int) -> tuple[Any, ...]:
+        """The messages of a channel content."""
+        return tuple(self.messages.values[m] for m in self.contents.values[number])
+
+    def is_running(self, state: State, process: int) -> bool:
+        """Whether a process has not crashed."""
+        return state[process] != self.stopped
+
+    def _sends(self, process: int, actions: tuple[Any, ...]) -> list[tuple[int, int]]:
+        return [(self._channel_of[process, a.to], self.messages(a.message)) for a in actions if isinstance(a, Send)]
+
+    def _move(self, verb: str, process: int, local: int, event: object, channel: int = -1) -> Move:
+        if local == self.stopped:
+            return Move(Label(verb, process, event, channel, ()), local, (), rises=False)
+        state, actions = self.machine.step(process, self.locals.values[local], event)
+        notes = tuple(a.what for a in actions if not isinstance(a, Send))
+        after = self.locals(state)
+        rises = self.clock(local) == 0 != self.clock(after)
+        return Move(Label(verb, process, event, channel, notes), after, tuple(self._sends(process, actions)), rises)
+
+    def _work_out(self, process: int, local: int) -> tuple[Move, ...]:
+        events = () if local == self.stopped else self.machine.ready(process, self.locals.values[local])
+        moves = tuple(self._move("step", process, local, event) for event in events)
+        self._moves[process][local] = moves
+        return moves
+
+    def _work_out_delivery(self, place: int, content: int, local: int) -> tuple[tuple[int, Move], ...]:
+        source, target = self._ends[place]
+        queue = self.contents.values[content]
+        picks = [queue.index(m) for m in dict.fromkeys(queue)] if self.network.reorder else [0]
+        result = tuple(
+            (
+                self.contents(queue[:pick] + queue[pick + 1 :]),
+                self._move("deliver", target, local, Received(source, self.messages.values[queue[pick]]), place),
+            )
+            for pick in picks
+        )
+        self._deliveries[place][content << BITS | local] = result
+        return result
+
+    def _push(self, content: int, message: int) -> int:
+        key = content << BITS | message
+        number = self._pushed.get(key)
+        if number is None:
+            queue = (*self.contents.values[content], message)
+            number = self._pushed[key] = self.contents(tuple(sorted(queue)) if self.network.reorder else queue)
+        return number
+
+    def _post(self, state: list[int], sends: tuple[tuple[int, int], ...]) -> None:
+        """Put messages on their channels; without delay hand them over at once, and what they cause as well."""
+        if self.network.delay:
+            for place, message in sends:
+                if state[self._ends[place][1]] != self.stopped:
+                    state[place] = self._push(state[place], message)
+            return
+        waiting = list(sends)
+        for place, message in waiting:  # the list grows while it is walked
+            target = self._ends[place][1]
+            content = self._push(0, message)
+            deliveries = self._deliveries[place].get(content << BITS | state[target])
+            if deliveries is None:
+                deliveries = self._work_out_delivery(place, content, state[target])
+            move = deliveries[0][1]
+            state[target] = move.local
+            waiting += move.sends
+
+    def _mishaps(self, state: State) -> Iterator[tuple[Label, State]]:
+        losses, duplicates, crashes = state[self._budget :]
+        for place in range(self.size, self._budget):
+            if state[place] and (losses or duplicates):
+                source, target = self._ends[place]
+                for rest, move in self._deliveries[place][state[place] << BITS | state[target]]:
+                    event = Received(source, move.label.event.message)
+                    if losses:
+                        label = Label("lose", target, event, place, ())
+                        yield label, self._spent(self._with(state, place, rest), losses=1)
+                    if duplicates and state[target] != self.stopped:
+                        after = list(state)
+                        after[target] = move.local
+                        self._post(after, move.sends)
+                        label = Label("repeat", target, event, place, move.label.notes)
+                        yield label, self._spent(tuple(after), duplicates=1)
+        for process in range(self.size) if crashes else ():
+            if state[process] != self.stopped:
+                after = list(self._with(state, process, self.stopped))
+                for place, (source, target) in enumerate(self._ends[self.size :], start=self.size):
+                    if target == process:
+                        after[place] = 0
+                    elif source == process and self.network.detect:
+                        self._post(after, ((place, self.messages(Crashed())),))
+                yield Label("crash", process, None, -1, ()), self._spent(tuple(after), crashes=1)
+
+    @staticmethod
+    def _with(state: State, place: int, value: int) -> State:
+        return (*state[:place], value, *state[place + 1 :])
+
+    @staticmethod
+    def _spent(state: State, *, losses: int = 0, duplicates: int = 0, crashes: int = 0) -> State:
+        return (*state[:-3], state[-3] - losses, state[-2] - duplicates, state[-1] - crashes)
+
+    def _lower_local(self, process: int, local: int, by: int) -> int:
+        key = (process, local, by)
+        number = self._lowered.get(key)
+        if number is None:
+            value = self.locals.values[local]
+            assert self.shiftable is not None
+            lowered = value if isinstance(value, Stopped) else self.shiftable.shifted(process, value, by)
+            number = self._lowered[key] = self.locals(lowered)
+        return number
+
+    def _lower_content(self, content: int, by: int) -> int:
+        key = (-1, content, by)
+        number = self._lowered.get(key)
+        if number is None:
+            assert self.shiftable is not None
+            shifted = [self.shiftable.shifted_message(message, by) for message in self.content(content)]
+            queue = tuple(map(self.messages, shifted))
+            number = self._lowered[key] = self.contents(tuple(sorted(queue)) if self.network.reorder else queue)
+        return number
