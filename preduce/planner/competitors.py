@@ -1,0 +1,75 @@
+"""The catalogue's entries as options for a job: what the found schedules have to beat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.planner.option import Option, measure
+from schedulers import registry
+from topo.errors import PreduceError
+from topo.timing.cost import Form
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from preduce.planner.job import Job
+    from schedulers.entry import Entry
+    from topo.schedule import Schedule
+
+MAX_GRAPH_WORKERS = 256
+"""Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
+
+VARIANTS: dict[str, Sequence[dict[str, object]]] = {
+    "allreduce": [{"every": every} for every in (1, 2, 3, 4, 6, 8, 12, 16, 24)],
+    "local-sgd": [],  # the same schedules as allreduce
+    "node-then-all": [{"node_rounds": rounds} for rounds in (1, 2, 3, 5, 7, 11, 15, 23)],
+}
+
+
+def competitors(job: Job) -> list[Option]:
+    """Every catalogue entry that fits the cluster, in all its forms, measured; entries that cannot run are left out."""
+    options: list[Option] = []
+    for name, schedule in _schedules(job):
+        options.append(measure(schedule, job, name=name))
+        if name in {"allreduce", "allreduce(every=1)"} and job.form is not Form.HIERARCHICAL:
+            options.append(measure(schedule, job, name="allreduce hierarchical", form=Form.HIERARCHICAL))
+    return options
+
+
+def _schedules(job: Job) -> Iterator[tuple[str, Schedule]]:
+    seen: set[object] = set()
+    for name in registry.names():
+        entry = registry.entry(name)
+        if not _offered(entry, job):
+            continue
+        for parameters in VARIANTS.get(name, [{}]):
+            try:
+                if entry.why_not(job.cluster, **parameters):
+                    continue
+                schedule = entry.build(job.cluster, **parameters)
+            except PreduceError:
+                continue  # an entry whose default parameters do not fit this cluster is no competitor
+            if schedule.strategy in seen or not _within_limits(schedule, job):
+                continue
+            seen.add(schedule.strategy)
+            yield schedule.name, schedule
+
+
+def _offered(entry: Entry, job: Job) -> bool:
+    if entry.kind == "analysis":
+        return False
+    return entry.kind in {"rule", "allreduce"} or job.cluster.num_workers <= MAX_GRAPH_WORKERS
+
+
+def _within_limits(schedule: Schedule, job: Job) -> bool:
+    if schedule.period > max(job.max_period, 24):
+        return False
+    if job.max_distinct_phases is not None and schedule.num_distinct_phases() > job.max_distinct_phases:
+        return False
+    return job.max_group is None or _largest_group(schedule) <= job.max_group
+
+
+def _largest_group(schedule: Schedule) -> int:
+    if schedule.strategy.kind == "neighbor":
+        return 2
+    return max((int(schedule.phase(t).sizes.max(initial=0)) for t in range(schedule.period)), default=0)

@@ -1,0 +1,138 @@
+"""Option: one schedule with everything that decides whether to take it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from preduce.planner.job import Data
+from preduce.planner.steps_model import FITTED
+from topo.errors import PreduceError
+from topo.timing.cost import Form, communication
+from topo.timing.event_graph import cycle_time
+from topo.timing.sampling import sample
+
+if TYPE_CHECKING:
+    from preduce.planner.job import Job
+    from topo.figures.base import Figure
+    from topo.schedule import Schedule
+
+MAX_SAMPLED_WORKERS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A schedule on the job's cluster. Seconds are per step of the workers with the largest pace.
+
+    `step_seconds` includes computing, waiting and communication; `stretch` is the predicted number of steps to a loss
+    over All-Reduce's; `status` is the search's word (`optimal`, `feasible`) or `catalogue`; `bound` the least
+    disagreement that any schedule of the searched class can have at this communication, where that is proved.
+    """
+
+    name: str
+    schedule: Schedule
+    form: Form
+    period: int
+    communication: float
+    nic_bytes: float
+    step_seconds: float
+    waiting: float
+    disagreement: Figure
+    drift: Figure
+    contraction: Figure
+    stretch: float
+    extrapolated: bool
+    status: str
+    bound: float | None = None
+    bound_class: str = ""
+
+    @property
+    def time(self) -> float:
+        """Predicted seconds to a loss, per step that All-Reduce would need."""
+        return self.step_seconds * self.stretch
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether one period reaches exact consensus (up to rounding)."""
+        return self.contraction.value is not None and self.contraction.value < 1e-9
+
+    def to_json(self) -> dict[str, Any]:
+        """Finite numbers only; null where a figure is infinite or unknown."""
+        return {
+            "name": self.name,
+            "form": str(self.form),
+            "communication_seconds_per_step": self.communication,
+            "nic_bytes_per_step": self.nic_bytes,
+            "disagreement": self.disagreement.json_value(),
+            "drift": self.drift.json_value(),
+            "contraction": self.contraction.json_value(),
+            "step_seconds": self.step_seconds,
+            "waiting_seconds_per_step": self.waiting,
+            "stretch": self.stretch if math.isfinite(self.stretch) else None,
+            "period": self.period,
+            "status": self.status,
+            "bound": self.bound,
+            **({"bound_class": self.bound_class} if self.bound_class else {}),
+        }
+
+
+def measure(
+    schedule: Schedule,
+    job: Job,
+    *,
+    name: str | None = None,
+    form: Form | None = None,
+    status: str = "catalogue",
+    bound: float | None = None,
+    bound_class: str = "",
+) -> Option:
+    """All figures of one schedule for a job.
+
+    Raises:
+        PreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
+    """
+    from topo.figures import contraction, disagreement, drift
+
+    chosen = form or job.form
+    cost = communication(schedule, job.hardware, form=chosen)
+    step_seconds, computing = _step_seconds(schedule, job, chosen)
+    spread = disagreement(schedule)
+    push = drift(schedule, "node" if job.push == "node" else "worker")
+    noise = math.inf if spread.value is None else spread.value
+    pushed = 0.0 if job.data is Data.SHUFFLED else (math.inf if push.value is None else push.value)
+    return Option(
+        name=name or schedule.name,
+        schedule=schedule,
+        form=chosen,
+        period=schedule.period,
+        communication=cost.per_step,
+        nic_bytes=cost.nic_bytes_per_step,
+        step_seconds=step_seconds,
+        waiting=max(0.0, step_seconds - computing - (0.0 if _overlaps(schedule) else cost.per_step)),
+        disagreement=spread,
+        drift=push,
+        contraction=contraction(schedule),
+        stretch=FITTED.stretch(noise, pushed),
+        extrapolated=FITTED.extrapolates(noise, pushed),
+        status=status,
+        bound=bound,
+        bound_class=bound_class,
+    )
+
+
+def _overlaps(schedule: Schedule) -> bool:
+    return bool(getattr(schedule.strategy, "overlap", False))
+
+
+def _step_seconds(schedule: Schedule, job: Job, form: Form) -> tuple[float, float]:
+    """Seconds per step, and the seconds that the fastest workers compute of it."""
+    compute = job.compute_times()
+    if not compute.is_fixed:
+        if schedule.num_workers > MAX_SAMPLED_WORKERS:
+            raise PreduceError(
+                f"jitter: {schedule.num_workers} workers are too many to sample; leave out --jitter and --random-slowdown"
+            )
+        sampled = sample(schedule, job.hardware, compute, form=form, seed=job.seed)
+        return sampled.per_step, sampled.compute
+    return cycle_time(schedule, job.hardware, compute, form=form).per_step, compute.base

@@ -1,0 +1,127 @@
+"""The pick: one option of the front, and why, in plain words."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from preduce.planner.job import Data, Objective
+from preduce.planner.steps_model import FITTED
+from topo.errors import UnknownError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preduce.planner.job import Job
+    from preduce.planner.option import Option
+
+MAX_STRETCH_WHEN_CHEAP = 1.25
+"""`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""
+
+
+def pick(options: Sequence[Option], job: Job) -> Option:
+    """The option that the objective prefers within the job's limits.
+
+    Raises:
+        UnknownError: no option keeps the limits; the message names the nearest one.
+    """
+    allowed = [option for option in options if _keeps(option, job)]
+    if job.objective is Objective.EXACT:
+        allowed = [option for option in allowed if option.is_exact]
+    if not allowed:
+        raise UnknownError(_nothing(options, job))
+    return min(allowed, key=lambda option: (*_preference(option, job), option.period, option.name))
+
+
+def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """Why the pick was picked, against the All-Reduce forms that a user would otherwise take. One sentence each."""
+    baselines = [o for o in options if o.schedule.strategy.kind == "allreduce" and o.schedule.strategy.pace == 1]
+    said = [
+        f"it communicates {_ms(chosen.communication)} per step and takes {_ms(chosen.step_seconds)} per step in all, "
+        f"of which {_ms(chosen.waiting)} are waiting"
+    ]
+    if baselines:
+        best = min(baselines, key=lambda option: option.time)
+        if chosen is best:
+            said.append("no schedule that averages less is predicted to train faster than All-Reduce in every step")
+        elif chosen.time > 0:
+            said.append(
+                f"it is predicted to reach a loss {best.time / chosen.time:.2f} times as fast as {best.name} "
+                f"({_ms(best.step_seconds)} per step)"
+            )
+    said.append(
+        f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
+        f"(9 of 10 held-out schedules lay within {FITTED.error:.0%} of the prediction)"
+    )
+    if chosen.extrapolated:
+        said.append(
+            "that prediction lies outside the schedules that the model was fitted to: measure before you rely on it"
+        )
+    return said
+
+
+def cautions(chosen: Option, job: Job) -> list[str]:
+    """What was not proved, and what the user should know."""
+    said = []
+    if chosen.status == "feasible":
+        bound = f", whose disagreement is at least {chosen.bound:.4g}" if chosen.bound is not None else ""
+        said.append(f"better schedules may exist{bound}: the search ended at its time limit, not at a proof")
+    elif chosen.status == "catalogue":
+        said.append("the pick is a published construction; that nothing better exists is not proved")
+    if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
+        drift = chosen.drift.value or math.inf
+        slower = FITTED.stretch(0.0, drift)
+        said.append(
+            f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
+            f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
+        )
+    return said
+
+
+def _keeps(option: Option, job: Job) -> bool:
+    if not math.isfinite(option.stretch):
+        return False
+    slack = 1 + 1e-9
+    if job.max_communication is not None and option.communication > job.max_communication * slack:
+        return False
+    spread = option.disagreement.value
+    return job.max_disagreement is None or (spread is not None and spread <= job.max_disagreement * slack)
+
+
+def _preference(option: Option, job: Job) -> tuple[float, ...]:
+    spread = math.inf if option.disagreement.value is None else option.disagreement.value
+    drift = math.inf if option.drift.value is None else option.drift.value
+    if job.objective is Objective.COMMUNICATION:
+        return (float(option.stretch > MAX_STRETCH_WHEN_CHEAP), option.communication, option.time)
+    if job.objective is Objective.DISAGREEMENT:
+        return (spread, option.communication)
+    if job.objective is Objective.DRIFT:
+        return (drift, option.communication)
+    if job.objective is Objective.WAITING:
+        return (option.step_seconds, option.stretch)
+    if job.objective is Objective.EXACT:
+        return (float(option.period), option.communication)
+    return (option.time, option.communication)
+
+
+def _nothing(options: Sequence[Option], job: Job) -> str:
+    usable = [option for option in options if math.isfinite(option.stretch)]
+    if job.objective is Objective.EXACT:
+        return "no schedule with exact consensus was found within the limits; raise --period or --max-group"
+    if not usable:
+        return "no schedule that reaches consensus was found; raise --period or --max-group"
+    cheapest = min(usable, key=lambda option: option.communication)
+    if job.max_communication is not None and cheapest.communication > job.max_communication:
+        return (
+            f"max-communication {_ms(job.max_communication)}: nothing that reaches consensus was found below "
+            f"{_ms(cheapest.communication)} per step ({cheapest.name}); raise the budget or the period"
+        )
+    calmest = min(usable, key=lambda option: float(option.disagreement))
+    return (
+        f"max-disagreement {job.max_disagreement}: the least found is {float(calmest.disagreement):.4g} at "
+        f"{_ms(calmest.communication)} per step ({calmest.name}); raise a limit"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"

@@ -1,0 +1,115 @@
+"""Ties the planner together: competitors, search, front, pick, proof."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from preduce.planner.competitors import competitors
+from preduce.planner.front import front
+from preduce.planner.job import Data, Job, Objective
+from preduce.planner.option import Option, measure
+from preduce.planner.pick import cautions, pick, reasons
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedulers.synthesis import Front
+    from verify import Proof
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer: the pick with its proof, the front, and all competitors that were measured.
+
+    `search_status` is the synthesiser's word about its problem as a whole; `search_proof` says what its bound covers.
+    """
+
+    pick: Option
+    proof: Proof
+    reasons: list[str]
+    cautions: list[str]
+    front: list[Option]
+    options: list[Option]
+    search_status: str
+    search_proof: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As `preduce design --json` prints it."""
+        return {
+            "pick": {**self.pick.to_json(), "verdict": self.proof.verdict},
+            "reasons": self.reasons,
+            "cautions": self.cautions,
+            "front": [option.to_json() for option in self.front],
+            "search": {"status": self.search_status, "proof": self.search_proof},
+        }
+
+
+def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
+    """Measure the catalogue, search for better schedules, keep the front, pick one and prove it.
+
+    Raises:
+        InputError: the job cannot be.
+        UnknownError: nothing within the limits was found in the time.
+    """
+    from verify import prove
+
+    say = progress or (lambda _: None)
+    say("measuring the catalogue")
+    options = competitors(job)
+    found = _search(job, say)
+    for candidate in found.candidates:
+        options.append(
+            measure(
+                candidate.schedule,
+                job,
+                name=candidate.name,
+                status=str(candidate.status),
+                bound=candidate.bound,
+                bound_class=candidate.bound_class,
+            )
+        )
+    chosen = pick(options, job)
+    say(f"proving {chosen.name}")
+    proof = prove(chosen.schedule)
+    kept = front(options)
+    return Plan(
+        pick=chosen,
+        proof=proof,
+        reasons=reasons(chosen, options, job),
+        cautions=cautions(chosen, job),
+        front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
+        options=options,
+        search_status=str(found.status),
+        search_proof=found.proof,
+    )
+
+
+def _by_communication(option: Option) -> float:
+    return option.communication
+
+
+def _search(job: Job, say: Callable[[str], None]) -> Front:
+    from schedulers.synthesis import Limits, Problem, synthesise
+    from schedulers.synthesis import Objective as Goal
+
+    goal = {
+        Objective.COMMUNICATION: Goal.COMMUNICATION,
+        Objective.DRIFT: Goal.DRIFT,
+    }.get(job.objective, Goal.DISAGREEMENT if job.data is Data.SHUFFLED else Goal.DRIFT)
+    if job.objective is Objective.DISAGREEMENT:
+        goal = Goal.DISAGREEMENT
+    problem = Problem(
+        cluster=job.cluster,
+        objective=goal,
+        limits=Limits(
+            max_communication=job.max_communication,
+            max_disagreement=job.max_disagreement,
+            max_period=job.max_period,
+            max_group=job.max_group,
+            max_distinct_phases=job.max_distinct_phases,
+        ),
+        form=job.form,
+        push="node" if job.push == "node" else "worker",
+    )
+    return synthesise(problem, time_limit=job.time_limit, seed=job.seed, progress=say)
