@@ -1,0 +1,114 @@
+"""Claim and Proof: what the verifier answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from topo.errors import RefutedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Status(StrEnum):
+    """What is known about a claim. The three answers are never merged."""
+
+    PROVED = "proved"
+    REFUTED = "refuted"
+    NOT_PROVED = "not proved"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One statement about a schedule.
+
+    `witness` is what a reader can confirm by hand (a conflict, a closed set of workers, a cycle, a bound), as
+    JSON-able data; `explanation` says in words why the status holds; `entry` is the part of the certificate that the
+    checker reads, present iff the status is proved.
+    """
+
+    claim: str
+    status: Status
+    explanation: str
+    witness: Mapping[str, Any] | None = None
+    entry: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that `preduce verify --json` prints."""
+        document: dict[str, Any] = {"claim": self.claim, "status": self.status.value}
+        if self.witness is not None:
+            document["witness"] = dict(self.witness)
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """All claims about one schedule. `certificate` holds the proved ones in the form that the checker reads."""
+
+    name: str
+    claims: tuple[Claim, ...]
+    certificate: Mapping[str, Any] = field(repr=False)
+    budgets: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def verdict(self) -> Status:
+        """`refuted` if any claim is; `proved` otherwise. Claims that are "not proved" are listed, never counted."""
+        return Status.REFUTED if any(c.status is Status.REFUTED for c in self.claims) else Status.PROVED
+
+    def __getitem__(self, name: str) -> Claim:
+        """The claim of that name."""
+        for claim in self.claims:
+            if claim.claim == name:
+                return claim
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a claim of that name was looked at."""
+        return any(claim.claim == name for claim in self.claims)
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"verdict": …, "claims": […], "budgets": …}`; figures are added by the command line."""
+        return {
+            "verdict": self.verdict.value,
+            "claims": [claim.to_json() for claim in self.claims],
+            "budgets": dict(self.budgets),
+        }
+
+    def explain(self) -> str:
+        """Every claim in words, one paragraph each."""
+        return "\n".join(f"{claim.claim}: {claim.status.value}. {claim.explanation}" for claim in self.claims)
+
+    def require(self) -> Proof:
+        """Return the proof itself, or raise if a claim is false.
+
+        Raises:
+            RefutedError: with the first refuted claim's explanation.
+        """
+        for claim in self.claims:
+            if claim.status is Status.REFUTED:
+                raise RefutedError(f"schedule {self.name!r}: {claim.claim} is refuted: {claim.explanation}")
+        return self
+
+
+def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **entry: Any) -> Claim:
+    """A proved claim whose certificate entry holds the given fields."""
+    return Claim(claim, Status.PROVED, explanation, witness, {"claim": claim, **entry})
+
+
+def refuted(claim: str, explanation: str, witness: Mapping[str, Any]) -> Claim:
+    """A false claim with its counter-example."""
+    return Claim(claim, Status.REFUTED, explanation, witness)
+
+
+def not_proved(claim: str, explanation: str) -> Claim:
+    """A claim that is neither shown true nor false, with the reason."""
+    return Claim(claim, Status.NOT_PROVED, explanation)
+
+
+def some(items: Any, limit: int = 12) -> str:
+    """A set of ranks for a sentence: the first few, then how many there are."""
+    listed = [int(item) for item in items[:limit]]
+    rest = f",… ({len(items)} in all)" if len(items) > limit else ""
+    return "{" + ",".join(map(str, listed)) + rest + "}"

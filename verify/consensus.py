@@ -1,0 +1,140 @@
+"""Claim `consensus`: whatever the workers start from, averaging alone brings them to their common mean.
+
+A group with factor 0 ≤ t < 2 lengthens no vector, and keeps a vector's length only if it leaves the vector alone. So
+a period keeps the length of a vector off the mean only if the vector is constant on every group with 0 < t < 2, and a
+spanning tree of such groups leaves only constant vectors. Finitely many dimensions turn "shorter" into a factor < 1.
+With t ≥ 2 or t < 0 anywhere the argument fails (t = 2 on a pair swaps it), and a norm below 1 is proved instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verify.base import Claim, not_proved, proved, refuted, some
+from verify.trees import tree_of_groups, tree_of_phases
+from verify.view import contracts, every_relax_tame, explicit_view, makes_groups, rule_view
+
+if TYPE_CHECKING:
+    from topo.phase import Phase
+    from topo.schedule import Schedule
+    from verify.view import RuleView
+
+NAME = "consensus"
+GROUND = -1
+"""The vertex that stands for the value 0 in the graph of a character class."""
+
+
+def prove_consensus(schedule: Schedule) -> Claim:
+    """Prove consensus by spanning-tree witnesses, or refute it by a set of workers that never meets the others.
+
+    Explicit: O(size · log size), one tree over all workers. Rules: one small tree per digit, for every number of nodes.
+    """
+    rule = rule_view(schedule)
+    phases = explicit_view(schedule) or ()
+    apart = _apart_rule(rule) if rule is not None else _apart(phases)
+    if apart is not None:
+        return apart
+    if not every_relax_tame(schedule):
+        return _by_norm(schedule)
+    return _classes(rule) if rule is not None else _tree(phases)
+
+
+def _by_norm(schedule: Schedule) -> Claim:
+    from verify.rate import prove_power
+
+    return prove_power(schedule, NAME, max_periods=1) or not_proved(
+        NAME,
+        "a group has relax < 0 or relax >= 2, so witnesses of meeting do not suffice, and no norm below 1 was found.",
+    )
+
+
+def _apart(phases: tuple[Phase, ...]) -> Claim | None:
+    """A refutation if some workers never meet the others in any group that does anything."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    num_workers = phases[0].num_workers
+    component = np.arange(num_workers)
+    for phase in phases:
+        moving = np.array([factor != 0 for factor in phase.relax]) if phase.relax else np.ones(len(phase), dtype=bool)
+        keep = np.repeat(moving, phase.sizes)
+        heads = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)[keep]
+        links = (np.ones(len(heads)), (component[heads], component[phase.members[keep]]))
+        count, labels = connected_components(coo_array(links, shape=(num_workers, num_workers)), directed=False)
+        component = labels[component]
+        if len(np.unique(component)) == 1:
+            return None
+    sizes = np.bincount(component)
+    smallest = int(np.flatnonzero(sizes == sizes[sizes > 0].min())[0])
+    inside = np.flatnonzero(component == smallest).tolist()
+    text = f"the workers {some(inside)} share no group with any other worker in the whole period, so they never agree."
+    return refuted(NAME, text, {"workers": inside[:1000], "num_inside": len(inside)})
+
+
+def _tree(phases: tuple[Phase, ...]) -> Claim:
+    edges, component = tree_of_phases(phases)
+    if component.max() > 0:
+        return not_proved(NAME, "the groups with 0 < relax < 2 do not join all workers.")
+    text = (
+        f"{len(edges)} witnesses (phase, worker, worker) from groups with 0 < relax < 2 form a spanning tree of the "
+        f"{phases[0].num_workers} workers, and no group has relax < 0 or relax >= 2: every period strictly shortens "
+        "every difference."
+    )
+    return proved(NAME, text, method="trees", trees=[edges.tolist()])
+
+
+def class_groups(rule: RuleView, digits: set[int], *, moving_only: bool) -> list[list[list[int]]]:
+    """The graph of one character class: local ranks, and the ground that blocks vanishing on the class tie to 0."""
+    result = []
+    for phase in rule.phases:
+        grounded, groups = [GROUND], []
+        for block in (b for b in phase if makes_groups(b)):
+            if contracts(block.relax) or (moving_only and block.relax != 0):
+                if digits & set(block.across):
+                    grounded.extend(block.local)
+                else:
+                    groups.append(sorted(block.local))
+        result.append([sorted(grounded), *sorted(groups)])
+    return result
+
+
+def _single_classes(rule: RuleView) -> list[set[int]]:
+    return [set(), *({digit} for digit in range(rule.num_digits))]
+
+
+def _vertices(rule: RuleView, digits: set[int]) -> list[int]:
+    return ([GROUND] if digits else []) + list(range(rule.size))
+
+
+def _apart_rule(rule: RuleView) -> Claim | None:
+    for digits in _single_classes(rule):
+        _, components = tree_of_groups(_vertices(rule, digits), class_groups(rule, digits, moving_only=True))
+        if len(components) > 1:
+            inside = next(sorted(c) for c in reversed(components) if GROUND not in c)
+            if digits:
+                text = (
+                    f"the local ranks {some(inside)} never average across digit {min(digits)} of the node index, nor "
+                    "with a local rank that does: nodes that differ in this digit never agree on them."
+                )
+            else:
+                text = f"the local ranks {some(inside)} share no block with any other local rank, so they never agree."
+            return refuted(NAME, text, {"local_ranks": inside, "digits": sorted(digits)})
+    return None
+
+
+def _classes(rule: RuleView) -> Claim:
+    trees = []
+    for digits in _single_classes(rule):
+        edges, components = tree_of_groups(_vertices(rule, digits), class_groups(rule, digits, moving_only=False))
+        if len(components) > 1:
+            return not_proved(NAME, "the blocks with 0 < relax < 2 do not join all local ranks and digits.")
+        trees.append(edges)
+    text = (
+        f"For every number of nodes with {rule.num_digits} digits: on the functions that do not vary between nodes the "
+        "blocks join all local ranks; on those that vary along a digit every local rank is tied to 0 by a block that "
+        "averages over it, and functions that vary along more digits are tied at least as much. So every period "
+        "strictly shortens every difference."
+    )
+    return proved(NAME, text, method="trees", trees=trees)

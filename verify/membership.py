@@ -1,0 +1,84 @@
+"""Claim `membership`: the function that a worker evaluates finds the same group at every member of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from topo.rule import Block, group_of
+from verify.base import Claim, proved, refuted
+from verify.view import rule_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from topo.schedule import Schedule
+
+NAME = "membership"
+EXHAUSTIVE = 64
+"""Numbers of nodes up to which every worker of every cluster is evaluated."""
+
+
+def prove_membership(schedule: Schedule) -> Claim | None:
+    """Prove that `topo.rule.group_of` agrees with the blocks for every number of nodes; None for explicit schedules.
+
+    Two ways at once: the code itself is run on symbols (`verify.symbolic`), and on every worker of every cluster of
+    up to 64 nodes with this number of digits.
+    """
+    rule = rule_view(schedule)
+    if rule is None:
+        return None
+    across = tuple(sorted({block.across for phase in rule.phases for block in phase}))
+    wrong = exhaustive_mismatch(rule.num_digits, across)
+    if wrong is not None:
+        return refuted(NAME, "a member of a group computes another group than its fellows.", wrong)
+    used = sorted({digit for digits in across for digit in digits})
+    steps = [
+        {"digit": d, "quotient": list(range(d + 1)), "remainder": list(range(d + 1, rule.num_digits))} for d in used
+    ]
+    text = (
+        f"The function that computes a worker's group was evaluated for all workers of all clusters of up to "
+        f"{EXHAUSTIVE} nodes with {rule.num_digits} digits and agrees with the blocks at every member; for every "
+        "number of nodes it does by the Euclidean division of the node index by each digit's weight."
+    )
+    return proved(NAME, text, digits=rule.num_digits, across=[list(a) for a in across], steps=steps, to=EXHAUSTIVE)
+
+
+@lru_cache(maxsize=256)
+def exhaustive_mismatch(num_digits: int, across: tuple[tuple[int, ...], ...]) -> dict[str, Any] | None:
+    """Evaluate `group_of` on every node of every cluster of up to 64 nodes; the first disagreement, or None."""
+    for radices in all_radices(num_digits, EXHAUSTIVE):
+        digits = _digits(radices)
+        for listed in across:
+            # Two local ranks, of which one is in the block: a member and a skipping worker on every node.
+            block = Block((0,), listed)
+            kept = [d for d in range(num_digits) if d not in listed]
+            keys = [tuple(node[d] for d in kept) for node in digits]
+            expected: dict[tuple[int, ...], list[int]] = {}
+            for node, key in enumerate(keys):
+                expected.setdefault(key, []).append(2 * node)
+            for node, key in enumerate(keys):
+                right = tuple(expected[key]) if listed else None
+                for local in range(2):
+                    group = group_of(2 * node + local, (block,), 2, radices)
+                    if (group.members if group else None) != (None if local else right):
+                        return {"radices": list(radices), "across": list(listed), "worker": 2 * node + local}
+    return None
+
+
+def all_radices(num_digits: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Every tuple of `num_digits` integers >= 2 whose product is at most `most`."""
+    if num_digits == 0:
+        yield ()
+        return
+    for first in range(2, most // 2 ** (num_digits - 1) + 1):
+        for rest in all_radices(num_digits - 1, most // first):
+            yield first, *rest
+
+
+def _digits(radices: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The digits of every node, counted up like an odometer: no division, so nothing is shared with the code."""
+    nodes: list[tuple[int, ...]] = [()]
+    for radix in radices:
+        nodes = [(*node, value) for node in nodes for value in range(radix)]
+    return nodes

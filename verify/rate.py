@@ -1,0 +1,180 @@
+"""Claim `contraction`: ‖W_T … W_1 − J‖₂ ≤ c over one period, with c² as a fraction.
+
+Certified by the pivots of a rational L·D·Lᵀ of c²·I − (P − J)ᵀ(P − J): none negative means positive semidefinite.
+Explicit schedules up to MAX_EXACT workers, rules per character class at any number of nodes; above that
+‖M‖₂² ≤ ‖M‖₁·‖M‖∞ where the product is small enough to be formed at all.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import lcm, sqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.strategies import Neighbor
+from verify.base import Claim, not_proved, proved
+from verify.classes import MAX_DIGITS, MAX_SIZE, class_product, distinct_classes
+from verify.rational import least_square
+from verify.view import explicit_view, rule_view
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.phase import Phase
+    from topo.schedule import Schedule
+    from topo.strategies import Round
+    from verify.rational import Matrix
+    from verify.view import RuleView
+
+NAME = "contraction"
+MAX_EXACT = 48
+"""Workers up to which the exact pivots of an explicit schedule are found: fractions grow with n."""
+MAX_NORMS = 512
+"""Workers up to which the exact product of an explicit schedule is formed."""
+OPERATOR = "W_T...W_1 - J, one period from phase 0"
+
+
+def prove_contraction(schedule: Schedule) -> Claim:
+    """Prove the best c² that a simple fraction above the true value gives.
+
+    Pace and overlap do not enter: they decide when noise is added, not what the period does to a difference.
+    """
+    rule = rule_view(schedule)
+    if rule is not None:
+        return _by_classes(rule)
+    num_workers = schedule.num_workers
+    if num_workers <= MAX_EXACT:
+        squared, found = least_square([product_minus_mean(schedule)])
+        text = f"{_bound(squared)}: the {num_workers} pivots of c²·I − (P − J)ᵀ(P − J) are exact and none is negative."
+        return proved(
+            NAME,
+            text,
+            squared=str(squared),
+            method="pivots",
+            classes=[[]],
+            pivots=[_strings(found[0])],
+            operator=OPERATOR,
+        )
+    if num_workers <= MAX_NORMS:
+        return _by_norms(schedule)
+    return not_proved(NAME, f"exact bounds for explicit schedules are found up to {MAX_NORMS} workers; write a rule.")
+
+
+def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None:
+    """Consensus because some power of the period has a norm below 1; None if none was found up to max_periods."""
+    rule = rule_view(schedule)
+    if rule is None and schedule.num_workers > MAX_EXACT:
+        return None
+    if rule is not None and (rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE):
+        return None
+    for periods in range(1, max_periods + 1):
+        classes: list[tuple[int, ...]] = distinct_classes(rule) if rule is not None else [()]
+        matrices = (
+            [class_product(rule, digits, periods) for digits in classes]
+            if rule is not None
+            else [product_minus_mean(schedule, periods)]
+        )
+        squared, found = least_square(matrices)
+        if squared < 1:
+            text = f"Over {periods} periods every difference shrinks by a factor of at most {sqrt(squared):.6g} < 1."
+            return proved(
+                name,
+                text,
+                method="power",
+                periods=periods,
+                squared=str(squared),
+                classes=[list(digits) for digits in classes],
+                pivots=[_strings(p) for p in found],
+            )
+    return None
+
+
+def _by_classes(rule: RuleView) -> Claim:
+    if rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE:
+        return not_proved(
+            NAME,
+            f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node; this rule "
+            f"has {rule.num_digits} and {rule.size}.",
+        )
+    classes = distinct_classes(rule)
+    squared, found = least_square([class_product(rule, digits) for digits in classes])
+    text = (
+        f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the {len(classes)} "
+        f"different character classes the {rule.size} pivots of c²·I − MᵀM are exact and none is negative."
+    )
+    return proved(
+        NAME,
+        text,
+        squared=str(squared),
+        method="pivots",
+        classes=[list(digits) for digits in classes],
+        pivots=[_strings(p) for p in found],
+        operator=OPERATOR,
+    )
+
+
+def _by_norms(schedule: Schedule) -> Claim:
+    product, scale = scaled_product(schedule)
+    total = schedule.num_workers * scale
+    off = np.abs(product * schedule.num_workers - scale)
+    one, infinity = Fraction(int(off.sum(axis=0).max()), total), Fraction(int(off.sum(axis=1).max()), total)
+    squared = one * infinity
+    text = f"{_bound(squared)}: the largest absolute column sum of P − J is {float(one):.6g}, the largest row sum "
+    text += f"{float(infinity):.6g}, and ‖M‖₂² is at most their product."
+    return proved(
+        NAME, text, squared=str(squared), method="norms", one=str(one), infinity=str(infinity), operator=OPERATOR
+    )
+
+
+def _bound(squared: Fraction) -> str:
+    return f"contraction ≤ {sqrt(squared):.9g}, c² = {squared}"
+
+
+def _strings(values: list[Fraction]) -> list[str]:
+    return [str(value) for value in values]
+
+
+def product_minus_mean(schedule: Schedule, periods: int = 1) -> Matrix:
+    """P^periods − J in fractions, shape (n, n)."""
+    product, scale = scaled_product(schedule, periods)
+    mean = Fraction(1, schedule.num_workers)
+    return [[Fraction(int(entry), scale) - mean for entry in row] for row in product.tolist()]
+
+
+def scaled_product(schedule: Schedule, periods: int = 1) -> tuple[npt.NDArray[np.object_], int]:
+    """W_T…W_1 (to the power `periods`) as integers over one common denominator, which is returned beside them."""
+    rows = np.zeros((schedule.num_workers, schedule.num_workers), dtype=object)
+    np.fill_diagonal(rows, 1)
+    scale = 1
+    if isinstance(schedule.strategy, Neighbor):
+        for listed in schedule.strategy.rounds * periods:
+            rows, factor = _weigh(rows, listed)
+            scale *= factor
+    else:
+        for phase in (explicit_view(schedule) or ()) * periods:
+            rows, factor = _average(rows, phase)
+            scale *= factor
+    return rows, scale
+
+
+def _average(rows: npt.NDArray[np.object_], phase: Phase) -> tuple[npt.NDArray[np.object_], int]:
+    groups = list(phase)
+    factor = lcm(1, *(g.relax.denominator * len(g.members) for g in groups))
+    result = rows * factor
+    for group in groups:
+        members = list(group.members)
+        off = int(group.relax / len(members) * factor)
+        own = factor - off * len(members)
+        result[members] = own * rows[members] + off * rows[members].sum(axis=0)
+    return result, factor
+
+
+def _weigh(rows: npt.NDArray[np.object_], listed: Round) -> tuple[npt.NDArray[np.object_], int]:
+    factor = lcm(1, *(weight.denominator for weight in listed.weights))
+    result = rows * factor
+    for source, target, weight in listed.edges():
+        scaled = int(weight * factor)
+        result[target] += scaled * (rows[source] - rows[target])
+    return result, factor
