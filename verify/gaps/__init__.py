@@ -1,0 +1,95 @@
+"""Iteration gaps: how far the workers of Hop can drift apart in steps, as published, exactly, and as explored.
+
+Self-loops: a worker always has its own update, so whether N_in counts the worker itself (as Hop's paper does) changes
+neither the backup needs (|N_in| − backup updates) nor any bound; graphs here are kept without self-loops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from verify.gaps.attained import attained_gaps
+from verify.gaps.capacity import token_queue_capacity, update_queue_capacity
+from verify.gaps.event_graph import event_graph
+from verify.gaps.exact import exact_bounds
+from verify.gaps.liveness import dead_cycle
+from verify.gaps.paper import paper_bounds
+
+if TYPE_CHECKING:
+    from schedulers.protocols.digraph import Digraph
+    from schedulers.protocols.hop import HopSetting
+    from verify.explore import Exploration
+    from verify.gaps.paper import Matrix
+
+__all__ = ["Gaps", "gaps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The answer for one graph and setting; entry [i][j] of a matrix speaks of Step(i) − Step(j), None is unbounded.
+
+    `attained` is None when it was not asked for or the exploration was cut; `live` is None when neither theory nor the
+    exploration decides it (skipping without staleness). `dead_cycle` names the events that wait for one another.
+    """
+
+    graph: Digraph
+    setting: HopSetting
+    paper_bound: Matrix
+    exact_bound: Matrix
+    attained: Matrix | None
+    update_queue_capacity: Matrix
+    token_queue_capacity: Matrix
+    live: bool | None
+    dead_cycle: tuple[str, ...] = ()
+    exploration: Exploration | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that `preduce gaps --json` prints."""
+
+        def listed(matrix: Matrix | None) -> list[list[int | None]] | None:
+            return None if matrix is None else [list(row) for row in matrix]
+
+        return {
+            "paper_bound": listed(self.paper_bound),
+            "exact_bound": listed(self.exact_bound),
+            "attained": listed(self.attained),
+            "update_queue_capacity": listed(self.update_queue_capacity),
+            "token_queue_capacity": listed(self.token_queue_capacity),
+            "live": self.live,
+        }
+
+
+def gaps(graph: Digraph, setting: HopSetting, *, max_states: int = 100_000) -> Gaps:
+    """Bounds, capacities and liveness of a setting on a graph, and what exploration attains within `max_states`.
+
+    Args:
+        graph: who sends to whom.
+        setting: one row of Hop's Table 1 or a combination.
+        max_states: size of the exploration; 0 explores nothing.
+
+    Raises:
+        InputError: the setting does not fit the graph.
+    """
+    setting.check(graph)
+    events = event_graph(graph, setting)
+    cycle = dead_cycle(events)
+    exact = exact_bounds(graph, setting)
+    attained, exploration = attained_gaps(graph, setting, exact, max_states=max_states) if max_states else (None, None)
+    live: bool | None = cycle is None
+    if live and setting.max_jump > 1 and not setting.staleness:
+        # A skipped update never comes; only a run of every interleaving says whether somebody waits for it for ever.
+        stuck = exploration is not None and exploration.finding("no deadlock").verdict == "fails"
+        live = False if stuck else (True if attained is not None else None)
+    return Gaps(
+        graph,
+        setting,
+        paper_bounds(graph, setting),
+        exact,
+        attained,
+        update_queue_capacity(graph, exact),
+        token_queue_capacity(graph, exact, setting.max_ig),
+        live,
+        () if cycle is None else tuple(map(events.name, cycle)),
+        exploration,
+    )
