@@ -27,7 +27,7 @@ def parse_fraction(value: object) -> Fraction:
     if match is None:
         raise ValueError(
             f'is {shown(value)}; a fraction string is such as "4/3": at most {MAX_DIGITS} digits each, no spaces, '
-            "no zero below"
+            "no leading zeros, no zero below"
         )
     return Fraction(int(match[1]), int(match[2] or 1))
 

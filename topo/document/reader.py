@@ -115,7 +115,7 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
         parse_float=hooks.number if long_numbers else None,
     )
     try:
-        with _collector_paused(len(data)):
+        with collector_paused(len(data)):
             value = decoder.decode(text)
     except json.JSONDecodeError as error:
         place = f"{error.lineno}:{error.colno}"
@@ -254,8 +254,8 @@ def _is_broken(text: str) -> bool:
 
 
 @contextmanager
-def _collector_paused(size: int) -> Iterator[None]:
-    """Parsing only creates objects; the cycle collector would scan millions of them again and again."""
+def collector_paused(size: int) -> Iterator[None]:
+    """Loading only creates objects; the cycle collector would scan millions of them again and again."""
     if size < _CHUNK or not gc.isenabled():
         yield
         return

@@ -10,7 +10,7 @@ from topo.document.groups import plain_phase
 from topo.document.kinds import MODULES, kind_of
 from topo.document.model import Model, Name, unknown, validate
 from topo.document.place import shown, shown_path
-from topo.document.reader import MAX_BYTES, parse_json, read_bytes
+from topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
 from topo.document.shape import Shape, dump_shape, placed, shape_value
 from topo.errors import DocumentError, InputError
 from topo.phase import Phase
@@ -59,9 +59,9 @@ def parse_schedule(data: bytes, *, max_bytes: int = MAX_BYTES) -> Schedule:
 
 
 def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
-    raw = parse_json(data, max_bytes=max_bytes, source=source)
     try:
-        return schedule_of(raw)
+        with collector_paused(len(data)):
+            return schedule_of(parse_json(data, max_bytes=max_bytes, source=source))
     except DocumentError as error:
         raise DocumentError(error.place, error.problem, source) from None
 
@@ -75,6 +75,8 @@ def schedule_of(raw: object) -> Schedule:
     check_header(raw, FORMAT, VERSION)
     envelope = validate(ScheduleEnvelope, raw, "")
     cluster = shape_value(envelope.cluster, "cluster")
+    if cluster.num_workers < 2:
+        raise DocumentError("cluster", "has 1 worker; a schedule needs at least 2 workers")
     name = envelope.strategy.get("kind")
     if name is None:
         raise DocumentError("strategy", f'the key "kind" is missing; known kinds: {", ".join(MODULES)}')
@@ -90,7 +92,7 @@ def schedule_of(raw: object) -> Schedule:
     try:
         return Schedule(envelope.name, cluster, strategy, certificate)
     except InputError as error:
-        raise placed(error, "cluster" if cluster.num_workers < 2 else "strategy") from None
+        raise placed(error, "strategy") from None
 
 
 def check_header(raw: object, name: str, version: int) -> None:

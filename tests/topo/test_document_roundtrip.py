@@ -1,0 +1,313 @@
+"""Schedules survive their documents: load and dump are inverse, and the hash sees the content and nothing else."""
+
+import json
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topo.cluster import Cluster
+from topo.document import (
+    canonical_bytes,
+    dump_schedule,
+    load_schedule,
+    parse_schedule,
+    schedule_sha256,
+    schedule_text,
+    write_schedule,
+)
+from topo.document.groups import is_clean, phase_text, plain_phase
+from topo.document.kinds.static import GroupModel
+from topo.errors import DocumentError, FileProblem, ScheduleError
+from topo.phase import Group, Phase
+from topo.rule import Block
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Averaging, Neighbor, Round, Static
+
+laws = settings(max_examples=150, deadline=None, derandomize=True)
+
+fractions = st.fractions(min_value=-3, max_value=3, max_denominator=10**6)
+relaxes = st.one_of(st.just(Fraction(1)), fractions)
+names = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=20)
+
+
+@st.composite
+def clusters(draw):
+    if draw(st.booleans()):
+        return Cluster.regular(draw(st.integers(1, 5)), draw(st.integers(2, 4)))
+    sizes = draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
+    ranks = draw(st.permutations(range(sum(sizes))))
+    return Cluster.irregular([[ranks.pop() for _ in range(size)] for size in sizes])
+
+
+@st.composite
+def phases(draw, num_workers):
+    """Groups of any kind that may load: also overlapping ones, which `verify` refutes."""
+    count = draw(st.integers(0, 4))
+    members = st.sets(st.integers(0, num_workers - 1), min_size=2, max_size=num_workers)
+    return Phase.from_groups(num_workers, [Group(tuple(draw(members)), draw(relaxes)) for _ in range(count)])
+
+
+@st.composite
+def rule_phases(draw, size, digits):
+    colours = draw(st.lists(st.integers(-1, size - 1), min_size=size, max_size=size))
+    return tuple(
+        Block(
+            tuple(draw(st.permutations([rank for rank in range(size) if colours[rank] == colour]))),
+            tuple(draw(st.permutations(sorted(draw(st.sets(st.sampled_from(range(digits)))) if digits else set())))),
+            draw(relaxes),
+        )
+        for colour in sorted(set(colours) - {-1})
+    )
+
+
+def common(draw, num_workers):
+    paces = st.lists(st.integers(1, 5), min_size=num_workers, max_size=num_workers).map(tuple)
+    return {
+        "pace": draw(st.one_of(st.integers(1, 9), paces)),
+        "overlap": draw(st.booleans()),
+        "averaging": draw(st.sampled_from(Averaging)),
+    }
+
+
+@st.composite
+def schedules(draw):
+    kind = draw(st.sampled_from(["rule", "groups", "allreduce", "neighbor"]))
+    if kind == "rule":
+        radices = tuple(draw(st.lists(st.integers(2, 4), max_size=3)))
+        cluster = Cluster.regular(prod(radices), draw(st.integers(2, 4)))
+        size = cluster.workers_per_node
+        listed = draw(st.lists(rule_phases(size, len(radices)), min_size=1, max_size=3))
+        strategy = Static(
+            phases=tuple(listed),
+            node_radices=radices,
+            prologue=draw(st.integers(0, 3)),
+            **common(draw, cluster.num_workers),
+        )
+    else:
+        cluster = draw(clusters())
+        n = cluster.num_workers
+        if kind == "groups":
+            listed = draw(st.lists(phases(n), min_size=1, max_size=3))
+            strategy = Static(phases=tuple(listed), prologue=draw(st.integers(0, 3)), **common(draw, n))
+        elif kind == "allreduce":
+            strategy = AllReduce(**common(draw, n))
+        else:
+            pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
+            edges = st.lists(st.sampled_from(pairs), unique=True, max_size=8)
+            rounds = tuple(
+                Round.from_edges(n, [(a, b, draw(fractions)) for a, b in draw(edges)])
+                for _ in range(draw(st.integers(1, 3)))
+            )
+            strategy = Neighbor(rounds=rounds, **common(draw, n))
+    certificate = draw(st.one_of(st.none(), st.just({}), st.just({"claims": [{"x": [1, "2/3"]}]})))
+    return Schedule(draw(names), cluster, strategy, certificate)
+
+
+@laws
+@given(schedules())
+def test_load_is_the_inverse_of_dump(schedule):
+    dumped = dump_schedule(schedule)
+    for text in (json.dumps(dumped), json.dumps(dumped, ensure_ascii=False, indent=1), schedule_text(schedule)):
+        loaded = parse_schedule(text.encode())
+        assert loaded == schedule
+        assert loaded.certificate == schedule.certificate
+        assert dump_schedule(loaded) == dumped
+        assert canonical_bytes(loaded) == canonical_bytes(schedule)
+
+
+@laws
+@given(schedules())
+def test_canonical_form_is_sorted_compact_json_without_certificate_and_a_fixed_point(schedule):
+    canonical = canonical_bytes(schedule)
+    document = json.loads(canonical)
+    assert json.dumps(document, sort_keys=True, separators=(",", ":")).encode() == canonical
+    assert "certificate" not in document
+    assert canonical_bytes(parse_schedule(canonical)) == canonical
+    assert schedule_sha256(schedule) == schedule_sha256(schedule.with_certificate({"other": 1}))
+
+
+def shuffled(document, rng):
+    """The same schedule as another author may write it: groups, blocks, ranks, digits, edges and keys in any order."""
+    strategy = document["strategy"]
+    for phase in strategy.get("phases", []):
+        rng.shuffle(phase)
+        for item in phase:
+            for key in item.keys() & {"group", "local", "across"}:
+                rng.shuffle(item[key])
+            relax = Fraction(item.get("relax", 1))
+            item["relax"] = f"{2 * relax.numerator}/{2 * relax.denominator}"
+    for listed in strategy.get("rounds", []):
+        order = rng.permutation(len(listed["edges"]))
+        if isinstance(listed["weights"], list):
+            listed["weights"] = [listed["weights"][i] for i in order]
+        listed["edges"] = [listed["edges"][i] for i in order]
+    if isinstance(strategy.get("pace", 1), int):
+        n = parse_schedule(json.dumps(document).encode()).num_workers
+        strategy["pace"] = [strategy.get("pace", 1)] * n
+    return {key: document[key] for key in rng.permutation(list(document))}
+
+
+@laws
+@given(schedules(), st.integers(0, 2**32 - 1))
+def test_hash_does_not_depend_on_the_order_or_layout_of_the_file(schedule, seed):
+    other = shuffled(dump_schedule(schedule), np.random.default_rng(seed))
+    assert schedule_sha256(parse_schedule(json.dumps(other, indent=3).encode())) == schedule_sha256(schedule)
+
+
+def test_hash_sees_every_change():
+    base = Schedule("s", Cluster.regular(2, 2), Static(phases=(Phase.from_groups(4, [[0, 1], [2, 3]]),)))
+    variants = [
+        base,
+        Schedule("t", base.cluster, base.strategy),
+        Schedule("s", Cluster.regular(1, 4), base.strategy),
+        Schedule("s", base.cluster, AllReduce()),
+        Schedule("s", base.cluster, AllReduce(pace=2)),
+        Schedule("s", base.cluster, AllReduce(overlap=True)),
+        Schedule("s", base.cluster, AllReduce(averaging=Averaging.STEP_NORMALISED)),
+        Schedule("s", base.cluster, Static(phases=base.strategy.phases, prologue=1)),
+        Schedule("s", base.cluster, Static(phases=base.strategy.phases * 2)),
+        Schedule("s", base.cluster, Static(phases=(Phase.from_groups(4, [[0, 2], [1, 3]]),))),
+        Schedule("s", base.cluster, Static(phases=(Phase.from_groups(4, [Group((0, 1), Fraction(1, 2))]),))),
+        Schedule("s", base.cluster, Static(phases=(Phase.from_groups(4, [[0, 1]]),))),
+        Schedule("s", base.cluster, Static(phases=((Block((0, 1)),),), node_radices=(2,))),
+    ]
+    assert len({schedule_sha256(schedule) for schedule in variants}) == len(variants)
+
+
+def test_hash_of_a_known_schedule_never_changes():
+    """Certificates name this hash: a change of the canonical form would orphan them all."""
+    expected = b'{"cluster":{"num_nodes":2,"workers_per_node":2},"format":"preduce.schedule","name":"pairs","strategy":'
+    expected += b'{"kind":"static","phases":[[{"group":[0,2]},{"group":[1,3],"relax":"4/3"}]]},"version":1}'
+    phase = Phase.from_groups(4, [Group((3, 1), Fraction(4, 3)), Group((0, 2))])
+    schedule = Schedule("pairs", Cluster.regular(2, 2), Static(phases=(phase,)))
+    assert canonical_bytes(schedule) == expected
+    assert schedule_sha256(schedule) == "db577c6492f57b64e314bc3ef88421f49b16558e80eef8e943ec2a8d15df851f"
+
+
+def test_file_round_trip_and_atomic_replacement(tmp_path):
+    first = Schedule("first", Cluster.regular(2, 2), AllReduce())
+    second = Schedule("second", Cluster.regular(2, 2), AllReduce(pace=3))
+    path, link = tmp_path / "schedule.json", tmp_path / "link.json"
+    write_schedule(path, first)
+    link.symlink_to(path)
+    assert load_schedule(link) == first
+    write_schedule(link, second)
+    assert link.is_symlink()
+    assert load_schedule(path) == second
+    assert [entry.name for entry in sorted(tmp_path.iterdir())] == ["link.json", "schedule.json"]
+
+
+def test_written_file_has_the_mode_of_an_ordinary_new_file(tmp_path):
+    write_schedule(tmp_path / "a.json", Schedule("a", Cluster.regular(2, 2), AllReduce()))
+    (tmp_path / "b").touch()
+    assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "schedule.json"
+    good = Schedule("good", Cluster.regular(2, 2), AllReduce())
+    write_schedule(path, good)
+    for bad in (Schedule("two\nlines", good.cluster, AllReduce()), Schedule("", good.cluster, AllReduce())):
+        with pytest.raises(ScheduleError, match="cannot be written"):
+            write_schedule(path, bad)
+    too_fine = Fraction(1, 10**70)
+    phase = Phase.from_groups(4, [Group((0, 1), too_fine)])
+    with pytest.raises(ScheduleError, match="more than 64 digits"):
+        write_schedule(path, Schedule("s", good.cluster, Static(phases=(phase,))))
+    with pytest.raises(FileProblem, match="cannot be written"):
+        write_schedule(tmp_path / "absent" / "schedule.json", good)
+    with pytest.raises(FileProblem, match="cannot be written"):
+        write_schedule(tmp_path, good)
+    assert load_schedule(path) == good
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_one_phase_a_line():
+    phases = tuple(Phase.from_groups(4, [[0, 1 + t], [2 - t % 2, 3]]) for t in range(2))
+    text = schedule_text(Schedule("s", Cluster.regular(2, 2), Static(phases=phases)))
+    assert '      [{"group": [0, 1]}, {"group": [2, 3]}],\n' in text
+    assert len(text.splitlines()) == 13
+
+
+@laws
+@given(st.data())
+def test_bulk_check_accepts_only_what_the_model_accepts(data):
+    """The bulk check replaces the model for clean phases, so it must never be the laxer of the two."""
+    junk = st.one_of(
+        st.booleans(), st.none(), st.floats(allow_nan=False), st.text(max_size=3), st.just(-1), st.just([])
+    )
+    members = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 9), junk), max_size=4)
+    item = st.fixed_dictionaries(
+        {}, optional={"group": st.one_of(members, junk), "relax": st.one_of(st.just("1/2"), junk), "x": st.just(1)}
+    )
+    clean = st.fixed_dictionaries({"group": st.lists(st.integers(0, 9), min_size=2, max_size=3)})
+    phase = data.draw(st.lists(st.one_of(clean, item), max_size=3))
+    try:
+        for raw in phase:
+            GroupModel.model_validate(raw)
+        accepted = True
+    except ValueError:
+        accepted = False
+    if is_clean(phase) and not any(m < 0 for raw in phase for m in raw["group"]):  # ranks are checked on arrays
+        assert accepted
+    if accepted:
+        assert is_clean(phase)
+
+
+@laws
+@given(phases(6), st.booleans())
+def test_fast_text_of_a_phase_is_its_json(phase, spaced):
+    text = phase_text(phase, spaced=spaced)
+    assert json.loads(text) == plain_phase(phase)
+    assert (" " in text) == (spaced and len(phase) > 0)
+
+
+@laws
+@given(phases(7), st.randoms(use_true_random=False))
+def test_loading_orders_groups_as_the_value_does(phase, random):
+    groups = plain_phase(phase)
+    random.shuffle(groups)
+    for item in groups:
+        random.shuffle(item["group"])
+    document = {
+        "format": "preduce.schedule",
+        "version": 1,
+        "name": "s",
+        "cluster": {"num_nodes": 1, "workers_per_node": 7},
+        "strategy": {"kind": "static", "phases": [groups]},
+    }
+    assert parse_schedule(json.dumps(document).encode()).phase(0) == phase
+
+
+def test_large_explicit_schedule_round_trips():
+    """50,000 groups of 3 to 5 workers, in shuffled order, over several chunks of the depth scan."""
+    rng = np.random.default_rng(7)
+    n = 200_000
+    labels = rng.integers(0, n // 4, n)
+    phase = Phase.from_labels(labels)
+    schedule = Schedule("large", Cluster.regular(n // 4, 4), Static(phases=(phase, phase)))
+    document = dump_schedule(schedule)
+    for listed in document["strategy"]["phases"]:
+        rng.shuffle(listed)
+    loaded = parse_schedule(json.dumps(document).encode())
+    assert loaded == schedule
+    assert schedule_sha256(loaded) == schedule_sha256(schedule)
+
+
+def test_million_worker_rule_is_a_small_file():
+    block = (Block((0,), (0, 1)), Block((2, 3)))
+    schedule = Schedule("rule", Cluster.regular(250_000, 4), Static(phases=(block,), node_radices=(2, 125_000)))
+    assert len(canonical_bytes(schedule)) < 300
+    assert parse_schedule(canonical_bytes(schedule)) == schedule
+
+
+def test_certificate_is_kept_and_bounded_like_the_rest():
+    schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(), {"claims": [], "numbers": ["1" * 500]})
+    assert parse_schedule(schedule_text(schedule).encode()).certificate == schedule.certificate
+    text = schedule_text(schedule).replace('"1', "1").replace('1"', "1")
+    with pytest.raises(DocumentError, match=r"certificate\.numbers\[0\]: is 1+\.\.\., an integer beyond"):
+        parse_schedule(text.encode())
