@@ -1,0 +1,114 @@
+"""Figure: a number together with how sure it is and how it was found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """How much a figure promises."""
+
+    EXACT = "exact"
+    """Found by a direct method: right up to floating-point rounding."""
+
+    BOUND = "bound"
+    """The true value is provably on the side that `how` names."""
+
+    ESTIMATE = "estimate"
+    """Found by an iteration or by sampling; `lower`, `upper` and `how` say what is known about the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure. `value` is None where it is not defined or not found, and infinite where it is infinite.
+
+    `lower` and `upper` enclose the true value where `how` says so; both are None for exact figures.
+    """
+
+    value: float | None
+    kind: Kind = Kind.EXACT
+    how: str = ""
+    lower: float | None = None
+    upper: float | None = None
+
+    def json_value(self) -> float | None:
+        """The value as JSON can hold it: infinity and absence become null (`how` tells them apart)."""
+        return self.value if self.value is not None and math.isfinite(self.value) else None
+
+    def note(self) -> dict[str, Any]:
+        """Kind, method and enclosure, JSON-able."""
+        bounds = {"lower": self.lower, "upper": self.upper}
+        finite = {name: bound for name, bound in bounds.items() if bound is not None and math.isfinite(bound)}
+        return {"kind": str(self.kind), "how": self.how, **finite}
+
+    def __float__(self) -> float:
+        """The value; NaN where there is none."""
+        return math.nan if self.value is None else self.value
+
+
+def absent(how: str) -> Figure:
+    """A figure that is not defined here, or was not found, and why."""
+    return Figure(None, Kind.EXACT, how)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Drift for pushes that differ per worker and for pushes shared inside a node."""
+
+    worker: Figure
+    node: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The three spectral gaps."""
+
+    hop: Figure
+    slem: Figure
+    sigma: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All figures of one schedule. `radius` is the spectral radius of the period product off the mean."""
+
+    period: int | None
+    num_workers: int
+    num_distinct_phases: int | None
+    contraction: Figure
+    radius: Figure
+    disagreement: Figure
+    drift: Drift
+    spectral_gap: Gaps
+    contraction_per_start: tuple[float, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """As `preduce verify --json` prints them, with the method of each under `how`."""
+        named = {
+            "contraction": self.contraction,
+            "radius": self.radius,
+            "disagreement": self.disagreement,
+            "drift.worker": self.drift.worker,
+            "drift.node": self.drift.node,
+            "spectral_gap.hop": self.spectral_gap.hop,
+            "spectral_gap.slem": self.spectral_gap.slem,
+            "spectral_gap.sigma": self.spectral_gap.sigma,
+        }
+        result: dict[str, Any] = {
+            "period": self.period,
+            "num_workers": self.num_workers,
+            "num_distinct_phases": self.num_distinct_phases,
+        }
+        for name, figure in named.items():
+            outer, _, inner = name.partition(".")
+            if inner:
+                result.setdefault(outer, {})[inner] = figure.json_value()
+            else:
+                result[outer] = figure.json_value()
+        if self.contraction_per_start:
+            result["contraction_per_start"] = list(self.contraction_per_start)
+        result["how"] = {name: figure.note() for name, figure in named.items()}
+        return result

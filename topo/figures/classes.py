@@ -1,0 +1,208 @@
+"""Character classes: a rule schedule as a few small matrices, whatever its number of nodes.
+
+The matrix of a rule phase commutes with adding a constant to every digit of the node index, so it block-diagonalises
+over the characters of that group. On a character that is non-trivial exactly on the digits c, a block (L, D) with
+factor t acts on the local ranks as (1−t)I + t·(averaging over L) if c and D are disjoint, else as (1−t)I on L. The
+figures depend on c only through which of the rule's digit sets it meets: classes that meet the same sets are merged,
+Π (radix − 1) over the digits of c counts their members. Local ranks that are always in the same block at the same pace
+are merged too: on what sums to zero over them a block acts as the number 1−t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import ScheduleError, UnknownError
+from topo.figures.progress import Progress
+from topo.figures.sectors import Batch, Sectors
+from topo.mixing import averaging_strategy
+from topo.rule import Block
+from topo.strategies.allreduce import AllReduce
+from topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from topo.rule import RulePhase
+    from topo.schedule import Schedule
+
+MAX_CLASSES = 2**14
+MAX_ENTRIES = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class MergedClass:
+    """Characters on which all blocks act alike: `met` holds the digit sets that they meet.
+
+    `digits` is one set c of digits for which this class stands, `multiplicity` its number of characters.
+    `holds_mean` marks the trivial character, which stands alone.
+    """
+
+    digits: tuple[int, ...]
+    met: frozenset[tuple[int, ...]]
+    multiplicity: int
+    holds_mean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule schedule as the figures need it: `paces` has one entry per local rank."""
+
+    phases: tuple[RulePhase, ...]
+    radices: tuple[int, ...]
+    num_nodes: int
+    workers_per_node: int
+    paces: tuple[int, ...]
+
+
+def rule_of(schedule: Schedule) -> Rule | None:
+    """The schedule as a rule, or None if it is none: explicit groups, uneven nodes, paces that differ between nodes.
+
+    Raises:
+        ScheduleError: two blocks of one phase share a local rank.
+    """
+    size, strategy = schedule.cluster.workers_per_node, schedule.strategy
+    if size is None:
+        return None
+    nodes = schedule.cluster.num_nodes
+    if isinstance(strategy, AllReduce):
+        radices: tuple[int, ...] = (nodes,) if nodes > 1 else ()
+        phases: tuple[RulePhase, ...] = ((Block(tuple(range(size)), tuple(range(len(radices)))),),)
+    elif isinstance(strategy, Static) and strategy.node_radices is not None:
+        radices, phases = strategy.node_radices, strategy.rule_phases()
+    else:
+        return None
+    if isinstance(strategy.pace, int):
+        paces = (strategy.pace,) * size
+    else:
+        table = np.array(strategy.pace, dtype=np.int64).reshape(nodes, size)
+        if (table != table[0]).any():
+            return None
+        paces = tuple(table[0].tolist())
+    for t, phase in enumerate(phases):
+        ranks = [rank for block in phase for rank in block.local]
+        if len(set(ranks)) != len(ranks):
+            raise ScheduleError(f"phases[{t}]: blocks share a local rank; groups of one phase are disjoint")
+    return Rule(phases, radices, nodes, size, paces)
+
+
+def merged_classes(rule: Rule) -> list[MergedClass]:
+    """The classes of a rule, the trivial character first. O(digits · classes); at most 2^min(digits, digit sets) + 1.
+
+    Raises:
+        UnknownError: more than 16,384 classes.
+    """
+    sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
+    counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
+    for digit, radix in enumerate(rule.radices):
+        meets = frozenset(s for s in sets if digit in s)
+        for met, (count, digits) in list(counts.items()):
+            key = met | meets
+            # A digit that no block uses is merged into the class itself: it changes nothing but the count.
+            old, shown = counts.get(key, (0, (*digits, digit)))
+            counts[key] = (old + count * (radix - 1), shown)
+        if len(counts) > MAX_CLASSES:
+            raise UnknownError(f"rule: has more than {MAX_CLASSES} character classes; use fewer distinct digit sets")
+    result = [MergedClass((), frozenset(), 1, holds_mean=True)]
+    for met, (count, digits) in counts.items():
+        if not met:
+            if count > 1:
+                idle = next(d for d in range(len(rule.radices)) if not any(d in s for s in sets))
+                result.append(MergedClass((idle,), met, count - 1, holds_mean=False))
+        else:
+            result.append(MergedClass(digits, met, count, holds_mean=False))
+    return result
+
+
+def rule_sectors(schedule: Schedule) -> Sectors | None:
+    """The sectors of a rule schedule, or None if the schedule is no rule or its classes are too large.
+
+    Raises:
+        ScheduleError: two blocks of one phase share a local rank.
+    """
+    rule = rule_of(schedule)
+    if rule is None:
+        return None
+    classes = merged_classes(rule)
+    lumps = _lumps(rule)
+    if len(classes) * len(lumps) ** 2 * len(rule.phases) > MAX_ENTRIES:
+        return None
+    how = f"character classes: {len(classes)} of size {len(lumps)}, any number of nodes"
+    batches = [_even_batch(schedule, rule, classes, lumps), *_odd_batches(schedule, rule, lumps)]
+    return Sectors(schedule.num_workers, batches, averaging_strategy(schedule).overlap, how)
+
+
+def _lumps(rule: Rule) -> list[tuple[int, ...]]:
+    """Local ranks that share all blocks and the pace."""
+    keys: dict[tuple[int, ...], list[int]] = {}
+    homes = [{rank: index for index, block in enumerate(phase) for rank in block.local} for phase in rule.phases]
+    for rank in range(rule.workers_per_node):
+        key = (rule.paces[rank], *(home.get(rank, -1 - rank) for home in homes))
+        keys.setdefault(key, []).append(rank)
+    return [tuple(ranks) for ranks in keys.values()]
+
+
+def _even_batch(
+    schedule: Schedule, rule: Rule, classes: Sequence[MergedClass], lumps: Sequence[tuple[int, ...]]
+) -> Batch:
+    """All classes on the vectors that are constant within each lump, in the basis 1_lump / √size."""
+    roots = np.sqrt([len(lump) for lump in lumps])
+    matrices = np.zeros((len(rule.phases), len(classes), len(lumps), len(lumps)))
+    for t, phase in enumerate(rule.phases):
+        matrices[t] = np.eye(len(lumps))
+        for block in phase:
+            inside = [i for i, lump in enumerate(lumps) if lump[0] in block.local]
+            relax, key = float(block.relax), tuple(sorted(block.across))
+            averaging = np.outer(roots[inside], roots[inside]) / len(block.local)
+            for c, merged in enumerate(classes):
+                matrices[t, c, inside, inside] = 1 - relax
+                if key not in merged.met:
+                    matrices[t, c][np.ix_(inside, inside)] += relax * averaging
+    mean = np.zeros((len(classes), len(lumps)))
+    mean[0] = roots / np.sqrt(rule.workers_per_node)
+    matrices[:, 0] -= np.outer(mean[0], mean[0])
+    return Batch(
+        np.array([float(merged.multiplicity) for merged in classes]),
+        matrices,
+        mean,
+        _progress(schedule, rule, [lump[0] for lump in lumps]),
+        np.broadcast_to(roots[:, None], (len(classes), len(lumps), 1)),
+    )
+
+
+def _odd_batches(schedule: Schedule, rule: Rule, lumps: Sequence[tuple[int, ...]]) -> list[Batch]:
+    """What sums to zero within a lump: each block acts as 1 − t there, on every character."""
+    result = []
+    for lump in lumps:
+        if len(lump) < 2:
+            continue
+        factors = np.array(
+            [next((1 - float(block.relax) for block in phase if lump[0] in block.local), 1.0) for phase in rule.phases]
+        )
+        result.append(
+            Batch(
+                np.array([float(rule.num_nodes * (len(lump) - 1))]),
+                factors.reshape(-1, 1, 1, 1),
+                np.zeros((1, 1)),
+                _progress(schedule, rule, [lump[0]]),
+                np.zeros((1, 1, 1)),
+            )
+        )
+    return result
+
+
+def _progress(schedule: Schedule, rule: Rule, ranks: Sequence[int]) -> Progress:
+    """Progress of some local ranks; rules of one pace need no group means."""
+    paces = np.array(rule.paces, dtype=np.int64)
+    group: npt.NDArray[np.float64] = np.tile(paces[list(ranks)].astype(np.float64), (len(rule.phases), 1))
+    for t, phase in enumerate(rule.phases):
+        for i, rank in enumerate(ranks):
+            for block in phase:
+                if rank in block.local:
+                    group[t, i] = paces[list(block.local)].mean()
+    return Progress.of(paces[list(ranks)], group, averaging_strategy(schedule).averaging, int(paces.max()))

@@ -1,0 +1,220 @@
+"""The figures of a schedule, each by the cheapest method that fits its form and size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from topo.errors import InputError, ScheduleError, UnknownError
+from topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
+from topo.figures.gaps import GapKind, spectral_gap
+from topo.figures.large import large_contraction, large_disagreement, large_drift, large_radius
+from topo.figures.limits import DEFAULT, Limits, sectors_of
+from topo.figures.neighbours import effective_neighbours_of
+from topo.figures.noise import disagreement_of
+from topo.figures.push import drift_of
+from topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
+from topo.figures.sectors import spectral_norms
+from topo.mixing import is_doubly_stochastic, period_product, steps_of
+from topo.strategies.neighbor import Neighbor
+
+if TYPE_CHECKING:
+    from topo.figures.sectors import Sectors
+    from topo.schedule import Schedule
+
+MAX_START_WORK = 2**30
+"""Up to this many multiplications `figures` also lists the contraction from every start."""
+
+
+def contraction(schedule: Schedule, *, start: int = 0, limit: Limits = DEFAULT) -> Figure:
+    """‖W_T … W_1 − J‖₂ over the period that starts at phase `start`: 0 is exact consensus, below 1 means convergence.
+
+    Raises:
+        InputError: a start other than 0 for a schedule that only Lanczos can treat.
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+    """
+    sectors = sectors_of(schedule, limit)
+    if sectors is None and start:
+        raise InputError(f"contraction: start {start} of a schedule this large; only start 0 is supported")
+    return _contraction(schedule, sectors, limit, start)
+
+
+def radius(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
+    """The spectral radius of the period product off the mean; the same for every start, at most the contraction.
+
+    Raises:
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+    """
+    sectors = sectors_of(schedule, limit)
+    return _radius(schedule, sectors, limit, None)
+
+
+def disagreement(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
+    """Steady-state mean squared distance to the mean under unit noise in every step; infinite if never converging.
+
+    Raises:
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+    """
+    return _disagreement(schedule, sectors_of(schedule, limit), limit)
+
+
+def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limits = DEFAULT) -> Figure:
+    """The same under a constant random push: one per worker, or one shared by the workers of each node.
+
+    Raises:
+        InputError: another word than worker or node.
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+    """
+    if push not in ("worker", "node"):
+        raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
+    return _drift(schedule, sectors_of(schedule, limit), limit, push)
+
+
+def n_eff(schedule: Schedule, gamma: float = 0.95, *, limit: Limits = DEFAULT) -> float:
+    """The effective number of neighbours at γ: 1 without averaging, n for all-reduce in every step.
+
+    Raises:
+        InputError: γ outside [0, 1), or no steady state.
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+        UnknownError: the schedule is too large for each direct method.
+    """
+    return effective_neighbours_of(_direct(schedule, limit, "n_eff"), gamma)
+
+
+def rounds_to(schedule: Schedule, epsilon: float = 1e-6, *, limit: Limits = DEFAULT) -> int | None:
+    """The least number of rounds after which ‖W_t … W_1 − J‖₂ ≤ epsilon; None if that never happens.
+
+    Raises:
+        InputError: epsilon is not positive.
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+        UnknownError: the schedule is too large for each direct method.
+    """
+    if not epsilon > 0:
+        raise InputError(f"epsilon: is {epsilon}; it is a positive number, 1e-6 say")
+    return rounds_until(_direct(schedule, limit, "rounds"), epsilon)
+
+
+def figures(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figures:
+    """All figures. What cannot be computed has value None and says why; nothing is refused.
+
+    Rules cost the same for any number of nodes; explicit schedules are exact up to `limit.dense_workers` workers and
+    estimated above.
+    """
+    period: int | None
+    try:
+        period = schedule.period
+        distinct: int | None = schedule.num_distinct_phases()
+        sectors = sectors_of(schedule, limit)
+    except ScheduleError as error:
+        return _none(schedule, f"not defined: {error}")
+    except UnknownError as error:
+        return _none(schedule, f"not found: {error}")
+    first = _contraction(schedule, sectors, limit, 0)
+    spectral = _radius(schedule, sectors, limit, first)
+    return Figures(
+        period=period,
+        num_workers=schedule.num_workers,
+        num_distinct_phases=distinct,
+        contraction=first,
+        radius=spectral,
+        disagreement=_disagreement(schedule, sectors, limit),
+        drift=Drift(_drift(schedule, sectors, limit, "worker"), _drift(schedule, sectors, limit, "node")),
+        spectral_gap=_gaps(schedule, first, spectral),
+        contraction_per_start=_per_start(sectors),
+    )
+
+
+def _none(schedule: Schedule, reason: str) -> Figures:
+    nothing = absent(reason)
+    try:
+        period: int | None = schedule.period
+    except ScheduleError:
+        period = None
+    try:
+        distinct: int | None = schedule.num_distinct_phases()
+    except ScheduleError:
+        distinct = None
+    gaps = Gaps(nothing, nothing, nothing)
+    return Figures(period, schedule.num_workers, distinct, nothing, nothing, nothing, Drift(nothing, nothing), gaps)
+
+
+def _direct(schedule: Schedule, limit: Limits, name: str) -> Sectors:
+    sectors = sectors_of(schedule, limit)
+    if sectors is None:
+        raise UnknownError(
+            f"{name}: {schedule.num_workers} workers in explicit groups; at most {limit.dense_workers} are solved; "
+            "write the schedule as a rule, or raise the limit"
+        )
+    return sectors
+
+
+def _contraction(schedule: Schedule, sectors: Sectors | None, limit: Limits, start: int) -> Figure:
+    if sectors is None:
+        return large_contraction(schedule, limit)
+    if isinstance(schedule.strategy, Neighbor) and not all(map(is_doubly_stochastic, set(schedule.strategy.rounds))):
+        difference = period_product(schedule, start) - 1 / schedule.num_workers
+        how = f"{sectors.how}; a round is not doubly stochastic, so P tends to another mean than J"
+        return Figure(float(spectral_norms(difference[None])[0]), Kind.EXACT, how)
+    return Figure(contraction_of(sectors, start), Kind.EXACT, sectors.how)
+
+
+def _radius(schedule: Schedule, sectors: Sectors | None, limit: Limits, known: Figure | None) -> Figure:
+    if sectors is None:
+        return large_radius(schedule, limit, known or large_contraction(schedule, limit))
+    return Figure(radius_of(sectors), Kind.EXACT, sectors.how)
+
+
+def _disagreement(schedule: Schedule, sectors: Sectors | None, limit: Limits) -> Figure:
+    if sectors is None:
+        return large_disagreement(schedule, limit)
+    return _steady(disagreement_of(sectors), sectors)
+
+
+def _drift(schedule: Schedule, sectors: Sectors | None, limit: Limits, push: Literal["worker", "node"]) -> Figure:
+    if sectors is None:
+        return large_drift(schedule, limit, push)
+    if push == "node" and any(batch.node_columns is None for batch in sectors.batches):
+        return absent("not found: too many pairs of workers share a node")
+    return _steady(drift_of(sectors, push), sectors)
+
+
+def _steady(value: float, sectors: Sectors) -> Figure:
+    if math.isinf(value):
+        return Figure(value, Kind.EXACT, f"{sectors.how}; infinite: the radius is 1 or more, workers never agree")
+    return Figure(value, Kind.EXACT, sectors.how)
+
+
+def _gaps(schedule: Schedule, first: Figure, spectral: Figure) -> Gaps:
+    return Gaps(_hop(schedule), _one_minus(spectral, "radius"), _one_minus(first, "contraction"))
+
+
+def _one_minus(figure: Figure, name: str) -> Figure:
+    if figure.value is None:
+        return figure
+    return replace(
+        figure,
+        value=1 - figure.value,
+        how=f"1 - {name} of the period product: {figure.how}",
+        lower=None if figure.upper is None else 1 - figure.upper,
+        upper=None if figure.lower is None else 1 - figure.lower,
+    )
+
+
+def _hop(schedule: Schedule) -> Figure:
+    """Hop defines its gap for one fixed graph; a schedule whose partners change has none."""
+    steps = steps_of(schedule) if isinstance(schedule.strategy, Neighbor) else ()
+    if len(steps) != 1:
+        return absent("not defined: the hop gap belongs to a fixed graph, and here the partners change with the phase")
+    try:
+        return Figure(spectral_gap(steps[0], GapKind.HOP), Kind.EXACT, "eigenvalues of the graph")
+    except InputError as error:
+        return absent(f"not found: {error}")
+
+
+def _per_start(sectors: Sectors | None) -> tuple[float, ...]:
+    if sectors is None:
+        return ()
+    period = sectors.batches[0].period
+    work = sum(period**2 * len(b.multiplicity) * b.size**3 for b in sectors.batches)
+    return contraction_per_start(sectors) if work <= MAX_START_WORK else ()

@@ -1,0 +1,81 @@
+"""How fast a period pulls workers together: contraction, spectral radius, rounds until agreement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topo.figures.sectors import spectral_norms, spectral_radii
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from topo.figures.sectors import Sectors
+
+ZERO = 1e-14
+"""Norms below this are rounding: they are reported as 0."""
+
+NEVER = 1 - 1e-12
+"""A radius from here on is 1 up to rounding: such a schedule never converges."""
+
+
+def contraction_of(sectors: Sectors, start: int = 0) -> float:
+    """‖W_{s+T−1} … W_s − J‖₂. O(Σ C g³)."""
+    return _clean(max(float(spectral_norms(batch.product(start)).max()) for batch in sectors.batches))
+
+
+def contraction_per_start(sectors: Sectors) -> tuple[float, ...]:
+    """The contraction of the period that starts at each phase. O(T Σ C g³ T)."""
+    return tuple(contraction_of(sectors, start) for start in range(sectors.batches[0].period))
+
+
+def radius_of(sectors: Sectors) -> float:
+    """The spectral radius of the period product off the mean; it does not depend on the start. O(Σ C g³)."""
+    return _clean(max(float(spectral_radii(batch.product()).max()) for batch in sectors.batches))
+
+
+def spectrum_of(sectors: Sectors) -> tuple[npt.NDArray[np.complex128], npt.NDArray[np.int64]]:
+    """All eigenvalues of the period product, and how often each stands in it; the mean's own 1 is among them."""
+    values, counts = [], []
+    for batch in sectors.batches:
+        product = batch.product() + batch.mean[:, :, None] * batch.mean.conj()[:, None, :]
+        values.append(np.linalg.eigvals(product).astype(np.complex128).reshape(-1))
+        counts.append(np.repeat(np.rint(batch.multiplicity).astype(np.int64), batch.size))
+    return np.concatenate(values), np.concatenate(counts)
+
+
+def rounds_until(sectors: Sectors, epsilon: float) -> int | None:
+    """The least t with ‖W_t … W_1 − J‖₂ ≤ epsilon, None if that never happens. O(log t) products.
+
+    Assumes that no phase enlarges the distance to the mean, as group means with 0 ≤ relax ≤ 2 and doubly stochastic
+    rounds never do.
+    """
+    if radius_of(sectors) >= NEVER:
+        return None
+    powers = [[batch.product() for batch in sectors.batches]]
+    while _largest(powers[-1]) > epsilon:
+        powers.append([power @ power for power in powers[-1]])
+    current: list[npt.NDArray[Any]] = [
+        np.broadcast_to(np.eye(b.size), (len(b.multiplicity), b.size, b.size)) for b in sectors.batches
+    ]
+    rounds, period = 0, sectors.batches[0].period
+    for exponent in reversed(range(len(powers))):
+        longer = [power @ matrix for power, matrix in zip(powers[exponent], current, strict=True)]
+        if _largest(longer) > epsilon:
+            current, rounds = longer, rounds + period * 2**exponent
+    for t in range(period + 1):
+        if rounds + t and _largest(current) <= epsilon:
+            return rounds + t
+        current = [b.matrices[t % period] @ m for b, m in zip(sectors.batches, current, strict=True)]
+    return None
+
+
+def _largest(stacks: Sequence[npt.NDArray[Any]]) -> float:
+    return max(float(spectral_norms(stack).max()) for stack in stacks)
+
+
+def _clean(value: float) -> float:
+    return 0.0 if value < ZERO else value

@@ -1,0 +1,206 @@
+"""Disagreement, drift and radius of large explicit schedules by sampling: random probes, applied round by round."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from topo.figures.chain import Chain
+from topo.figures.dense import group_paces
+from topo.figures.progress import Progress
+from topo.mixing import averaging_strategy, steps_of
+from topo.strategies.base import Averaging
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.schedule import Schedule
+
+    Vector = npt.NDArray[np.float64]
+
+REMAINDER = 1e-4
+"""A probe is followed until what is left of it is below this part of the sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Mean and spread (standard error of the mean) over the probes; `finished` False when time ran out first.
+
+    An unfinished value is what had been summed up by then: too small, in expectation.
+    """
+
+    value: float
+    spread: float
+    probes: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Motion:
+    """A schedule ready to be run on vectors: its factors and each worker's progress per round."""
+
+    chain: Chain
+    paces: npt.NDArray[np.int64]
+    scale: npt.NDArray[np.float64] | None
+    overlap: bool
+    node_of: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Motion:
+        """Prepare a schedule. O(T n)."""
+        steps, strategy, paces = steps_of(schedule), averaging_strategy(schedule), schedule.paces()
+        scale = None
+        if strategy.averaging is Averaging.STEP_NORMALISED:
+            scale = group_paces(steps, paces) / paces
+        return cls(Chain.of_workers(steps), paces, scale, strategy.overlap, schedule.cluster.node_of())
+
+    @property
+    def period(self) -> int:
+        """T, the number of rounds in a period."""
+        return len(self.chain.factors)
+
+    def push(self, t: int) -> Vector:
+        """Progress that round t averages, per worker."""
+        pace = self.paces.astype(np.float64)
+        return pace if self.scale is None else pace * self.scale[t % self.period]
+
+    def deviation(self, t: int) -> Vector:
+        """Standard deviation of the noise that round t averages, per worker."""
+        root = np.sqrt(self.paces.astype(np.float64))
+        return root if self.scale is None else root * self.scale[t % self.period]
+
+    def average(self, t: int, x: Vector) -> Vector:
+        """Apply the mixing matrix of round t, then take out the mean that rounding put in."""
+        moved = self.chain.factors[t % self.period].forward(x)
+        result: Vector = moved - moved.mean()
+        return result
+
+
+def sampled_disagreement(motion: Motion, *, probes: int, seed: int, seconds: float) -> Sampled:
+    """Hutchinson's estimate of the average of tr Σ / n: probes of random signs, one per phase in which noise arises.
+
+    E‖Φ D^½ z‖² = tr(Φ D Φᵀ) for signs z, so following a probe through the rounds and adding its squared lengths gives
+    the noise that is still there. Relative spread about √(2/n) per probe. O(probes · T · rounds · n).
+    """
+    n, period, instants = len(motion.paces), motion.period, int(motion.paces.max())
+    constant = (1 - 1 / n) * _inner_sum(motion.paces) / (n * instants)
+    generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
+    values = []
+    finished = True
+    for _ in range(probes):
+        total = 0.0
+        for start in range(period):
+            probe = motion.deviation(start) * generator.choice((-1.0, 1.0), size=n)
+            part, done = _follow(motion, probe - probe.mean(), start, deadline)
+            total, finished = total + part, finished and done
+        values.append(constant + total / (period * n))
+        if time.monotonic() > deadline:
+            break
+    return _summary(values, finished=finished)
+
+
+def _inner_sum(paces: npt.NDArray[np.int64]) -> float:
+    distinct, counts = np.unique(paces, return_counts=True)
+    progress = Progress.of(distinct, np.ones((1, len(distinct))), Averaging.MEAN, int(distinct[-1]))
+    return float(progress.partial @ counts)
+
+
+def _follow(motion: Motion, probe: Vector, start: int, deadline: float) -> tuple[float, bool]:
+    """Σ_k ‖probe after k rounds‖², and whether the rest is negligible by the decay of the last period."""
+    total = float(probe @ probe) if motion.overlap else 0.0
+    squares: list[float] = [float(probe @ probe)]
+    for t in count(start):
+        probe = motion.average(t, probe)
+        squares.append(float(probe @ probe))
+        total += squares[-1]
+        if len(squares) > motion.period:
+            before = squares[-1 - motion.period]
+            if squares[-1] <= 1e-30 * squares[0]:
+                return total, True
+            decay = squares[-1] / before
+            last = sum(squares[-motion.period :])
+            if decay < 1 and last * decay / (1 - decay) <= REMAINDER * total:
+                return total + last * decay / (1 - decay), True
+        if time.monotonic() > deadline:
+            return total, False
+    raise AssertionError("count() never ends")
+
+
+def sampled_drift(
+    motion: Motion, push: Literal["worker", "node"], *, probes: int, seed: int, seconds: float
+) -> Sampled:
+    """Draw the constant push at random, run the rounds until they repeat, average the squared distances. O(rounds · n).
+
+    Pushes are random signs, one per worker or one per node, so that the mean over draws is the drift itself.
+    """
+    generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
+    values, finished = [], True
+    for _ in range(probes):
+        if push == "worker":
+            signs = generator.choice((-1.0, 1.0), size=len(motion.paces))
+        else:
+            signs = generator.choice((-1.0, 1.0), size=int(motion.node_of.max()) + 1)[motion.node_of]
+        value, done = _settle(motion, signs, deadline)
+        values.append(value)
+        finished = finished and done
+        if time.monotonic() > deadline:
+            break
+    return _summary(values, finished=finished)
+
+
+def _settle(motion: Motion, signs: Vector, deadline: float) -> tuple[float, bool]:
+    """The mean square of the periodic state under a constant push, and whether it was reached."""
+    state = np.zeros(len(signs))
+    before = math.inf
+    while True:
+        old = state
+        square, state = _one_period(motion, state, signs)
+        change = float(np.linalg.norm(state - old))
+        decay = change / before if math.isfinite(before) else 1.0
+        if change == 0 or (decay < 1 and change * decay / (1 - decay) <= REMAINDER * float(np.linalg.norm(state))):
+            return _one_period(motion, state, signs)[0], True
+        before = change
+        if time.monotonic() > deadline:
+            return square, False
+
+
+def _one_period(motion: Motion, state: Vector, signs: Vector) -> tuple[float, Vector]:
+    instants, total = int(motion.paces.max()), 0.0
+    for t in range(motion.period):
+        for s in range(1, instants):
+            inner = state + (s * motion.paces // instants) * signs
+            total += float(inner.var())
+        move = motion.push(t) * signs
+        state = motion.average(t, state) + move if motion.overlap else motion.average(t, state + move)
+        state -= state.mean()
+        total += float(state @ state) / len(state)
+    return total / (motion.period * instants), state
+
+
+def sampled_radius(motion: Motion, *, seed: int, periods: int = 24) -> float:
+    """The growth per period of a random vector off the mean: an estimate of the radius. O(periods · T · n)."""
+    vector = np.random.default_rng(seed).standard_normal(len(motion.paces))
+    vector -= vector.mean()
+    lengths = []
+    for _ in range(periods):
+        vector /= np.linalg.norm(vector)
+        vector = motion.chain.forward(vector)
+        vector -= vector.mean()
+        lengths.append(float(np.linalg.norm(vector)))
+        if lengths[-1] < 1e-14:
+            return 0.0
+    late = lengths[len(lengths) // 2 :]
+    return math.exp(sum(math.log(length) for length in late) / len(late))
+
+
+def _summary(values: list[float], *, finished: bool) -> Sampled:
+    mean = math.fsum(values) / len(values)
+    spread = math.inf
+    if len(values) > 1:
+        spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    return Sampled(mean, spread, len(values), finished)

@@ -1,0 +1,219 @@
+"""Mixing matrices of one phase or round: dense, sparse, exact, and the matrix-free operator of a whole period.
+
+Column j of W says where worker j's parameters go, row i what worker i's become: x ← W x. A phase of group means with
+factors `relax` is symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and unit
+column sums only when it is doubly stochastic.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topo.errors import InputError, ScheduleError
+from topo.phase import Phase
+from topo.strategies.allreduce import AllReduce
+from topo.strategies.neighbor import Neighbor, Round
+from topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from scipy.sparse import csr_array
+    from scipy.sparse.linalg import LinearOperator
+
+    from topo.schedule import Schedule
+
+    Step = Phase | Round
+
+MAX_DENSE_WORKERS = 20_000
+MAX_EXACT_WORKERS = 2_000
+
+
+def averaging_strategy(schedule: Schedule) -> Static | AllReduce | Neighbor:
+    """The schedule's strategy if it averages in fixed phases, which is what mixing and figures are about.
+
+    Raises:
+        ScheduleError: the strategy has no fixed phases.
+    """
+    strategy = schedule.strategy
+    if not isinstance(strategy, Static | AllReduce | Neighbor):
+        raise ScheduleError(f"strategy {strategy.kind!r}: has no fixed phases, hence no mixing matrix")
+    return strategy
+
+
+def steps_of(schedule: Schedule) -> tuple[Step, ...]:
+    """What one period of a schedule averages: its phases, or the rounds of a `neighbor` strategy.
+
+    Raises:
+        ScheduleError: the strategy has no fixed phases.
+    """
+    strategy = averaging_strategy(schedule)
+    if isinstance(strategy, Neighbor):
+        return strategy.rounds
+    return tuple(schedule.phase(t) for t in range(schedule.period))
+
+
+def mixing_matrix(step: Step) -> npt.NDArray[np.float64]:
+    """The dense mixing matrix W, shape (n, n). O(n²).
+
+    Raises:
+        InputError: more than 20,000 workers: use `mixing_sparse`.
+        ScheduleError: two groups of a phase share a worker.
+    """
+    _refuse_size(step.num_workers, MAX_DENSE_WORKERS, "use mixing_sparse, or period_operator for a whole period")
+    return np.asarray(mixing_sparse(step).todense(), dtype=np.float64)
+
+
+def mixing_sparse(step: Step) -> csr_array:
+    """The mixing matrix in compressed rows; a group of k workers holds k² entries. O(number of entries).
+
+    Raises:
+        ScheduleError: two groups of a phase share a worker.
+    """
+    from scipy.sparse import coo_array, csr_array, diags_array
+
+    n = step.num_workers
+    if isinstance(step, Round):
+        weights = step.edge_weights()
+        stay = 1.0 - np.bincount(step.targets, weights=weights, minlength=n)
+        moves = coo_array((weights, (step.targets, step.sources)), shape=(n, n))
+        return csr_array(moves + diags_array(stay))
+    labels = step.labels()
+    member = labels >= 0
+    averaging = csr_array(
+        (np.ones(int(member.sum())), (labels[member], np.flatnonzero(member))), shape=(max(len(step), 1), n)
+    )
+    factor = np.zeros(max(len(step), 1))
+    factor[: len(step)] = step.relax_factors()
+    share = factor / np.maximum(1, np.bincount(labels[member], minlength=max(len(step), 1)))
+    stay = np.where(member, 1.0 - factor[labels], 1.0)
+    return csr_array(averaging.T @ diags_array(share) @ averaging + diags_array(stay))
+
+
+def exact_mixing_matrix(step: Step) -> list[list[Fraction]]:
+    """The mixing matrix in fractions, for proofs. O(n²) fractions.
+
+    Raises:
+        InputError: more than 2,000 workers.
+        ScheduleError: two groups of a phase share a worker.
+    """
+    n = step.num_workers
+    _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_class_matrices, whatever their size")
+    matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+    if isinstance(step, Round):
+        for source, target, weight in step.edges():
+            matrix[target][source] += weight
+            matrix[target][target] -= weight
+        return matrix
+    step.labels()
+    for group in step:
+        share = group.relax / len(group.members)
+        for i in group.members:
+            matrix[i][i] = 1 - group.relax
+            for j in group.members:
+                matrix[i][j] += share
+    return matrix
+
+
+def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64]:
+    """W_{s+T−1} … W_{s+1} W_s, dense, for the period that starts at phase `start`; shape (n, n). O(T · entries · n).
+
+    Raises:
+        InputError: more than 20,000 workers.
+        ScheduleError: the strategy has no fixed phases.
+    """
+    steps = steps_of(schedule)
+    _refuse_size(schedule.num_workers, MAX_DENSE_WORKERS, "use period_operator")
+    product = np.eye(schedule.num_workers)
+    for t in range(len(steps)):
+        product = mixing_sparse(steps[(start + t) % len(steps)]) @ product
+    return product
+
+
+def exact_period_product(schedule: Schedule, start: int = 0) -> list[list[Fraction]]:
+    """`period_product` in fractions. O(T · n · entries) fraction operations.
+
+    Raises:
+        InputError: more than 2,000 workers.
+        ScheduleError: the strategy has no fixed phases.
+    """
+    steps = steps_of(schedule)
+    n = schedule.num_workers
+    _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_class_matrices, whatever their size")
+    product = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+    for t in range(len(steps)):
+        rows = exact_mixing_matrix(steps[(start + t) % len(steps)])
+        product = [_combine([(weight, product[k]) for k, weight in enumerate(row) if weight], n) for row in rows]
+    return product
+
+
+def _combine(terms: Sequence[tuple[Fraction, list[Fraction]]], n: int) -> list[Fraction]:
+    if len(terms) == 1 and terms[0][0] == 1:
+        return terms[0][1]
+    return [sum((weight * row[j] for weight, row in terms), Fraction(0)) for j in range(n)]
+
+
+def period_operator(schedule: Schedule, start: int = 0, *, minus_mean: bool = False) -> LinearOperator:
+    """The period product without a matrix: `matvec` applies it, `rmatvec` its transpose. O(n · T) each for groups.
+
+    With `minus_mean` the operator is P − J, whose norm is the contraction.
+
+    Raises:
+        ScheduleError: the strategy has no fixed phases.
+    """
+    from scipy.sparse.linalg import LinearOperator
+
+    from topo.figures.chain import Chain
+
+    chain = Chain.of_workers(steps_of(schedule), start)
+    n = schedule.num_workers
+
+    def forward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        vector = np.asarray(x, dtype=np.float64).reshape(n)
+        return chain.forward(vector) - (vector.mean() if minus_mean else 0.0)
+
+    def backward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        vector = np.asarray(x, dtype=np.float64).reshape(n)
+        return chain.backward(vector) - (vector.mean() if minus_mean else 0.0)
+
+    return LinearOperator(shape=(n, n), matvec=forward, rmatvec=backward, dtype=np.dtype(np.float64))
+
+
+def is_doubly_stochastic(step: Step) -> bool:
+    """Whether rows *and* columns sum to 1, exactly. Entries may be negative (relax above |G|/(|G|−1)). O(entries).
+
+    Raises:
+        ScheduleError: two groups of a phase share a worker.
+    """
+    if isinstance(step, Phase):
+        step.labels()
+        return True
+    # Columns: what a worker gives to others must equal what it takes from them, since rows sum to 1 by construction.
+    given = [Fraction(0)] * step.num_workers
+    for source, target, weight in step.edges():
+        given[source] += weight
+        given[target] -= weight
+    return not any(given)
+
+
+def has_negative_entries(step: Step) -> bool:
+    """Whether some entry of W is negative: a group with relax > |G|/(|G|−1), or weights that exceed 1. O(entries)."""
+    if isinstance(step, Phase):
+        if step.relax is None:
+            return False
+        return any(r * (k - 1) > k for r, k in zip(step.relax, step.sizes.tolist(), strict=True))
+    if any(weight < 0 for weight in step.weights):
+        return True
+    taken = [Fraction(0)] * step.num_workers
+    for _, target, weight in step.edges():
+        taken[target] += weight
+    return any(total > 1 for total in taken)
+
+
+def _refuse_size(n: int, limit: int, way_out: str) -> None:
+    if n > limit:
+        raise InputError(f"mixing matrix: {n} workers; at most {limit} are held as one matrix; {way_out}")
