@@ -188,7 +188,7 @@ class Hop:
             return (Reduce(),) if self._served(process, state, 1) else ()
         return tuple(Advance(by) for by in range(1, self.setting.max_jump + 1) if self._may_advance(process, state, by))
 
-    def step(self, process: int, state: HopState, event: HopEvent) -> Outcome[HopState]:
+    def step(self, process: int, state: HopState, event: object) -> Outcome[HopState]:
         """One event of one worker."""
         match event:
             case Received(source, Update(step)):

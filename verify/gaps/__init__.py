@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from verify.gaps.attained import attained_gaps
+from verify.gaps.attained import attained_gaps, gaps_by_holding_back
 from verify.gaps.capacity import token_queue_capacity, update_queue_capacity
 from verify.gaps.event_graph import event_graph
 from verify.gaps.exact import exact_bounds
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Gaps", "gaps"]
 
+MAX_HELD_BACK = 128
+"""The largest graph for which one run per worker is made when its states are too many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
     """The answer for one graph and setting; entry [i][j] of a matrix speaks of Step(i) − Step(j), None is unbounded.
 
-    `attained` is None when it was not asked for or the exploration was cut; `live` is None when neither theory nor the
-    exploration decides it (skipping without staleness). `dead_cycle` names the events that wait for one another.
+    `attained` comes from visiting every state (`exhausted`), or, where there are too many, from one run per worker that
+    is held back; it is None when it was not asked for. `live` is None when neither theory nor exploration decides it
+    (skipping without staleness). `dead_cycle` names the events that wait for one another.
     """
 
     graph: Digraph
@@ -43,6 +47,7 @@ class Gaps:
     live: bool | None
     dead_cycle: tuple[str, ...] = ()
     exploration: Exploration | None = None
+    exhausted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `preduce gaps --json` prints."""
@@ -60,13 +65,13 @@ class Gaps:
         }
 
 
-def gaps(graph: Digraph, setting: HopSetting, *, max_states: int = 100_000) -> Gaps:
+def gaps(graph: Digraph, setting: HopSetting, *, max_states: int = 30_000) -> Gaps:
     """Bounds, capacities and liveness of a setting on a graph, and what exploration attains within `max_states`.
 
     Args:
         graph: who sends to whom.
         setting: one row of Hop's Table 1 or a combination.
-        max_states: size of the exploration; 0 explores nothing.
+        max_states: size of the exploration; 0 explores nothing and leaves `attained` empty.
 
     Raises:
         InputError: the setting does not fit the graph.
@@ -76,11 +81,14 @@ def gaps(graph: Digraph, setting: HopSetting, *, max_states: int = 100_000) -> G
     cycle = dead_cycle(events)
     exact = exact_bounds(graph, setting)
     attained, exploration = attained_gaps(graph, setting, exact, max_states=max_states) if max_states else (None, None)
+    exhausted = attained is not None
+    if max_states and attained is None and cycle is None and graph.num_workers <= MAX_HELD_BACK:
+        attained = gaps_by_holding_back(graph, setting, exact)
     live: bool | None = cycle is None
     if live and setting.max_jump > 1 and not setting.staleness:
         # A skipped update never comes; only a run of every interleaving says whether somebody waits for it for ever.
         stuck = exploration is not None and exploration.finding("no deadlock").verdict == "fails"
-        live = False if stuck else (True if attained is not None else None)
+        live = False if stuck else (True if exhausted else None)
     return Gaps(
         graph,
         setting,
@@ -92,4 +100,5 @@ def gaps(graph: Digraph, setting: HopSetting, *, max_states: int = 100_000) -> G
         live,
         () if cycle is None else tuple(map(events.name, cycle)),
         exploration,
+        exhausted,
     )

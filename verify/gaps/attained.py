@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.hop import Hop
+from schedulers.protocols.base import Received, Send
+from schedulers.protocols.hop import Advance, Hop
 from verify.explore import Network, NoDeadlock, explore
 
 if TYPE_CHECKING:
     from schedulers.protocols.digraph import Digraph
     from schedulers.protocols.hop import HopSetting
     from verify.explore import Exploration, View
+    from verify.gaps.lengths import Length
     from verify.gaps.paper import Matrix
 
 
@@ -30,7 +33,7 @@ def attained_gaps(
 
     def inside(view: View) -> bool:
         steps = [state.step for state in view.processes]
-        return max(steps) - min(steps) <= fence
+        return bool(max(steps) - min(steps) <= fence)
 
     found = explore(
         Hop(graph, setting),
@@ -44,3 +47,40 @@ def attained_gaps(
         return None, found
     gaps = tuple(tuple(None if unbounded and gap >= fence else gap for gap in row) for row in found.gaps)
     return gaps, found
+
+
+def gaps_by_holding_back(graph: Digraph, setting: HopSetting, bounds: Matrix) -> Matrix:
+    """Entry [i][j] is Step(i) when worker j never enters step 1 and everybody else runs until nothing moves.
+
+    Drives the same machine as the explorer through one run per j, so every entry is truly reached, for graphs of any
+    size; only an exhaustive exploration shows that nothing larger is. None where i passes every finite bound.
+    """
+    machine = Hop(graph, setting)
+    fence = max((value for row in bounds for value in row if value is not None), default=0) + 1
+    columns = [_held_back(machine, j, fence) for j in range(graph.num_workers)]
+    return tuple(tuple(column[i] for column in columns) for i in range(graph.num_workers))
+
+
+def _held_back(machine: Hop, held: int, fence: int) -> list[Length]:
+    n = machine.num_processes
+    started = [machine.start(v) for v in range(n)]
+    states = [state for state, _ in started]
+    post = deque((v, a) for v, (_, actions) in enumerate(started) for a in actions if isinstance(a, Send))
+    waiting = deque(range(n))
+    while waiting or post:
+        if post:
+            source, send = post.popleft()
+            worker = send.to
+            event: object = Received(source, send.message)
+        else:
+            worker = waiting.popleft()
+            ready = [e for e in machine.ready(worker, states[worker]) if not isinstance(e, Advance) or e.by == 1]
+            stays = worker == held or states[worker].step > fence
+            ready = [e for e in ready if not (stays and isinstance(e, Advance))]
+            if not ready:
+                continue
+            event = ready[0]
+        states[worker], actions = machine.step(worker, states[worker], event)
+        post.extend((worker, action) for action in actions if isinstance(action, Send))
+        waiting.append(worker)
+    return [None if state.step >= fence else state.step for state in states]

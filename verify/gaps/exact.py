@@ -55,7 +55,7 @@ class Distances:
 
 
 def exact_bounds(graph: Digraph, setting: HopSetting) -> Matrix:
-    """Entry [i][j] is the largest Step(i) − Step(j) that can ever be, None where there is no largest. O(n·edges·log)."""
+    """Entry [i][j] is the largest Step(i) − Step(j) that can ever be, None without a largest. O(n·edges·log)."""
     n = graph.num_workers
     distances = Distances(event_graph(graph, setting))
     columns = [distances.from_event(j)[:n] for j in range(n)]

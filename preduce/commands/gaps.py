@@ -1,0 +1,146 @@
+"""`preduce gaps`: how far workers can drift apart in steps under Hop's settings, and what queues that needs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from preduce.commands.options import Json
+
+if TYPE_CHECKING:
+    from schedulers.protocols.hop import HopSetting
+    from verify.gaps import Gaps
+
+MAX_MATRIX = 1024
+SHOWN = 20
+
+
+def command(
+    graph: Annotated[str, typer.Argument(help="A schedule, node-link or edge-list file, or NAME:SIZE as in ring:16.")],
+    *,
+    max_ig: Annotated[
+        int | None, typer.Option("--max-ig", help="Token queues: largest gap over one edge.", min=0)
+    ] = None,
+    staleness: Annotated[int, typer.Option(help="Updates so many steps old still serve.", min=0)] = 0,
+    backup: Annotated[
+        str, typer.Option(help="In-neighbours that a worker may do without: one number, or one per worker.")
+    ] = "0",
+    notify_ack: Annotated[bool, typer.Option("--notify-ack", help="Send only what the last was acknowledged.")] = False,
+    max_jump: Annotated[int, typer.Option("--max-jump", help="Skip up to so many steps ahead (1: never).", min=1)] = 1,
+    directed: Annotated[bool, typer.Option("--directed", help="Lines of an edge list go one way.")] = False,
+    max_states: Annotated[int, typer.Option(help="Explore so many states at most; 0 explores none.", min=0)] = 30_000,
+    plot: Annotated[Path | None, typer.Option(help="Draw the gap matrices.", metavar="FILE")] = None,
+    as_json: Json = False,
+) -> int:
+    """Bound the iteration gaps: as published, exactly, and as attained by exploring every interleaving."""
+    from preduce.console import console, emit_json
+    from preduce.graph_input import load_graph
+    from schedulers.protocols.hop import HopSetting
+    from topo.errors import UnknownError
+    from verify.gaps import gaps
+
+    loaded = load_graph(graph, directed=directed)
+    if loaded.num_workers > MAX_MATRIX:
+        raise UnknownError(f"graph {graph}: {loaded.num_workers} workers; the matrices are made for up to {MAX_MATRIX}")
+    setting = HopSetting(
+        max_ig=max_ig, staleness=staleness, backup=_backups(backup), notify_ack=notify_ack, max_jump=max_jump
+    )
+    found = gaps(loaded, setting, max_states=max_states)
+    if plot is not None:
+        from preduce.report.gaps import draw_gaps
+
+        draw_gaps(found, plot, title=f"{graph}: {words(setting)}")
+    if as_json:
+        emit_json(found.to_json())
+    else:
+        _print(found, graph)
+    if found.exploration is not None and not found.exhausted and found.live is not False:
+        console(errors=True).print(
+            f"exploration stopped at {found.exploration.states} states; `attained` comes from one run for each worker "
+            "that is held back"
+            if found.attained
+            else f"exploration stopped at {found.exploration.states} states"
+        )
+    return 1 if found.live is False else 0
+
+
+def words(setting: "HopSetting") -> str:
+    """The setting as people say it."""
+    parts = []
+    if setting.staleness:
+        parts.append(f"staleness {setting.staleness}")
+    if setting.backup not in (0, ()):
+        parts.append(f"backup {setting.backup}")
+    if setting.notify_ack:
+        parts.append("NOTIFY-ACK")
+    if setting.max_ig is not None:
+        parts.append(f"token queues, max_ig {setting.max_ig}")
+    if setting.max_jump > 1:
+        parts.append(f"skips up to {setting.max_jump}")
+    return ", ".join(parts) or "standard"
+
+
+def _backups(text: str) -> int | tuple[int, ...]:
+    from topo.errors import InputError
+
+    parts = text.split(",")
+    if not all(part.strip().isascii() and part.strip().isdigit() and len(part) <= 9 for part in parts):
+        raise InputError(f"--backup {text!r}: write one number such as 1, or one per worker such as 1,0,1")
+    numbers = tuple(int(part) for part in parts)
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _print(found: "Gaps", name: str) -> None:
+    from rich.markup import escape
+
+    from preduce.console import console, table
+
+    out = console()
+    n = found.graph.num_workers
+    out.print(f"[bold]{escape(name)}[/]: {n} workers, {len(found.graph.edges)} edges; {words(found.setting)}")
+    if found.live:
+        out.print("live: every cycle of the event graph carries a token" if found.setting.max_jump == 1 else "live")
+    elif found.live is None:
+        out.print("live: not decided; skipped updates never come, and the exploration was cut")
+    elif found.dead_cycle:
+        out.print("[bold red]not live[/]: waiting in a circle: " + " → ".join(found.dead_cycle))
+    else:
+        out.print("[bold red]not live[/]: exploration ends in a deadlock")
+        out.print(str(found.exploration.finding("no deadlock").trace) if found.exploration else "", markup=False)
+    rows = table("Step(i) − Step(j) is at most", "i, j", "paper", "exact", "attained", "update queue", "token queue")
+    pairs = _pairs(found)
+    for i, j in pairs[:SHOWN]:
+        attained = "-" if found.attained is None else _number(found.attained[i][j])
+        edge = (j, i) in set(found.graph.edges)
+        queues = (found.update_queue_capacity[i][j], found.token_queue_capacity[i][j])
+        tokens = "" if found.setting.max_ig is None else _number(queues[1])
+        rows.add_row(
+            f"{i}, {j}", _number(found.paper_bound[i][j]), _number(found.exact_bound[i][j]), attained,
+            _number(queues[0]) if edge else "", tokens if edge else "",
+        )  # fmt: skip
+    out.print(rows)
+    if len(pairs) > SHOWN:
+        out.print(f"{SHOWN} of {len(pairs)} kinds of pairs shown; --json prints all", style="dim")
+    out.print("queues stand at i for its in-neighbour j; a step counts from the instant it is entered", style="dim")
+    if found.exploration is not None and found.exhausted:
+        out.print(f"attained: all {found.exploration.states} states explored", style="dim")
+
+
+def _pairs(found: "Gaps") -> list[tuple[int, int]]:
+    """One pair of each kind: pairs that agree in all five columns are shown once."""
+    n = found.graph.num_workers
+    edges = set(found.graph.edges)
+    kinds: dict[object, tuple[int, int]] = {}
+    for i in range(n):
+        for j in range(n):
+            if i != j:
+                queues = (
+                    (found.update_queue_capacity[i][j], found.token_queue_capacity[i][j]) if (j, i) in edges else ()
+                )
+                seen = found.attained[i][j] if found.attained else None
+                kinds.setdefault((found.paper_bound[i][j], found.exact_bound[i][j], seen, queues), (i, j))
+    return sorted(kinds.values(), key=lambda pair: (found.exact_bound[pair[0]][pair[1]] or 10**9, pair))
+
+
+def _number(value: int | None) -> str:
+    return "∞" if value is None else str(value)
