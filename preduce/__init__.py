@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from topo.strategies import Round as Round
     from topo.strategies import Static as Static
     from topo.timing.compute import ComputeTimes as ComputeTimes
-    from verify.prove import Proof as Proof
+    from verify.base import Proof as Proof
     from verify.prove import prove as prove
 
 __version__ = "0.1.0"
@@ -97,7 +97,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "topo.schedule": ("Schedule",),
     "topo.strategies": ("AllReduce", "Neighbor", "Round", "Static"),
     "topo.timing.compute": ("ComputeTimes",),
-    "verify.prove": ("Proof", "prove"),
+    "verify.base": ("Proof",),
+    "verify.prove": ("prove",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

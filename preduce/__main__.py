@@ -6,27 +6,27 @@ import os
 import sys
 import tempfile
 import traceback
-from pathlib import Path
 
 from preduce.house import ShadowedError, check_house
 
+UNAVAILABLE = 69
 INTERNAL = 70
 INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; errors end as one line on standard error."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
     try:
         check_house()
     except ShadowedError as error:
-        return _say(str(error), 69)
+        return _say(str(error), UNAVAILABLE)
     from topo.errors import PreduceError
 
     try:
         return _invoke(arguments)
     except PreduceError as error:
-        if "--debug" in arguments:
+        if debug:
             traceback.print_exc()
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -35,8 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
         # The reader (such as `head`) has gone; point stdout elsewhere so that the interpreter's last flush is silent.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001 - this is the last line of defence: a bug of ours ends in one sentence
-        return _internal(error, show="--debug" in arguments)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours ends in one sentence
+        return _internal(error, debug=debug)
+
+
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """Take --debug out wherever it stands, except among the arguments of a script that `run` starts."""
+    end = arguments.index("run") if "run" in arguments else len(arguments)
+    kept = [a for a in arguments[:end] if a != "--debug"]
+    return kept + arguments[end:], len(kept) < end
 
 
 def _invoke(arguments: list[str]) -> int:
@@ -49,25 +56,25 @@ def _invoke(arguments: list[str]) -> int:
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
         if message is None or code is None:
             raise
-        return _say(f"{message()} (see `preduce --help`)", int(code))
+        return _say(f"{message()} (see `preduce --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
 
 
 def _say(message: str, code: int) -> int:
-    sys.stderr.write("preduce: " + " ".join(message.split("\n")) + "\n")
+    sys.stderr.write("preduce: " + " ".join(message.splitlines()) + "\n")
     return code
 
 
-def _internal(error: Exception, *, show: bool) -> int:
+def _internal(error: Exception, *, debug: bool) -> int:
     text = "".join(traceback.format_exception(error))
-    if show:
+    if debug:
         sys.stderr.write(text)
         return _say(f"internal error: {type(error).__name__}: {error}", INTERNAL)
     handle, name = tempfile.mkstemp(prefix="preduce-error-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     return _say(
-        f"internal error, a bug of preduce: {type(error).__name__}: {error}; the traceback is in {Path(name)} "
+        f"internal error, a bug of preduce: {type(error).__name__}: {error}; the traceback is in {name} "
         "(--debug shows it)",
         INTERNAL,
     )

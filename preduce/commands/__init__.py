@@ -1,1 +1,45 @@
-"""The verbs of the command line: one verb a file."""
+"""The verbs of the command line, one module each; heavy libraries are imported by the verb that needs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+VERBS = ("design", "verify", "show", "simulate", "compare", "gaps", "catalogue", "run", "schema")
+
+
+def build_app() -> typer.Typer:
+    """The command line as a typer application."""
+    from importlib import import_module
+
+    import typer
+
+    app = typer.Typer(
+        help="Design, prove and run the averaging schedule of a distributed training job.",
+        epilog=(
+            "Exit codes: 0 ok, 1 refuted, 2 usage, 3 unknown, 65 bad input, 69 unavailable, 70 internal error, "
+            "74 file, 77 missing feature, 130 interrupted."
+        ),
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+        debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),  # noqa: ARG001
+    ) -> None:
+        if version:
+            from preduce import __version__
+
+            typer.echo(__version__)
+            raise typer.Exit
+
+    for verb in VERBS:
+        module = import_module(f"preduce.commands.{verb}")
+        app.command(verb, **getattr(module, "SETTINGS", {}))(module.command)
+    return app

@@ -1,0 +1,94 @@
+"""`preduce catalogue`: what `design --using` can build."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from preduce.commands.options import Json
+
+if TYPE_CHECKING:
+    from schedulers.entry import Entry
+    from topo.cluster import Cluster
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(help="One entry, explained.", metavar="[NAME]")] = None,
+    *,
+    cluster: Annotated[str | None, typer.Option(help="Say which entries fit this cluster.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List and explain the schedules that can be built by name."""
+    from preduce.console import emit_json
+    from schedulers import registry
+    from topo.document import load_cluster
+
+    place = None if cluster is None else load_cluster(cluster)
+    chosen = [registry.entry(name)] if name is not None else [registry.entry(each) for each in registry.names()]
+    if as_json:
+        documents = [_document(entry, place) for entry in chosen]
+        emit_json(documents[0] if name is not None else {"entries": documents})
+    elif name is not None:
+        _explain(chosen[0], place)
+    else:
+        _list(chosen, place)
+
+
+def _document(entry: "Entry", place: "Cluster | None") -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "name": entry.name,
+        "kind": entry.kind,
+        "summary": entry.summary,
+        "source": entry.source,
+        "condition": entry.condition,
+        "degree": entry.degree,
+        "period": entry.period,
+        "figures": entry.figures,
+        "parameters": [
+            {"name": p.name, "kind": p.kind, "default": p.default, "help": p.help, "choices": list(p.choices)}
+            for p in entry.parameters
+        ],
+    }
+    if place is not None:
+        reason = entry.why_not(place)
+        document["fits"] = reason is None
+        if reason is not None:
+            document["why_not"] = reason
+    return document
+
+
+def _list(entries: "list[Entry]", place: "Cluster | None") -> None:
+    from rich.markup import escape
+
+    from preduce.console import console, table
+
+    columns = ["name", "parameters", "summary"] + ([f"fits {place}"] if place is not None else [])
+    listed = table("Catalogue", *columns)
+    for column in listed.columns[1:3]:
+        column.justify = "left"
+    for entry in entries:
+        row = [entry.name, ", ".join(p.name for p in entry.parameters), escape(entry.summary)]
+        if place is not None:
+            row.append("no" if entry.why_not(place) else "yes")
+        listed.add_row(*row)
+    console().print(listed, soft_wrap=False)
+    console().print(
+        "`preduce catalogue NAME` explains one; `preduce design CLUSTER --using NAME` builds it.", style="dim"
+    )
+
+
+def _explain(entry: "Entry", place: "Cluster | None") -> None:
+    from rich.markup import escape
+
+    from preduce.console import console
+
+    out = console()
+    out.print(f"[bold]{entry.name}[/]: {escape(entry.summary)}")
+    for label in ("source", "condition", "degree", "period", "figures"):
+        if value := getattr(entry, label):
+            out.print(f"  {label}: {escape(str(value))}")
+    for parameter in entry.parameters:
+        default = "chosen for the cluster" if parameter.default is None else parameter.default
+        out.print(f"  --param {parameter.name}=...: {escape(parameter.help)} (default: {default})")
+    if place is not None:
+        reason = entry.why_not(place)
+        out.print(f"  on {place}: " + ("can be built" if reason is None else escape(reason)))

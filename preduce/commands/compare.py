@@ -1,0 +1,133 @@
+"""`preduce compare`: schedules side by side on one cluster."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from preduce.commands import options
+
+if TYPE_CHECKING:
+    from topo.hardware import Hardware
+    from topo.schedule import Schedule
+    from topo.timing.cost import Form
+
+
+def command(
+    schedules: options.Schedules,
+    *,
+    cluster: options.ClusterFile = None,
+    model_bytes: options.ModelBytes = None,
+    intra_bandwidth: options.Intra = None,
+    nic_bandwidth: options.Nic = None,
+    latency: options.Latency = None,
+    rails: options.Rails = None,
+    compute: options.Compute = None,
+    slow: options.Slow = None,
+    jitter: options.Jitter = None,
+    form: Annotated[str, typer.Option(help="How groups average: ring, tree or hierarchical.")] = "ring",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", "--plot", help="Picture: .png, .svg or .pdf.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Put communication, step time, disagreement and drift of several schedules side by side."""
+    from preduce.console import console, emit_json, number, seconds, size, table
+    from topo.document import load_cluster, load_schedule
+    from topo.errors import InputError
+    from topo.timing.cost import Form
+
+    if form not in list(Form):
+        raise typer.BadParameter(f"{form!r} is not one of {', '.join(Form)}", param_hint="--form")
+    loaded = [load_schedule(path) for path in schedules]
+    place = loaded[0].cluster if cluster is None else load_cluster(cluster)
+    for path, schedule in zip(schedules, loaded, strict=True):
+        if not schedule.cluster.same_shape(place):
+            raise InputError(f"{path}: is for {schedule.cluster}, the others are compared on {place}")
+    hardware = options.hardware_of(
+        place, model_bytes=model_bytes or (None if place.hardware and place.hardware.model_bytes else "100MB"),
+        intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails, compute=compute, slow=slow,
+        jitter=jitter,
+    )  # fmt: skip
+    rows = [row_of(schedule, hardware, Form(form)) for schedule in loaded]
+    if output is not None:
+        _plot(rows, output)
+    if as_json:
+        emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
+        return
+    listed = table(
+        f"On {place}: {size(hardware.model_bytes or 0)} model, {seconds(hardware.compute)} computing per step",
+        "schedule", "period", "comm.", "step", "NIC bytes", "contr.", "disagr.", "drift", "node drift",
+    )  # fmt: skip
+    for row in rows:
+        listed.add_row(
+            row["name"], str(row["period"]), seconds(row["communication_seconds_per_step"]),
+            seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
+            number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
+        )  # fmt: skip
+    listed.columns[0].overflow = "fold"
+    for column in listed.columns[1:]:
+        column.no_wrap = True
+    console().print(listed)
+    console().print(
+        "Per step: communication, whole step with waiting, bytes out of the busiest node. Per period: contraction. In "
+        "steady state: disagreement under gradient noise, drift when workers (or nodes) see different data.",
+        style="dim",
+    )
+    if output is not None:
+        console().print(f"written to {output}")
+
+
+def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form") -> dict[str, Any]:
+    """One line of the comparison."""
+    from preduce.commands.verify import figures_of
+    from topo.timing.compute import ComputeTimes
+    from topo.timing.cost import communication
+    from topo.timing.event_graph import cycle_time
+    from topo.timing.sampling import sample
+
+    cost = communication(schedule, hardware, form=form)
+    times = ComputeTimes.of(hardware)
+    figures = figures_of(schedule)
+    per_step = (
+        cycle_time(schedule, hardware, times, form=form).per_step
+        if times.is_fixed
+        else sample(schedule, hardware, times, form=form).per_step
+    )
+    return {
+        "name": schedule.name,
+        "period": schedule.period,
+        "communication_seconds_per_step": cost.per_step,
+        "seconds_per_step": per_step,
+        "nic_bytes_per_step": cost.nic_bytes_per_step,
+        "contraction": figures.get("contraction"),
+        "disagreement": figures.get("disagreement"),
+        "drift": figures.get("drift", {"worker": None, "node": None}),
+    }
+
+
+def _plot(rows: list[dict[str, Any]], output: Path) -> None:
+    from preduce.report.grid import PALETTE
+    from preduce.report.picture import INK, PALE, new_figure, save
+
+    figure = new_figure(9, 4)
+    for axis, (key, label) in zip(
+        figure.subplots(1, 2), (("disagreement", "disagreement"), ("worker", "drift (worker)")), strict=True
+    ):
+        for index, row in enumerate(rows):
+            value = row["drift"]["worker"] if key == "worker" else row[key]
+            if value is None:
+                continue
+            colour = PALETTE[index % len(PALETTE)]
+            axis.plot(row["communication_seconds_per_step"] * 1e3, value, "o", ms=9, color=colour, label=row["name"])
+        axis.set_xlabel("communication per step (ms)", color=INK)
+        axis.set_ylabel(label, color=INK)
+        axis.margins(0.08)
+        axis.autoscale_view()
+        axis.set_xlim(left=0)
+        axis.grid(visible=True, color="#eeeeee")
+        axis.tick_params(colors=PALE)
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    figure.axes[0].legend(fontsize=8, frameon=False)
+    save(figure, output)

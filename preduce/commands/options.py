@@ -1,0 +1,138 @@
+"""Options that several verbs share, and what they mean together."""
+
+# No `from __future__ import annotations` in the command modules: typer reads the annotations at run time.
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+    from topo.hardware import Hardware
+    from topo.timing.compute import ComputeTimes, Disturbance
+
+DEFAULT_INSIDE = "10GB/s"
+DEFAULT_NIC = "5GB/s"
+DEFAULT_COMPUTE = "50ms"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines and nothing else.")]
+ModelBytes = Annotated[str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE")]
+Intra = Annotated[
+    str | None, typer.Option("--intra-bandwidth", help=f"Inside a node (default {DEFAULT_INSIDE}).", metavar="RATE")
+]
+Nic = Annotated[str | None, typer.Option("--nic-bandwidth", help=f"Of a NIC (default {DEFAULT_NIC}).", metavar="RATE")]
+Latency = Annotated[str | None, typer.Option(help="Of every message, such as 5us.", metavar="TIME")]
+Rails = Annotated[int | None, typer.Option(help="NICs of a node.", min=1)]
+Compute = Annotated[
+    str | None, typer.Option(help=f"Computing time of one step (default {DEFAULT_COMPUTE}).", metavar="TIME")
+]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(help="Worker W computes F times as long; may be repeated.", metavar="W:F"),
+]
+Jitter = Annotated[
+    float | None, typer.Option(help="Coefficient of variation of a step's computing time, such as 0.1.", min=0)
+]
+ClusterFile = Annotated[
+    str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
+]
+Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE...")]
+
+
+def hardware_of(
+    cluster: "Cluster | None",
+    *,
+    model_bytes: str | None,
+    intra: str | None,
+    nic: str | None,
+    latency: str | None,
+    rails: int | None,
+    compute: str | None,
+    slow: list[str] | None,
+    jitter: float | None,
+) -> "Hardware":
+    """The cluster file's hardware, overridden by what the options state, completed by the defaults.
+
+    Raises:
+        InputError: a quantity that is not understood.
+    """
+    from topo.hardware import Hardware, Link
+    from topo.units import parse_bandwidth, parse_size, parse_time
+
+    stated = cluster.hardware if cluster is not None else None
+    base = stated or Hardware(
+        inside=Link.of_bandwidth(parse_bandwidth(DEFAULT_INSIDE)), nic=Link.of_bandwidth(parse_bandwidth(DEFAULT_NIC))
+    )
+    delay = None if latency is None else parse_time(latency)
+
+    def link(old: Link, rate: str | None) -> Link:
+        inverse = old.seconds_per_byte if rate is None else 1 / parse_bandwidth(rate)
+        return Link(old.latency if delay is None else delay, inverse)
+
+    seconds = base.compute if compute is None else parse_time(compute)
+    return replace(
+        base,
+        inside=link(base.inside, intra),
+        nic=link(base.nic, nic),
+        num_nics=base.num_nics if rails is None else rails,
+        slowdown=slow_of(slow) if slow else base.slowdown,
+        jitter=base.jitter if jitter is None else jitter,
+        model_bytes=base.model_bytes if model_bytes is None else parse_size(model_bytes),
+        compute=parse_time(DEFAULT_COMPUTE) if seconds is None else seconds,
+    )
+
+
+def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:
+    """`3:5x` → ((3, 5.0),).
+
+    Raises:
+        InputError: an entry that is not WORKER:FACTOR, or a worker named twice.
+    """
+    from topo.errors import InputError
+    from topo.units import parse_factor
+
+    found: dict[int, float] = {}
+    for entry in entries:
+        worker, _, factor = entry.partition(":")
+        if not (worker.isascii() and worker.isdigit() and len(worker) <= 10) or not factor:
+            raise InputError(
+                f"--slow {entry!r}: write WORKER:FACTOR, such as 3:5x for worker 3 at a fifth of its speed"
+            )
+        if int(worker) in found:
+            raise InputError(f"--slow {entry!r}: worker {worker} is named twice")
+        found[int(worker)] = parse_factor(factor)
+    return tuple(sorted(found.items()))
+
+
+def compute_of(hardware: "Hardware", *, disturbance: str | None = None, trace: Path | None = None) -> "ComputeTimes":
+    """Step times of the hardware, with a published disturbance or a recorded trace.
+
+    Raises:
+        InputError: a disturbance that is not understood.
+    """
+    from topo.timing.compute import ComputeTimes
+    from topo.timing.sampling import read_trace
+
+    times = ComputeTimes.of(hardware)
+    if trace is not None:
+        times = replace(times, trace=read_trace(trace))
+    return times if disturbance is None else replace(times, disturbance=_disturbance(disturbance))
+
+
+def _disturbance(text: str) -> "Disturbance":
+    from topo.errors import InputError
+    from topo.timing.compute import RandomDelay, RandomSlowdown, ShiftingDelay
+    from topo.units import parse_factor, parse_time
+
+    kind, *rest = text.split(":")
+    if kind == "hop" and len(rest) <= 1:
+        return RandomSlowdown(parse_factor(rest[0]) if rest else 6.0)
+    if kind == "delay" and len(rest) == 2 and rest[0].isdigit() and len(rest[0]) <= 10:
+        return RandomDelay(int(rest[0]), parse_time(rest[1]))
+    if kind == "skew" and len(rest) == 2:
+        return ShiftingDelay(parse_time(rest[0]), parse_time(rest[1]))
+    raise InputError(
+        f"--disturb {text!r}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
+        "random workers held up in every step) or skew:LOW:HIGH (everybody held up, the delays shifting)"
+    )

@@ -1,0 +1,51 @@
+"""`preduce run`: start local workers for a training script, as torchrun would."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SETTINGS = {
+    "context_settings": {
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+    }
+}
+
+
+def command(
+    script: Annotated[Path, typer.Argument(help="A Python script; what follows it are its own arguments.")],
+    context: typer.Context,
+    *,
+    workers: Annotated[int | None, typer.Option("--workers", "-n", help="Processes in all.", min=1)] = None,
+    nodes: Annotated[int, typer.Option(help="Pretend so many machines (LOCAL_RANK, LOCAL_WORLD_SIZE).", min=1)] = 1,
+    schedule: Annotated[
+        Path | None, typer.Option(help="Take workers and nodes from this file and pass it on in PREDUCE_SCHEDULE.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
+    ] = None,
+) -> int:
+    """Run a script in several local processes; the exit code is that of the first worker that failed."""
+    from preduce.lazy import require_torch
+
+    environment: dict[str, str] = {}
+    if schedule is not None:
+        from topo.document import load_schedule
+        from topo.errors import InputError
+
+        loaded = load_schedule(schedule)
+        if workers is not None and workers != loaded.num_workers:
+            raise InputError(f"--workers {workers}: the schedule {schedule} is for {loaded.num_workers} workers")
+        workers = loaded.num_workers
+        if nodes == 1 and loaded.cluster.is_regular:
+            nodes = loaded.cluster.num_nodes
+        environment["PREDUCE_SCHEDULE"] = str(schedule.resolve())
+    if workers is None:
+        raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
+    require_torch()
+    from runtime.launch import launch
+
+    return launch(script, context.args, num_workers=workers, num_nodes=nodes, threads=threads, environment=environment)

@@ -1,0 +1,27 @@
+"""`preduce schema`: the JSON Schema of schedule files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    format_: Annotated[str, typer.Argument(help="schedule or cluster.", metavar="[FORMAT]")] = "schedule",
+    *,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here instead of printing it.")] = None,
+) -> None:
+    """Print the JSON Schema that every schedule or cluster file obeys."""
+    import json
+
+    from preduce.console import console, emit_json, write_text
+    from topo.document.schema import cluster_schema, schedule_schema
+
+    if format_ not in {"schedule", "cluster"}:
+        raise typer.BadParameter(f"{format_!r} is not one of schedule, cluster", param_hint="FORMAT")
+    document = schedule_schema() if format_ == "schedule" else cluster_schema()
+    if output is None:
+        emit_json(document)
+        return
+    write_text(output, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    console().print(f"schema written to {output}")

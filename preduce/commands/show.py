@@ -1,0 +1,111 @@
+"""`preduce show`: a schedule as a worker × step table and as groups over the nodes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from preduce.commands.options import Json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from preduce.report.grid import Grid
+    from topo.schedule import Schedule
+
+
+def command(
+    schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A .png, .svg, .pdf or .html file instead of the terminal.")
+    ] = None,
+    max_workers: Annotated[int, typer.Option(help="Draw at most so many workers.", min=1)] = 64,
+    max_phases: Annotated[int, typer.Option(help="Draw at most so many phases.", min=1)] = 48,
+    max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
+    as_json: Json = False,
+) -> None:
+    """Draw the phases: rows are workers, columns steps, a colour and letter per group; a skip is blank."""
+    from preduce.console import console, emit_json, write_text
+    from topo.document import load_schedule
+    from topo.strategies import Neighbor
+    from topo.units import parse_size
+
+    loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
+    if isinstance(loaded.strategy, Neighbor):
+        _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
+        return
+    from preduce.report.grid import grid_of
+
+    grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
+    if as_json:
+        emit_json(_document(grid))
+    elif output is None:
+        from preduce.report.terminal import terminal_table
+
+        console().print(terminal_table(grid))
+    else:
+        from preduce.report.picture import draw_schedule, save
+
+        figure = draw_schedule(grid)
+        if output.suffix.lower() in {".html", ".htm"}:
+            write_text(output, _page(loaded, grid, figure))
+        else:
+            save(figure, output)
+    if output is not None and not as_json:
+        console().print(f"written to {output}" + (f". {grid.note}" if grid.note else ""))
+
+
+def _document(grid: "Grid") -> dict[str, Any]:
+    return {
+        "name": grid.title,
+        "note": grid.note,
+        "workers": list(grid.workers),
+        "nodes": list(grid.nodes),
+        "groups": [[None if g < 0 else grid.letter(g) for g in row] for row in grid.group.tolist()],
+    }
+
+
+def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
+    from preduce.report import page
+
+    parts = [
+        page.paragraph(
+            f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.period}. Members "
+            "of one group share letter and colour; a blank cell is a worker that skips the step."
+        ),
+        page.picture(figure, grid.note or "All workers and phases."),
+    ]
+    return page.page(schedule.name, parts)
+
+
+def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:
+    from preduce.console import console, emit_json, table, write_text
+    from topo.strategies import Neighbor
+
+    assert isinstance(schedule.strategy, Neighbor)
+    if as_json:
+        rounds = [[[s, t, str(w)] for s, t, w in edges.edges()] for edges in schedule.strategy.rounds]
+        emit_json({"name": schedule.name, "rounds": rounds})
+        return
+    if output is None:
+        for index, edges in enumerate(schedule.strategy.rounds[:8]):
+            listed = table(f"{schedule.name}, round {index}", "worker", "averages with (source: weight)")
+            into: dict[int, list[str]] = {}
+            for source, target, weight in edges.edges():
+                if target < max_workers:
+                    into.setdefault(target, []).append(f"{source}: {weight}")
+            for target, sources in sorted(into.items()):
+                listed.add_row(str(target), ", ".join(sources))
+            console().print(listed)
+        return
+    from preduce.report.graph import draw_rounds
+    from preduce.report.page import page, picture
+    from preduce.report.picture import save
+
+    figure = draw_rounds(schedule)
+    if output.suffix.lower() in {".html", ".htm"}:
+        write_text(output, page(schedule.name, [picture(figure, "Arrows point from source to target.")]))
+    else:
+        save(figure, output)
+    console().print(f"written to {output}")

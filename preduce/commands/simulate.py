@@ -1,0 +1,164 @@
+"""`preduce simulate`: run a schedule in virtual time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from preduce.commands import options
+
+if TYPE_CHECKING:
+    from runtime.virtual import Timeline
+    from topo.schedule import Schedule
+
+Disturb = Annotated[
+    str | None,
+    typer.Option(
+        help="hop[:6x] slows each worker with probability 1/n; delay:W:TIME holds up W random workers in every step; "
+        "skew:LOW:HIGH holds up everybody, the delays shifting.",
+        metavar="KIND",
+    ),
+]
+
+
+def command(
+    schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
+    *,
+    compute: options.Compute = None,
+    slow: options.Slow = None,
+    jitter: options.Jitter = None,
+    disturb: Disturb = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
+    ] = None,
+    cluster: options.ClusterFile = None,
+    model_bytes: options.ModelBytes = None,
+    intra_bandwidth: options.Intra = None,
+    nic_bandwidth: options.Nic = None,
+    latency: options.Latency = None,
+    rails: options.Rails = None,
+    form: Annotated[str, typer.Option(help="How groups average: ring, tree or hierarchical.")] = "ring",
+    rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Timeline: .png, .svg, .pdf, or .json for Perfetto.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Predict step times, waiting and communication; without --model-bytes communication takes no time."""
+    from preduce.console import emit_json
+    from runtime.virtual import simulate
+    from topo.document import load_cluster, load_schedule
+    from topo.errors import InputError
+    from topo.hardware import Link
+    from topo.timing.cost import Form
+
+    loaded = load_schedule(schedule)
+    if form not in list(Form):
+        raise typer.BadParameter(f"{form!r} is not one of {', '.join(Form)}", param_hint="--form")
+    place = None if cluster is None else load_cluster(cluster)
+    if place is not None and not place.same_shape(loaded.cluster):
+        raise InputError(f"--cluster {cluster}: is {place}, but the schedule is for {loaded.cluster}")
+    hardware = options.hardware_of(
+        place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
+        compute=compute, slow=slow, jitter=jitter,
+    )  # fmt: skip
+    free = hardware.model_bytes is None
+    if free:
+        from dataclasses import replace
+
+        hardware = replace(
+            hardware, inside=Link(hardware.inside.latency), nic=Link(hardware.nic.latency), node_inside=(), node_nic=()
+        )
+    times = options.compute_of(hardware, disturbance=disturb, trace=trace)
+    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=Form(form))
+    facts = facts_of(loaded, timeline)
+    if times.is_fixed:
+        from topo.timing.event_graph import cycle_time
+
+        steady = cycle_time(loaded, hardware, times, form=Form(form))
+        facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
+    if output is not None:
+        _write(timeline, loaded, output)
+    if as_json:
+        emit_json(facts | workers_of(timeline))
+    else:
+        _print(loaded, timeline, facts, output, free=free)
+
+
+def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
+    """The summary of a timeline; shares are means over all workers."""
+    warm_up = timeline.num_rounds // 4
+    passed = float(timeline.finish[-1].mean()) or 1.0
+    return {
+        "name": schedule.name,
+        "num_workers": schedule.num_workers,
+        "rounds": timeline.num_rounds,
+        "seconds_per_step": timeline.per_step(warm_up=warm_up),
+        "makespan_seconds": timeline.makespan,
+        "share_computing": float(timeline.computing().mean()) / passed,
+        "share_communicating": float(timeline.communicating().mean()) / passed,
+        "share_waiting": float(timeline.waiting().mean()) / passed,
+    }
+
+
+def workers_of(timeline: "Timeline") -> dict[str, Any]:
+    """Seconds of each worker, for at most 4096 of them."""
+    if timeline.finish.shape[1] > 4096:
+        return {}
+    columns = zip(
+        timeline.computing().tolist(), timeline.communicating().tolist(), timeline.waiting().tolist(), strict=True
+    )
+    return {
+        "workers": [
+            {"worker": rank, "computing_seconds": a, "communicating_seconds": b, "waiting_seconds": c}
+            for rank, (a, b, c) in enumerate(columns)
+        ]
+    }
+
+
+def _write(timeline: "Timeline", schedule: "Schedule", output: Path) -> None:
+    from preduce.console import write_text
+    from preduce.report.picture import save
+    from preduce.report.timeline import draw_timeline, perfetto
+
+    if output.suffix.lower() == ".json":
+        write_text(output, perfetto(timeline, schedule.cluster))
+    else:
+        save(draw_timeline(timeline, schedule.name), output)
+
+
+def _print(
+    schedule: "Schedule", timeline: "Timeline", facts: dict[str, Any], output: Path | None, *, free: bool
+) -> None:
+    from rich.markup import escape
+
+    from preduce.console import console, seconds, table
+
+    out = console()
+    out.print(
+        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds in "
+        f"{seconds(facts['makespan_seconds'])}, [bold]{seconds(facts['seconds_per_step'])}[/] per step"
+    )
+    if "steady_seconds_per_step" in facts:
+        critical = ", ".join(map(str, facts["critical_workers"][:8]))
+        out.print(
+            f"steady state: {seconds(facts['steady_seconds_per_step'])} per step, exactly; set by worker {critical}"
+        )
+    listed = table("Where the time goes", "worker", "computing", "group operations", "waiting", "waiting share")
+    parts = (timeline.computing(), timeline.communicating(), timeline.waiting())
+    count = timeline.finish.shape[1]
+    order = range(count) if count <= 16 else sorted(range(count), key=lambda w: -float(parts[2][w]))[:16]
+    for rank in order:
+        mine = [float(part[rank]) for part in parts]
+        share = mine[2] / (float(timeline.finish[-1, rank]) or 1.0)
+        listed.add_row(str(rank), *map(seconds, mine), f"{share:.0%}")
+    mean = [float(part.mean()) for part in parts]
+    listed.add_row("mean", *map(seconds, mean), f"{facts['share_waiting']:.0%}", style="bold")
+    out.print(listed)
+    if count > 16:
+        out.print(f"Shown: the 16 of {count} workers that wait longest.", style="dim")
+    if free:
+        out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
+    if output is not None:
+        out.print(f"timeline written to {output}")

@@ -1,0 +1,70 @@
+"""How fast disagreement decays: the mean squared distance to the mean, round by round, without new noise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.report.picture import INK, PALE, new_figure, save
+from topo.errors import ScheduleError
+from topo.strategies import AllReduce, Neighbor, Static
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from topo.schedule import Schedule
+
+FLOOR = 1e-16
+
+
+def decay(schedule: Schedule, *, num_rounds: int = 64, columns: int = 32, seed: int = 0) -> npt.NDArray[np.float64]:
+    """Mean squared distance to the mean after 0, 1, …, num_rounds rounds from unit noise, shape (num_rounds + 1,).
+
+    Raises:
+        ScheduleError: the strategy has no fixed phases.
+    """
+    count = schedule.num_workers
+    values = np.random.default_rng(seed).standard_normal((count, max(1, min(columns, 4_000_000 // count))))
+    values -= values.mean(axis=0)
+    result = [float(np.mean(values**2))]
+    for round_ in range(num_rounds):
+        values = _averaged(schedule, round_, values)
+        result.append(float(np.mean((values - values.mean(axis=0)) ** 2)))
+    return np.array(result) / result[0]
+
+
+def _averaged(schedule: Schedule, round_: int, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    strategy = schedule.strategy
+    if isinstance(strategy, Neighbor):
+        edges = strategy.rounds[round_ % schedule.period]
+        weights = edges.edge_weights()[:, None]
+        result = values.copy()
+        np.add.at(result, edges.targets, weights * (values[edges.sources] - values[edges.targets]))
+        return result
+    if isinstance(strategy, AllReduce) or round_ < schedule.prologue:
+        return np.broadcast_to(values.mean(axis=0), values.shape).copy()
+    if isinstance(strategy, Static):
+        return schedule.phase(round_ - schedule.prologue).apply(values)
+    raise ScheduleError(f"strategy {strategy.kind!r}: has no fixed phases whose decay could be drawn")
+
+
+def draw_decay(schedule: Schedule, path: Path, *, num_rounds: int = 64) -> None:
+    """Write the picture of `decay`."""
+    values = decay(schedule, num_rounds=num_rounds)
+    figure = new_figure(7, 4)
+    axis = figure.subplots()
+    axis.step(range(len(values)), np.maximum(values, FLOOR), where="post", color="#4e79a7", linewidth=2)
+    axis.set_yscale("log")
+    axis.set_ylim(max(FLOOR, min(values.min(), 0.5) / 3), 2)
+    axis.set_xlim(0, num_rounds)
+    axis.set_xlabel("round", color=INK)
+    axis.set_ylabel("mean squared distance to the mean", color=INK)
+    axis.set_title(schedule.name, loc="left", fontsize=11, fontweight="bold", color=INK)
+    axis.grid(visible=True, which="major", color="#e6e6e6")
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.tick_params(colors=PALE)
+    save(figure, path)

@@ -1,0 +1,64 @@
+"""Pictures of `neighbor` schedules: the workers on a circle, one panel per round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.report.grid import PALETTE
+from preduce.report.picture import INK, PALE, new_figure
+from topo.errors import InputError
+from topo.strategies import Neighbor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from topo.schedule import Schedule
+
+MAX_WORKERS = 512
+MAX_ROUNDS = 12
+
+
+def draw_rounds(schedule: Schedule) -> Figure:
+    """A figure with the first rounds; nodes of the cluster have one colour each.
+
+    Raises:
+        InputError: too many workers for a picture of a graph.
+    """
+    assert isinstance(schedule.strategy, Neighbor)
+    count = schedule.num_workers
+    if count > MAX_WORKERS:
+        raise InputError(f"{schedule.name}: {count} workers; graphs of at most {MAX_WORKERS} workers are drawn")
+    shown = schedule.strategy.rounds[:MAX_ROUNDS]
+    columns = min(len(shown), 4)
+    rows = -(-len(shown) // columns)
+    figure = new_figure(3.2 * columns + 0.4, 3.3 * rows + 0.5)
+    figure.suptitle(schedule.name, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    angles = np.pi / 2 - 2 * np.pi * np.arange(count) / count
+    spots = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    node_of = schedule.cluster.node_of()
+    for index, axis in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
+        axis.axis("off")
+        if index >= len(shown):
+            continue
+        axis.set_aspect("equal")
+        axis.set_xlim(-1.2, 1.2)
+        axis.set_ylim(-1.2, 1.2)
+        axis.set_title(f"round {index}", fontsize=9, color=PALE, loc="left")
+        pairs = set(zip(shown[index].sources.tolist(), shown[index].targets.tolist(), strict=True))
+        for source, target in sorted(pairs):
+            both = (target, source) in pairs
+            if both and source > target:
+                continue
+            style = "-" if both else "-|>"
+            axis.annotate(
+                "", spots[target], spots[source],
+                arrowprops={"arrowstyle": style, "color": "#9a9a9a", "shrinkA": 6, "shrinkB": 6, "lw": 0.9},
+            )  # fmt: skip
+        for worker in range(count):
+            colour = PALETTE[int(node_of[worker]) % len(PALETTE)]
+            axis.plot(*spots[worker], "o", ms=11 if count <= 32 else 5, color=colour, mec="white")
+            if count <= 32:
+                axis.text(*spots[worker], str(worker), ha="center", va="center_baseline", fontsize=6, color=INK)
+    return figure

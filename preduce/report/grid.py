@@ -1,0 +1,151 @@
+"""The phases of a schedule as a worker × step table: which group a worker is in, with a colour and a letter each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import ScheduleError
+from topo.strategies import AllReduce, Static
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.schedule import Schedule
+
+PALETTE = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#a0cbe8",
+    "#ffbe7d", "#8cd17d", "#d4a6c8", "#bab0ac", "#d37295", "#7f9fd1", "#b6992d", "#499894", "#c9a27e", "#fabfd2",
+)  # fmt: skip
+MAX_WORKERS = 64
+MAX_PHASES = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A readable part of a schedule.
+
+    `workers` are the ranks shown, in node order; `nodes` the node and `locals_` the local rank of each. `group[i, t]`
+    numbers the group of shown worker i in shown phase t by first appearance, −1 for a skip. `sizes` holds the real
+    size of every numbered group. `note` says what is left out, empty if nothing is.
+    """
+
+    title: str
+    colours: tuple[str, ...]
+    workers: tuple[int, ...]
+    nodes: tuple[int, ...]
+    locals_: tuple[int, ...]
+    group: npt.NDArray[np.int64]
+    sizes: tuple[int, ...]
+    note: str
+
+    @property
+    def num_phases(self) -> int:
+        """Phases shown."""
+        return int(self.group.shape[1])
+
+    def colour(self, index: int) -> str:
+        """The colour of a numbered group."""
+        return self.colours[index]
+
+    def letter(self, index: int) -> str:
+        """The letter of a numbered group: A, …, Z, AA, …; colours alone would exclude readers."""
+        text = ""
+        index += 1
+        while index:
+            index, rest = divmod(index - 1, 26)
+            text = chr(65 + rest) + text
+        return text
+
+
+def grid_of(schedule: Schedule, *, max_workers: int = MAX_WORKERS, max_phases: int = MAX_PHASES) -> Grid:
+    """The table of a schedule; of a large one, whole nodes from its beginning and its middle, and the first phases.
+
+    Raises:
+        ScheduleError: the strategy has no groups, or groups of one phase overlap.
+    """
+    if not isinstance(schedule.strategy, Static | AllReduce):
+        raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has no groups to draw")
+    nodes = _shown_nodes(schedule, max_workers)
+    workers = [worker for node in nodes for worker in schedule.cluster.workers_of(node)][: max(max_workers, 1)]
+    shown = set(workers)
+    places = [
+        (node, local) for node in nodes for local, w in enumerate(schedule.cluster.workers_of(node)) if w in shown
+    ]
+    period = min(schedule.period, max_phases)
+    numbers: dict[bytes, int] = {}
+    sizes: list[int] = []
+    table = np.full((len(workers), period), -1, dtype=np.int64)
+    for t in range(period):
+        phase = schedule.phase(t)
+        labels = phase.labels()
+        for row, worker in enumerate(workers):
+            label = int(labels[worker])
+            if label < 0:
+                continue
+            members = phase.members[phase.offsets[label] : phase.offsets[label + 1]]
+            index = numbers.setdefault(members.tobytes(), len(numbers))
+            if index == len(sizes):
+                sizes.append(len(members))
+            table[row, t] = index
+    note = _note(schedule, nodes, len(workers), period)
+    return Grid(
+        schedule.name,
+        _colours(table, len(sizes)),
+        tuple(workers),
+        tuple(node for node, _ in places),
+        tuple(local for _, local in places),
+        table,
+        tuple(sizes),
+        note,
+    )
+
+
+def _colours(table: npt.NDArray[np.int64], count: int) -> tuple[str, ...]:
+    """A colour for each group, different from the others of its first phase as far as there are enough colours."""
+    chosen: dict[int, int] = {}
+    used = [0] * len(PALETTE)
+    for t in range(table.shape[1]):
+        present = list(dict.fromkeys(index for index in table[:, t].tolist() if index >= 0))
+        taken = {chosen[index] for index in present if index in chosen}
+        for index in present:
+            if index not in chosen:
+                free = [c for c in range(len(PALETTE)) if c not in taken] or list(range(len(PALETTE)))
+                chosen[index] = min(free, key=lambda c: (used[c], c))
+                used[chosen[index]] += 1
+                taken.add(chosen[index])
+    return tuple(PALETTE[chosen[index]] for index in range(count))
+
+
+def _shown_nodes(schedule: Schedule, max_workers: int) -> list[int]:
+    """Nodes from the beginning and, when not all fit, from the middle: the two ends of a long-distance group."""
+    cluster = schedule.cluster
+    if cluster.num_workers <= max_workers:
+        return list(range(cluster.num_nodes))
+    largest = int(cluster.node_sizes().max())
+    count = max(1, min(cluster.num_nodes, max_workers // 2 // max(1, largest)))
+    middle = cluster.num_nodes // 2
+    first = (count + 1) // 2
+    return sorted({*range(first), *(min(cluster.num_nodes - 1, middle + i) for i in range(count - first))})
+
+
+def _note(schedule: Schedule, nodes: list[int], workers: int, period: int) -> str:
+    parts = []
+    if workers < schedule.num_workers:
+        runs = _runs(nodes)
+        parts.append(f"{workers} of {schedule.num_workers} workers (nodes {runs} of {schedule.cluster.num_nodes})")
+    if period < schedule.period:
+        parts.append(f"the first {period} of {schedule.period} phases")
+    return "Shown: " + " and ".join(parts) if parts else ""
+
+
+def _runs(nodes: list[int]) -> str:
+    runs: list[list[int]] = []
+    for node in nodes:
+        if runs and node == runs[-1][1] + 1:
+            runs[-1][1] = node
+        else:
+            runs.append([node, node])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,298 @@
+"""The command line: JSON for machines, exit codes, one line for every mistake, instant help."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import verify.prove  # noqa: F401 - replaced below by name
+from preduce.__main__ import main
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def figure_10(tmp_path):
+    path = tmp_path / "figure10.json"
+    assert main(["design", "4x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def conflict(tmp_path):
+    path = tmp_path / "conflict.json"
+    document = {
+        "format": "preduce.schedule",
+        "version": 1,
+        "name": "conflict",
+        "cluster": {"num_nodes": 1, "workers_per_node": 4},
+        "strategy": {"kind": "static", "phases": [[{"group": [0, 1]}, {"group": [1, 2]}]]},
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def answer(capsys, *arguments, code=0):
+    """Run a command that prints JSON and nothing else."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def refusal(capsys, *arguments, code):
+    """Run a command that must fail with one line on standard error and nothing on standard output."""
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("preduce: ")
+    return captured.err
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom preduce.__main__ import main\nmain(['--help'])\n"
+        "heavy = {'torch', 'ortools', 'sympy', 'matplotlib', 'networkx', 'pydantic', 'numpy', 'scipy', 'sklearn'}\n"
+        "sys.stderr.write(' '.join(sorted(heavy & set(sys.modules))))\n"
+    )
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    assert "Design, prove and run" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("import time:"), done.stderr.splitlines()[-1]
+    loaded = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert not loaded & {"torch", "ortools", "sympy", "matplotlib", "networkx", "pydantic", "numpy"}
+
+
+def test_every_verb_explains_itself(capsys):
+    from preduce.commands import VERBS
+
+    for verb in VERBS:
+        assert main([verb, "--help"]) == 0
+        assert "Usage: preduce" in capsys.readouterr().out
+
+
+def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
+    certificate = tmp_path / "certificate.json"
+    document = answer(capsys, "verify", figure_10, "--json", "--certificate", certificate)
+    assert document["verdict"] == "proved"
+    assert {c["status"] for c in document["claims"]} == {"proved"}
+    assert {"conflict-free", "consensus", "deadlock-free"} <= {c["claim"] for c in document["claims"]}
+    figures = document["figures"]
+    assert (figures["period"], figures["num_workers"], figures["num_distinct_phases"]) == (4, 16, 3)
+    assert figures["contraction"] == pytest.approx(3**0.5 / 2)
+    assert figures["disagreement"] == pytest.approx(8 / 7)
+    assert set(figures["drift"]) == {"worker", "node"}
+    assert set(figures["spectral_gap"]) == {"hop", "slem", "sigma"}
+    checker = [sys.executable, "-I", str(ROOT / "verify" / "checker.py"), str(certificate), str(figure_10)]
+    assert subprocess.run(checker, capture_output=True, check=False).returncode == 0
+
+
+def test_a_conflict_is_refuted_with_its_witness(capsys, conflict):
+    document = answer(capsys, "verify", conflict, "--json", code=1)
+    assert document["verdict"] == "refuted"
+    refuted = [c for c in document["claims"] if c["status"] == "refuted"]
+    assert refuted[0]["claim"] == "conflict-free"
+    assert refuted[0]["witness"]["worker"] == 1
+    assert main(["verify", str(conflict), "--explain"]) == 1
+    assert "refuted" in capsys.readouterr().out
+
+
+def test_design_prints_the_document_when_no_file_is_named(capsys, figure_10):
+    assert answer(capsys, "design", "4x4", "--using", "prague-figure-10") == json.loads(figure_10.read_text())
+
+
+def test_design_as_json_names_the_file_and_its_hash(capsys, tmp_path):
+    path = tmp_path / "s.json"
+    arguments = ("design", "2x4", "--using", "node-then-all", "-p", "node_rounds=3", "-o", path, "--json")
+    facts = answer(capsys, *arguments)
+    assert facts["output"] == str(path)
+    assert (facts["num_workers"], facts["period"]) == (8, 4)
+    assert len(facts["sha256"]) == 64
+
+
+def test_verify_of_a_million_workers(capsys, tmp_path):
+    path = tmp_path / "big.json"
+    assert main(["design", "250000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    document = answer(capsys, "verify", path, "--json")
+    assert document["verdict"] == "proved"
+    assert document["figures"]["num_workers"] == 1_000_000
+    assert document["figures"]["contraction"] == pytest.approx(3**0.5 / 2)
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "html", "pdf"])
+def test_show_draws(capsys, figure_10, tmp_path, ending):
+    path = tmp_path / f"picture.{ending}"
+    assert main(["show", str(figure_10), "-o", str(path)]) == 0
+    data = path.read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype html>", "pdf": b"%PDF"}[ending])
+    if ending == "html":
+        assert b"<script" not in data
+        assert b"http" not in data.replace(b"http://www.w3.org", b"").replace(b"http://purl.org", b"").replace(
+            b"http://creativecommons.org", b""
+        ).replace(b"https://matplotlib.org", b"")
+
+
+def test_show_in_the_terminal_has_a_row_for_each_worker(capsys, figure_10):
+    capsys.readouterr()
+    assert main(["show", str(figure_10)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["0", "0", "A", "F", "J", "F"] in rows
+    assert ["1", "F", "K", "F"] in rows
+
+
+def test_show_as_json_says_what_it_leaves_out(capsys, tmp_path):
+    path = tmp_path / "big.json"
+    assert main(["design", "1000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    document = answer(capsys, "show", path, "--json")
+    assert document["note"] == "Shown: 32 of 4000 workers (nodes 0-3, 500-503 of 1000)"
+    assert document["groups"][1][2] == document["groups"][17][2], "opposite nodes are shown together"
+
+
+def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
+    path = tmp_path / "ring.json"
+    rounds = [{"edges": [[i, (i + 1) % 5] for i in range(5)], "weights": "1/2"}]
+    document = {
+        "format": "preduce.schedule", "version": 1, "name": "ring",
+        "cluster": {"num_nodes": 1, "workers_per_node": 5},
+        "strategy": {"kind": "neighbor", "rounds": rounds},
+    }  # fmt: skip
+    from fractions import Fraction
+
+    from topo.cluster import Cluster
+    from topo.document import write_schedule
+    from topo.schedule import Schedule
+    from topo.strategies import Neighbor, Round
+
+    edges = Round.from_edges(5, [(i, (i + 1) % 5, Fraction(1, 2)) for i in range(5)])
+    write_schedule(path, Schedule(document["name"], Cluster.regular(1, 5), Neighbor(rounds=(edges,))))
+    assert main(["show", str(path), "-o", str(tmp_path / "ring.png")]) == 0
+    assert main(["show", str(path)]) == 0
+    assert "4: 1/2" in capsys.readouterr().out
+
+
+def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
+    document = answer(
+        capsys, "simulate", figure_10, "--json", "--compute", "50ms", "--slow", "3:5x", "--model-bytes", "552MB"
+    )
+    assert document["seconds_per_step"] == pytest.approx(document["steady_seconds_per_step"], rel=0.02)
+    assert len(document["workers"]) == 16
+    assert document["workers"][3]["computing_seconds"] == pytest.approx(25.0)
+    shares = [document[f"share_{word}"] for word in ("computing", "communicating", "waiting")]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):
+    for ending in ("png", "json"):
+        path = tmp_path / f"timeline.{ending}"
+        arguments = ["simulate", figure_10, "--jitter", "0.2", "--disturb", "hop", "--rounds", "20", "-o", path]
+        assert main([str(a) for a in arguments]) == 0
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    assert {e["name"] for e in events if e["ph"] == "X"} == {"compute", "wait"}
+
+
+def test_compare_reproduces_the_worked_example(capsys, figure_10, tmp_path):
+    every_4 = tmp_path / "every4.json"
+    assert main(["design", "4x4", "--using", "allreduce", "-p", "every=4", "-o", str(every_4)]) == 0
+    document = answer(
+        capsys, "compare", figure_10, every_4, "--model-bytes", "552MB", "--json", "-o", tmp_path / "c.png"
+    )
+    first, second = document["schedules"]
+    assert first["communication_seconds_per_step"] == pytest.approx(0.1104)
+    assert first["disagreement"] == pytest.approx(8 / 7)
+    assert second["communication_seconds_per_step"] == pytest.approx(0.05175)
+    assert second["disagreement"] == pytest.approx(1.40625)
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_catalogue_lists_and_explains(capsys):
+    from schedulers import registry
+
+    document = answer(capsys, "catalogue", "--json")
+    assert [e["name"] for e in document["entries"]] == registry.names()
+    fitting = answer(capsys, "catalogue", "--cluster", "3,3,2", "--json")["entries"]
+    assert all(bool(e.get("why_not")) != e["fits"] for e in fitting)
+    assert [e["name"] for e in fitting if e["fits"]].count("allreduce") == 1
+    one = answer(capsys, "catalogue", "prague-figure-10", "--json")
+    assert "Prague" in one["source"]
+    assert main(["catalogue"]) == 0
+
+
+def test_schema_is_what_the_loader_uses(capsys):
+    from topo.document.schema import schedule_schema
+
+    assert answer(capsys, "schema") == schedule_schema()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["bogus"], 2, "No such command"),
+        (["design", "4x4"], 2, "prague-figure-10"),
+        (["design", "4by4", "--using", "allreduce"], 65, "4x4"),
+        (["design", "4x4", "--using", "alreduce"], 65, "did you mean"),
+        (["design", "4x4", "--using", "allreduce", "-p", "evry=2"], 65, "did you mean every"),
+        (["design", "4x4", "--using", "allreduce", "-p", "every"], 65, "KEY=VALUE"),
+        (["design", "4x4", "--using", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
+        (["verify", "/nowhere/x.json"], 74, "/nowhere/x.json"),
+        (["verify", "x.json", "--max-bytes", "lots"], 65, "lots"),
+        (["schema", "graph"], 2, "schedule, cluster"),
+        (["catalogue", "nothing-like-it"], 65, "preduce catalogue"),
+        (["run", "train.py"], 2, "--workers"),
+        (["run", "--workers", "2", "/nowhere/train.py"], 65, "is not a file"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words):
+    assert words in refusal(capsys, *arguments, code=code)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--slow", "3"], 65, "WORKER:FACTOR"),
+        (["--slow", "99:2x"], 65, "ranks are 0..15"),
+        (["--slow", "1:2x", "--slow", "1:3x"], 65, "named twice"),
+        (["--compute", "fast"], 65, "fast"),
+        (["--compute", "50"], 65, "no unit"),
+        (["--disturb", "earthquake"], 65, "hop"),
+        (["--cluster", "3x3"], 65, "schedule is for 4x4"),
+        (["--form", "star"], 2, "ring, tree, hierarchical"),
+        (["--rounds", "0"], 2, "--rounds"),
+        (["--trace", "/nowhere/t.csv"], 74, "/nowhere/t.csv"),
+        (["-o", "picture.gif"], 65, "picture.gif"),
+    ],
+)
+def test_simulate_refuses_in_one_line(capsys, figure_10, options, code, words):
+    assert words in refusal(capsys, "simulate", figure_10, *options, code=code)
+
+
+def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figure_10):
+    def broken(*arguments, **named):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(sys.modules["verify.prove"], "prove", broken)
+    line = refusal(capsys, "verify", figure_10, code=70)
+    report = Path(line.split("the traceback is in ")[1].split(" (")[0])
+    assert "ZeroDivisionError" in report.read_text()
+    report.unlink()
+    assert main(["--debug", "verify", str(figure_10)]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interruption_is_130(capsys, monkeypatch, figure_10):
+    def interrupted(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["verify.prove"], "prove", interrupted)
+    assert main(["verify", str(figure_10)]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error(figure_10):
+    command = f"{sys.executable} -m preduce verify --json {figure_10} | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0
+    assert done.stderr == ""
