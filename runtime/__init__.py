@@ -1,1 +1,29 @@
-"""Runs a schedule: torch.distributed strategies, services, and the virtual-time engine."""
+"""Runs a schedule: `torch.distributed` strategies, handshake, recorder, launcher, and the virtual-time engine.
+
+Users import these names from `preduce`; torch is imported with the first of them that needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.optimizer import DistributedOptimizer as DistributedOptimizer
+    from runtime.primitive import p_reduce as p_reduce
+    from runtime.recorder import merge_traces as merge_traces
+    from runtime.sharding import shard as shard
+
+_HOMES = {
+    "DistributedOptimizer": "optimizer",
+    "merge_traces": "recorder",
+    "p_reduce": "primitive",
+    "shard": "sharding",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"runtime.{_HOMES[name]}"), name)

@@ -1,1 +1,32 @@
-"""One strategy a file."""
+"""Run-time strategies, one file each; `build` maps a schedule's strategy to the one that runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from topo.errors import MissingFeatureError
+from topo.strategies.allreduce import AllReduce
+from topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from runtime.strategies.base import Run, Strategy
+
+
+def build(run: Run) -> Strategy:
+    """The run-time strategy of a schedule.
+
+    Raises:
+        MissingFeatureError: no strategy here runs schedules of this kind.
+    """
+    strategy = run.schedule.strategy
+    if isinstance(strategy, AllReduce) and strategy.averages_gradients:
+        from runtime.strategies.gradient_means import GradientMeans
+
+        return GradientMeans(run)
+    if isinstance(strategy, AllReduce | Static):
+        from runtime.strategies.group_means import GroupMeans
+
+        return GroupMeans(run, overlap=strategy.overlap)
+    raise MissingFeatureError(
+        f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed; static and allreduce can"
+    )

@@ -1,0 +1,308 @@
+"""Communicators: the groups of a run, made once at start in one canonical order, each with an explicit timeout.
+
+Two worlds offer them: `GlooWorld` (CPU; also many ranks as threads of one process, which is how tests run) makes one
+raw gloo group per distinct set of members, by its members only; `NcclWorld` (CUDA) splits the parent communicator once
+per distinct phase. Everything above talks to a `World` and never to the global state of `torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from runtime.tags import sums_agree, tag_of
+from runtime.torch_api import PrefixStore, ProcessGroupGloo, default_group, sum_options
+from topo.errors import InputError, UnavailableError
+from topo.phase import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import timedelta
+
+    from runtime.torch_api import Store, Work
+    from topo.schedule import Schedule
+
+MAX_GROUPS = 64
+"""Groups that one worker may belong to; each costs it about one file descriptor per other member."""
+SPARE_DESCRIPTORS = 64
+
+
+class Communicator:
+    """One group that can reduce; `backend` is a torch ProcessGroup or a raw gloo backend."""
+
+    def __init__(self, members: tuple[int, ...], rank: int, backend: Any) -> None:  # noqa: ANN401 - as in _live
+        self.members = members
+        self.place = members.index(rank)
+        self._backend: Any = backend
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.members)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the lowest rank in the group."""
+        return self.place == 0
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Start a sum over the group, in place."""
+        work: Work = self._live().allreduce([tensor], sum_options())
+        return work
+
+    def broadcast(self, tensor: torch.Tensor) -> Work:
+        """Start a copy from the lowest rank to the others, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        work: Work = self._live().broadcast([tensor], options)
+        return work
+
+    def _live(self) -> Any:  # noqa: ANN401 - a ProcessGroup or a Backend, which share no typed base
+        if self._backend is None:
+            raise UnavailableError(f"group {Group(self.members)}: was destroyed after an earlier failure")
+        return self._backend
+
+    def close(self) -> None:
+        """Let go of the backend: the sockets close and the peers' operations fail at once."""
+        self._backend = None
+
+
+class World(Protocol):
+    """All workers of a run, as one of them sees it."""
+
+    rank: int
+    size: int
+    store: Store
+    timeout: timedelta
+
+    def prepare(self, schedule: Schedule) -> None:
+        """Make and warm up every group that the schedule needs; all workers call it."""
+
+    def communicator(self, members: Sequence[int]) -> Communicator:
+        """The group with these members (ascending), which contain this worker."""
+
+    def everyone(self) -> Communicator:
+        """The group of all workers."""
+
+    def next_instance(self) -> int:
+        """A number that counts the optimizers of this world, equal on all workers."""
+
+    def abandon(self) -> None:
+        """Destroy all groups at once, so that peers learn of a failure in milliseconds."""
+
+
+class _Groups:
+    """What both worlds share: the table of groups, warmed up in order."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self._groups: dict[tuple[int, ...], Communicator] = {}
+        self._instances = 0
+        self._abandoned = False
+
+    def communicator(self, members: Sequence[int]) -> Communicator:
+        """The group with these members.
+
+        Raises:
+            UnavailableError: the groups were destroyed, or this one was never made.
+        """
+        found = self._groups.get(tuple(members))
+        if found is None:
+            why = "was destroyed after an earlier failure" if self._abandoned else "was not made at start"
+            raise UnavailableError(f"group {Group(tuple(members))}: {why}")
+        return found
+
+    def has(self, members: Sequence[int]) -> bool:
+        """Whether the group with these members was made."""
+        return tuple(members) in self._groups
+
+    def everyone(self) -> Communicator:
+        """The group of all workers."""
+        return self.communicator(range(self.size))
+
+    def next_instance(self) -> int:
+        """A number that counts the optimizers of this world, equal on all workers."""
+        self._instances += 1
+        return self._instances
+
+    def abandon(self) -> None:
+        """Destroy all groups at once."""
+        self._abandoned = True
+        for communicator in self._groups.values():
+            communicator.close()
+        self._groups.clear()
+
+    def _keep(self, members: tuple[int, ...], backend: object, device: str) -> Communicator:
+        """Put a new group into the table after one tagged warm-up operation."""
+        communicator = Communicator(members, self.rank, backend)
+        tag = tag_of("warm-up", members)
+        numbers = torch.tensor(tag, dtype=torch.float32, device=device)
+        try:
+            communicator.all_reduce(numbers).wait()
+        except RuntimeError as error:
+            communicator.close()
+            reason = _first_line(error)
+            raise UnavailableError(f"group {Group(members)}: its first operation failed ({reason})") from None
+        if not bool(sums_agree(numbers, tag, len(members))):
+            raise UnavailableError(f"group {Group(members)}: workers of different groups answered the first operation")
+        self._groups[members] = communicator
+        return communicator
+
+
+class GlooWorld(_Groups):
+    """Workers that meet in a store and reduce over gloo.
+
+    Groups are created by their members only, in the order of their sorted members, which is one total order for all
+    workers: so nobody waits in a cycle. All groups of a worker share one gloo device and use one thread each.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS) -> None:
+        super().__init__(store, rank, size, timeout)
+        self.max_groups = max_groups
+        self._device: object = None
+
+    def prepare(self, schedule: Schedule) -> None:
+        """Make the groups of this worker; see World.prepare.
+
+        Raises:
+            InputError: more groups, or more file descriptors, than this worker may have.
+            UnavailableError: members did not arrive within the timeout.
+        """
+        wanted = member_sets(schedule, self.rank) | {tuple(range(self.size))}
+        missing = sorted(wanted - self._groups.keys())
+        check_budget(schedule.name, wanted, self.max_groups)
+        for members in missing:
+            self.create(members)
+
+    def create(self, members: tuple[int, ...]) -> Communicator:
+        """Make one group; all its members call this, in one order that is the same for all workers.
+
+        Raises:
+            UnavailableError: members did not arrive within the timeout, or the world is abandoned.
+        """
+        if self._abandoned:
+            raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
+        name = f"preduce/group/{','.join(map(str, members))}"
+        options = ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to share a device and set one thread
+        options._timeout = self.timeout  # noqa: SLF001 - as above
+        options._threads = 1  # noqa: SLF001 - as above
+        options._devices = [self._gloo_device()]  # noqa: SLF001 - as above
+        try:
+            backend = ProcessGroupGloo(PrefixStore(name, self.store), members.index(self.rank), len(members), options)
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"group {Group(members)}: not all members connected within {self.timeout.total_seconds():g} s "
+                f"({_first_line(error)})"
+            ) from None
+        return self._keep(members, backend, "cpu")
+
+    def _gloo_device(self) -> object:
+        if self._device is None:
+            interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+            make = ProcessGroupGloo
+            self._device = make.create_device(interface=interface) if interface else make.create_default_device()
+        return self._device
+
+
+class NcclWorld(_Groups):
+    """Workers with one CUDA device each; groups are splits of the default process group, one split per distinct phase.
+
+    This path has never been executed on a GPU.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        *,
+        device: torch.device,
+        max_splits: int = MAX_GROUPS,
+    ) -> None:
+        super().__init__(store, rank, size, timeout)
+        self.device, self.max_splits = device, max_splits
+        self._splits: set[tuple[tuple[int, ...], ...]] = set()
+
+    def prepare(self, schedule: Schedule) -> None:
+        """Split once per distinct phase, on all workers in one order; see World.prepare.
+
+        Raises:
+            InputError: more distinct phases than allowed; each costs GPU memory for a communicator.
+        """
+        world = tuple(range(self.size))
+        if world not in self._groups:
+            self._keep(world, default_group(), str(self.device))
+        partitions = distinct_partitions(schedule)
+        if len(partitions) > self.max_splits:
+            raise InputError(
+                f"schedule {schedule.name!r}: has {len(partitions)} distinct phases and each needs a communicator "
+                f"of its own on the GPU; at most {self.max_splits} are allowed; repeat phases"
+            )
+        for index, partition in enumerate(partitions):
+            if partition in self._splits or partition == (world,):
+                continue
+            self._splits.add(partition)
+            split = dist.split_group(
+                split_ranks=[list(members) for members in partition],
+                timeout=self.timeout,
+                group_desc=f"preduce {schedule.name} phase {index}: " + " ".join(str(Group(m)) for m in partition[:8]),
+            )
+            mine = next((members for members in partition if self.rank in members), None)
+            if split is not None and mine is not None and mine not in self._groups:
+                self._keep(mine, split, str(self.device))
+
+    def abandon(self) -> None:
+        """Abort all communicators of the process together: one by one can deadlock in NCCL."""
+        super().abandon()
+        abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+        if abort is not None and dist.is_initialized():
+            abort()
+
+
+def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
+    """The distinct groups of one worker over prologue and period. O(period · group size) for rules."""
+    rounds = range(schedule.period + (1 if schedule.prologue else 0))
+    first = max(schedule.prologue - 1, 0)
+    groups = (schedule.group_of(rank, first + index) for index in rounds)
+    return {group.members for group in groups if group is not None}
+
+
+def distinct_partitions(schedule: Schedule) -> list[tuple[tuple[int, ...], ...]]:
+    """The distinct phases of a schedule as member lists, in order of first use; phases without groups cost nothing."""
+    seen: dict[tuple[tuple[int, ...], ...], None] = {}
+    for index in range(schedule.period):
+        partition = tuple(group.members for group in schedule.phase(index))
+        if partition:
+            seen.setdefault(partition)
+    return list(seen)
+
+
+def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
+    """Refuse a schedule that needs more groups or file descriptors than one worker may have.
+
+    Raises:
+        InputError: as said.
+    """
+    listed = list(groups)
+    if len(listed) > max_groups:
+        raise InputError(
+            f"schedule {name!r}: puts this worker into {len(listed)} distinct groups, and each costs it sockets and a "
+            f"thread; at most {max_groups} are allowed; repeat groups within the period"
+        )
+    needed = sum(len(members) + 2 for members in listed) + SPARE_DESCRIPTORS
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit not in (resource.RLIM_INFINITY, -1) and needed > limit:
+        raise InputError(
+            f"schedule {name!r}: its groups need about {needed} file descriptors in each worker and the limit is "
+            f"{limit}; raise it with `ulimit -n {2 * needed}`"
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

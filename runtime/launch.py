@@ -1,0 +1,315 @@
+"""Launcher: N worker processes on this machine, forked after torch was imported (seconds instead of tens of seconds).
+
+The workers see the environment variables that torchrun sets, so an ordinary torch script works too. The store lives
+here, in the launcher: it outlives every worker, and it is told at once when one dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from topo.errors import InputError, PreduceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from runtime.torch_api import Store
+
+GRACE_SECONDS = 5.0
+"""How long the others may take to report a failure by themselves before they are ended."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class Worker:
+    """One child process."""
+
+    rank: int
+    pid: int
+    go: int
+    streams: dict[int, bytes] = field(default_factory=dict)
+    code: int | None = None
+
+
+def launch(
+    target: str | Path | Callable[[], object],
+    args: Sequence[str] = (),
+    *,
+    num_workers: int,
+    num_nodes: int = 1,
+    threads: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    grace: float = GRACE_SECONDS,
+    output: TextIO | None = None,
+) -> int:
+    """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
+
+    Args:
+        target: the path of a Python script, run as `__main__`, or a function without parameters.
+        args: the script's arguments.
+        num_workers: processes in all.
+        num_nodes: pretend this many machines: sets LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.
+        threads: torch threads per worker; by default the cores are shared out, at least 1 each.
+        environment: further variables for the workers.
+        grace: seconds between the first failure and the end of the others.
+        output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
+
+    Raises:
+        InputError: no such script, or counts that do not fit.
+    """
+    if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
+        raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
+    if not callable(target) and not Path(target).is_file():
+        raise InputError(f"{target}: is not a file; name a Python script")
+    import torch  # noqa: F401 - imported once here, so that the forked workers need not
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    workers: list[Worker] = []
+    try:
+        for rank in range(num_workers):
+            variables = _variables(rank, num_workers, num_nodes, threads) | dict(environment or {})
+            workers.append(_fork(rank, target, args, variables, workers))
+        # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
+        store = _serve_store(workers)
+        return _watch_over(workers, store, grace, output)
+    finally:
+        _end_all(workers)
+
+
+def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None) -> dict[str, str]:
+    local = num_workers // num_nodes
+    cores = len(os.sched_getaffinity(0))
+    count = threads or int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, cores // num_workers)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_workers),
+        "LOCAL_RANK": str(rank % local),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(rank // local),
+        "GROUP_WORLD_SIZE": str(num_nodes),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(num_workers),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": f"preduce-{os.getpid()}",
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        "OMP_NUM_THREADS": str(count),
+    }
+
+
+def _fork(
+    rank: int,
+    target: str | Path | Callable[[], object],
+    args: Sequence[str],
+    variables: Mapping[str, str],
+    earlier: Sequence[Worker],
+) -> Worker:
+    go_read, go_write = os.pipe()
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        for descriptor in (go_read, out_write, err_write):
+            os.close(descriptor)
+        return Worker(rank, pid, go_write, {out_read: b"", err_read: b""})
+    code = 70
+    try:
+        for descriptor in [go_write, out_read, err_read, *(d for w in earlier for d in (w.go, *w.streams))]:
+            os.close(descriptor)
+        os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(70)
+        os.dup2(out_write, 1)
+        os.dup2(err_write, 2)
+        port = os.read(go_read, 16).decode()
+        if not port:
+            os._exit(70)
+        code = _become_worker(target, args, {**variables, "MASTER_PORT": port})
+    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str], variables: Mapping[str, str]) -> int:
+    """What a forked child does; returns its exit code."""
+    import atexit
+    import runpy
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - lives as long as the process
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+    os.environ.update(variables)
+    torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    code = 0
+    try:
+        if callable(target):
+            target()
+        else:
+            sys.argv = [str(target), *args]
+            sys.path.insert(0, str(Path(target).resolve().parent))
+            runpy.run_path(str(target), run_name="__main__")
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if stop.code is not None and not isinstance(stop.code, int):
+            sys.stderr.write(f"{stop.code}\n")
+    except KeyboardInterrupt:
+        code = 130
+    except PreduceError as error:
+        sys.last_value = error
+        code = error.exit_code
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    except BaseException as error:  # noqa: BLE001 - the script's own error, shown as Python would
+        sys.last_value = error
+        code = 1
+        traceback.print_exc()
+    atexit._run_exitfuncs()  # noqa: SLF001 - os._exit skips them, and they tell the others that this worker left
+    return code
+
+
+def _serve_store(workers: Sequence[Worker]) -> Store:
+    """Start the store on a free port and tell the workers."""
+    from runtime.torch_api import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    port = store.port
+    for worker in workers:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(worker.go, str(port).encode())
+        os.close(worker.go)
+        worker.go = -1
+    served: Store = store
+    return served
+
+
+@dataclass(slots=True)
+class _Ending:
+    """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL."""
+
+    code: int = 0
+    deadline: float = float("inf")
+    signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
+
+    def begin(self, code: int, grace: float) -> None:
+        """Note the first failure; later ones change nothing."""
+        self.code = self.code or code
+        self.deadline = min(self.deadline, time.monotonic() + grace)
+
+    def escalate(self, workers: Sequence[Worker]) -> None:
+        """Send the next signal when its time has come."""
+        if time.monotonic() > self.deadline and self.signals:
+            _signal(workers, self.signals.pop(0))
+            self.deadline = time.monotonic() + 2.0
+
+
+def _watch_over(workers: Sequence[Worker], store: Store, grace: float, output: TextIO | None) -> int:
+    """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
+    ending = _Ending()
+    drained = float("inf")
+    width = len(str(len(workers) - 1))
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            for place, descriptor in enumerate(worker.streams):
+                stream = output or (sys.stdout if place == 0 else sys.stderr)
+                selector.register(descriptor, selectors.EVENT_READ, (worker, stream))
+        while selector.get_map() and time.monotonic() < drained:
+            try:
+                for key, _ in selector.select(timeout=0.05):
+                    if not _forward(key.fd, *key.data, width=width):
+                        selector.unregister(key.fd)
+                for worker in workers:
+                    if worker.code is None and _reap(worker) and worker.code:
+                        _tell(store, worker)
+                        ending.begin(worker.code, grace)
+                ending.escalate(workers)
+                if drained == float("inf") and all(worker.code is not None for worker in workers):
+                    drained = time.monotonic() + 0.5  # a worker's own child may hold the pipe open for ever
+            except KeyboardInterrupt:
+                _signal(workers, signal.SIGINT if ending.code != 130 else signal.SIGKILL)
+                ending.code = 130
+                ending.begin(130, grace)
+    for worker in workers:
+        while worker.code is None and not _reap(worker):
+            ending.escalate(workers)
+            time.sleep(0.01)
+    return ending.code
+
+
+def _forward(descriptor: int, worker: Worker, stream: TextIO, *, width: int) -> bool:
+    """Pass on a worker's complete lines, each with its rank before it; False at the end of its output."""
+    chunk = os.read(descriptor, 65536)
+    held = worker.streams[descriptor] + chunk
+    lines, rest = held.split(b"\n")[:-1], held.split(b"\n")[-1]
+    if not chunk and rest:
+        lines, rest = [*lines, rest], b""
+    worker.streams[descriptor] = rest
+    if lines:
+        prefix = f"[{worker.rank:>{width}}] "
+        stream.write("".join(f"{prefix}{line.decode(errors='replace')}\n" for line in lines))
+        stream.flush()
+    return bool(chunk)
+
+
+def _reap(worker: Worker) -> bool:
+    """Whether a worker has ended; then `code` is its exit code, 128 + signal number if it was killed."""
+    pid, status = os.waitpid(worker.pid, os.WNOHANG)
+    if pid == 0:
+        return False
+    code = os.waitstatus_to_exitcode(status)
+    worker.code = code if code >= 0 else 128 - code
+    return True
+
+
+def _tell(store: Store, worker: Worker) -> None:
+    """Leave word in the store of how a worker died, for the others' error messages."""
+    assert worker.code is not None
+    if worker.code > 128:
+        number = worker.code - 128
+        text = f"was killed by signal {number} ({signal.Signals(number).name})"
+    else:
+        text = f"ended with exit code {worker.code}"
+    with contextlib.suppress(RuntimeError):
+        store.set(f"preduce/dead/{worker.rank}", text)
+
+
+def _signal(workers: Sequence[Worker], number: signal.Signals) -> None:
+    """Send a signal to the running workers and to what they started: each has its own process group."""
+    for worker in workers:
+        if worker.code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.pid, number)
+
+
+def _end_all(workers: Sequence[Worker]) -> None:
+    """Leave nothing behind, whatever happened above."""
+    _signal(workers, signal.SIGKILL)
+    for worker in workers:
+        if worker.code is None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(worker.pid, 0)
+        for descriptor in [*worker.streams, *([worker.go] if worker.go >= 0 else [])]:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -1,0 +1,165 @@
+"""Recorder: the last operations of a worker (for error reports) and a trace that Perfetto opens.
+
+The ring buffer always runs; the trace only when a directory is given. Both are plain JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from topo.errors import FileProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RING_LENGTH = 256
+MAX_TRACE_EVENTS = 200_000
+
+
+@dataclass(slots=True)
+class Operation:
+    """One group operation as a worker saw it; times are seconds since the epoch, `end` None while it runs."""
+
+    index: int
+    kind: str
+    step: int
+    round: int
+    members: tuple[int, ...]
+    num_bytes: int
+    start: float
+    end: float | None = None
+    outcome: str = "running"
+
+    def __str__(self) -> str:
+        """As reports name it: `the average of round 41 in group {1,3}`."""
+        return f"the {self.kind} of round {self.round} in group {{{','.join(map(str, self.members))}}}"
+
+
+class Recorder:
+    """What one worker did: a ring of its last 256 operations and, if asked for, a trace file per worker.
+
+    Not shared between threads. Times come from one monotonic clock, anchored once to the wall clock, so that the
+    traces of workers on one machine line up.
+    """
+
+    def __init__(self, rank: int, trace: str | Path | None = None) -> None:
+        self.rank = rank
+        self.directory = None if trace is None else Path(trace)
+        self._anchor = time.time() - time.perf_counter()
+        self._ring: deque[Operation] = deque(maxlen=RING_LENGTH)
+        self._count = 0
+        self._events: list[dict[str, Any]] = []
+        self._dropped = 0
+
+    def now(self) -> float:
+        """Seconds since the epoch, monotonic."""
+        return self._anchor + time.perf_counter()
+
+    def begin(self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int) -> Operation:
+        """Note that an operation starts."""
+        operation = Operation(self._count, kind, step, round_, members, num_bytes, self.now())
+        self._count += 1
+        self._ring.append(operation)
+        return operation
+
+    def end(self, operation: Operation, outcome: str = "ok") -> None:
+        """Note that it ended, well or not."""
+        operation.end, operation.outcome = self.now(), outcome
+        if self.directory is not None:
+            name = f"{operation.kind} {{{','.join(map(str, operation.members))}}}"
+            details = {"round": operation.round, "step": operation.step, "bytes": operation.num_bytes}
+            self._add(name, "communication", operation.start, operation.end, details | {"outcome": outcome})
+
+    @contextmanager
+    def span(self, name: str, **details: object) -> Iterator[None]:
+        """Trace a piece of the worker's own work; free when no trace is written."""
+        if self.directory is None:
+            yield
+            return
+        start = self.now()
+        try:
+            yield
+        finally:
+            self._add(name, "worker", start, self.now(), details)
+
+    def _add(self, name: str, track: str, start: float, end: float, details: dict[str, Any]) -> None:
+        if len(self._events) >= MAX_TRACE_EVENTS:
+            self._dropped += 1
+            return
+        self._events.append(
+            {
+                "name": name,
+                "cat": track,
+                "ph": "X",
+                "ts": start * 1e6,
+                "dur": (end - start) * 1e6,
+                "pid": self.rank,
+                "tid": 0 if track == "worker" else 1,
+                "args": details,
+            }
+        )
+
+    def last(self) -> list[Operation]:
+        """The ring's operations, oldest first."""
+        return list(self._ring)
+
+    def dump(self, reason: str) -> Path | None:
+        """Write the ring to `operations-RANK.json` in the trace directory; None when there is no directory."""
+        if self.directory is None:
+            return None
+        content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self._ring]}
+        return _write(self.directory / f"operations-{self.rank:05d}.json", content)
+
+    def write_trace(self) -> Path | None:
+        """Write this worker's trace as `trace-RANK.json` (Chrome trace format); None when there is no directory."""
+        if self.directory is None:
+            return None
+        names = [
+            {"name": "process_name", "ph": "M", "pid": self.rank, "args": {"name": f"worker {self.rank}"}},
+            {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": 0, "args": {"name": "step"}},
+            {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": 1, "args": {"name": "communication"}},
+        ]
+        content = {"traceEvents": names + self._events, "otherData": {"droppedEvents": self._dropped}}
+        return _write(self.directory / f"trace-{self.rank:05d}.json", content)
+
+
+def merge_traces(directory: str | Path, output: str | Path | None = None) -> Path:
+    """Join the traces of all workers in a directory into one file (default `trace.json` there), times from 0.
+
+    Raises:
+        FileProblem: no trace is there, or one cannot be read.
+    """
+    directory = Path(directory)
+    events: list[dict[str, Any]] = []
+    paths = sorted(directory.glob("trace-[0-9]*.json"))
+    if not paths:
+        raise FileProblem(f"{directory}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
+    for path in paths:
+        try:
+            events += json.loads(path.read_text())["traceEvents"]
+        except (OSError, ValueError, KeyError) as error:
+            raise FileProblem(f"{path}: is not a trace of this program ({error})") from None
+    first = min((event["ts"] for event in events if "ts" in event), default=0.0)
+    for event in events:
+        if "ts" in event:
+            event["ts"] -= first
+    return _write(Path(output) if output is not None else directory / "trace.json", {"traceEvents": events})
+
+
+def _write(path: Path, content: object) -> Path:
+    """Write JSON so that a reader never sees half a file."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(content))
+        part.replace(path)
+    except OSError as error:
+        raise FileProblem(f"{path}: cannot be written ({error.strerror})") from None
+    return path

@@ -1,0 +1,315 @@
+"""Reduction: one group operation in a scratch array, tagged, waited for with a deadline, and checked before any commit.
+
+Nothing that a user sees changes until every sum has arrived and every tag agrees: a worker that is killed in
+mid-operation leaves partial sums in the scratch arrays of its peers, never in their parameters. On CUDA the host waits
+for nothing: the commit itself looks at the tag on the device, and a violation is reported a few rounds later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.tags import TAG_LENGTH, sums_agree, tag_of
+from topo.errors import PeerLostError, UnavailableError
+from topo.phase import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runtime.buffers import Lane, Slot
+    from runtime.communicators import Communicator, World
+    from runtime.recorder import Operation, Recorder
+    from runtime.torch_api import Work
+    from runtime.watch import Watch
+
+CHUNK_BYTES = 8 * 2**20
+"""CPU arrays are copied and reduced in pieces of this size, so that copying hides behind the wire."""
+LOOK_SECONDS = 1.0
+DIAGNOSE_SECONDS = 1.5
+MAX_IN_FLIGHT = 2
+
+
+class GoneError(Exception):
+    """A member that can no longer come; the text says why."""
+
+
+class Reduction:
+    """One running or finished group operation."""
+
+    def __init__(self, communicator: Communicator, group: Group, operation: Operation, tag: tuple[int, ...]) -> None:
+        self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
+        self.works: list[Work] = []
+        self.sides: dict[int, torch.Tensor] = {}
+        self.ok: torch.Tensor | None = None
+
+    @property
+    def num_members(self) -> int:
+        """k, the members of the group."""
+        return len(self.group.members)
+
+
+class Reducer:
+    """Runs the group operations of one worker, one at a time, in the order of its rounds."""
+
+    def __init__(
+        self, world: World, lanes: Sequence[Lane], recorder: Recorder, watch: Watch, *, key: str, timeout: float
+    ) -> None:
+        self.world, self.lanes, self.recorder, self.watch = world, lanes, recorder, watch
+        self.key, self.timeout = key, timeout
+        self.chunk_bytes = CHUNK_BYTES
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._deferred: list[tuple[torch.cuda.Event, torch.Tensor, Operation]] = []
+
+    def begin(self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False) -> Reduction:
+        """Copy parameters (or gradients) into the scratch arrays and start summing them over the group.
+
+        Raises:
+            PeerLostError: an earlier operation is found to have failed, or this one cannot start.
+        """
+        communicator = self.world.communicator(group.members)
+        num_bytes = sum(lane.num_bytes for lane in self.lanes)
+        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes)
+        self.watch.doing(f"entered {operation}")
+        tag = tag_of(self.key, kind, round_, group, "sum")
+        reduction = Reduction(communicator, group, operation, tag)
+        try:
+            self._look_at_deferred()
+            for index, lane in enumerate(self.lanes):
+                with self.stream(lane.device):
+                    self._launch(reduction, index, lane, gradients=gradients)
+        except (RuntimeError, UnavailableError) as error:
+            raise self.failed(reduction, error) from None
+        return reduction
+
+    def agree(self, kind: str, round_: int, group: Group, *fields: object) -> None:
+        """Compare `fields` over the group with one tiny operation, before an operation whose sizes might differ.
+
+        Raises:
+            PeerLostError: members differ, or one is gone.
+        """
+        communicator = self.world.communicator(group.members)
+        reduction = Reduction(communicator, group, self.recorder.begin(kind, round_, round_, group.members, 16), ())
+        tag = tag_of(self.key, kind, round_, group, *fields)
+        device = self.lanes[0].device if self.lanes else torch.device("cpu")
+        sums = torch.tensor(tag, dtype=torch.float32, device=device)
+        try:
+            self._await(communicator.all_reduce(sums), reduction)
+            if not bool(sums_agree(sums, tag, reduction.num_members)):
+                raise GoneError("its members called it with different tensors, relax factors or order of calls")
+        except (RuntimeError, GoneError) as error:
+            raise self.failed(reduction, error) from None
+        self.recorder.end(reduction.operation)
+
+    def wait(self, reduction: Reduction) -> None:
+        """Wait until the sums are there and check the tags; on CUDA only order the streams and remember to check.
+
+        Raises:
+            PeerLostError: a member is gone, the timeout passed, or the members ran different operations.
+        """
+        operation = reduction.operation
+        try:
+            for work in reduction.works:
+                self._await(work, reduction)
+            verdicts = []
+            for index, lane in enumerate(self.lanes):
+                with self.stream(lane.device):
+                    sums = reduction.sides.get(index)
+                    verdicts.append(
+                        sums_agree(
+                            lane.scratch()[-TAG_LENGTH:] if sums is None else sums, reduction.tag, reduction.num_members
+                        )
+                    )
+            reduction.works.clear()
+            if self.lanes[0].device.type == "cuda":
+                self._defer(reduction, verdicts)
+            elif not all(bool(verdict) for verdict in verdicts):
+                raise GoneError("its members ran different operations at the same time (their tags differ)")
+        except (RuntimeError, GoneError) as error:
+            raise self.failed(reduction, error) from None
+        self.recorder.end(operation)
+        self.watch.doing(f"finished {operation}")
+
+    def failed(self, reduction: Reduction, error: Exception) -> PeerLostError:
+        """The error for a failed reduction; see `failure`."""
+        reduction.works.clear()
+        return self.failure(reduction.operation, error)
+
+    def failure(self, operation: Operation, error: Exception) -> PeerLostError:
+        """Destroy all groups first, so that peers learn at once; then find out why and say it."""
+        self.world.abandon()
+        self.recorder.end(operation, f"failed: {error}")
+        place = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}"
+        self.watch.note("failed", f"gave up in {operation}")
+        reason = str(error) if isinstance(error, GoneError) else self._why(operation, error)
+        first = self.watch.first_failure(f"{place}: {reason}")
+        if first is not None and first[0] != self.world.rank and first[1] not in reason:
+            reason += f"; the first to fail was worker {first[0]}, with: {first[1]}"
+        text = f"{place}: {reason}"
+        with contextlib.suppress(OSError):
+            self.recorder.dump(text)
+        return PeerLostError(text)
+
+    def stream(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""
+        if device.type != "cuda":
+            return contextlib.nullcontext()
+        side = self._streams.get(device)
+        if side is None:
+            side = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(device)
+        if current != side:
+            side.wait_stream(current)
+        return torch.cuda.stream(side)
+
+    def rejoin(self) -> None:
+        """Let the current streams wait for the side streams, after a commit."""
+        for device, side in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(side)
+
+    def _launch(self, reduction: Reduction, index: int, lane: Lane, *, gradients: bool) -> None:
+        """Fill the lane's scratch array piece by piece and start reducing each piece as soon as it is filled."""
+        scratch, communicator = lane.scratch(), reduction.communicator
+        scale = 1.0 if lane.exact else 1.0 / reduction.num_members
+        pieces = self._gradient_pieces(lane) if gradients else self._pieces(lane)
+        with torch.no_grad():
+            for start, end, slots in pieces:
+                part = scratch[start:end]
+                if gradients:
+                    _load_gradients(slots, scratch)
+                else:
+                    part.copy_(lane.flat[start:end])
+                if scale != 1.0:
+                    part.mul_(scale)
+                if end < lane.size:
+                    reduction.works.append(communicator.all_reduce(part))
+            _load_riders(lane, scratch, is_first=communicator.is_first, scale=scale)
+            if gradients:
+                _load_presence(lane, scratch)
+            if lane.exact:
+                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=lane.dtype), non_blocking=True)
+            last = pieces[-1][0] if pieces else 0
+            reduction.works.append(communicator.all_reduce(scratch[last:]))
+            if not lane.exact:
+                side = torch.tensor(reduction.tag, dtype=torch.float32, device=lane.device)
+                reduction.sides[index] = side
+                reduction.works.append(communicator.all_reduce(side))
+
+    def _pieces(self, lane: Lane) -> list[tuple[int, int, Sequence[Slot]]]:
+        step = lane.size if lane.device.type == "cuda" else max(1, self.chunk_bytes // lane.flat.element_size())
+        return [(start, min(start + step, lane.size), ()) for start in range(0, lane.size, step)] if lane.size else []
+
+    def _gradient_pieces(self, lane: Lane) -> list[tuple[int, int, Sequence[Slot]]]:
+        """Pieces of whole parameters."""
+        limit = lane.size if lane.device.type == "cuda" else max(1, self.chunk_bytes // lane.flat.element_size())
+        pieces: list[tuple[int, int, Sequence[Slot]]] = []
+        start, held = 0, list["Slot"]()
+        for slot, following in zip(lane.slots, [*lane.slots[1:], None], strict=True):
+            held.append(slot)
+            end = lane.size if following is None else following.start
+            if end - start >= limit or following is None:
+                pieces.append((start, end, held))
+                start, held = end, []
+        return pieces
+
+    def _await(self, work: Work, reduction: Reduction) -> None:
+        """Wait for one collective; give up early when a member's note says that it cannot come."""
+        if self.lanes and self.lanes[0].device.type == "cuda":
+            work.wait()
+            return
+        start = time.monotonic()
+        look = start + LOOK_SECONDS
+        while not work.is_completed():
+            now = time.monotonic()
+            if now > look:
+                if (why := self.watch.gone(reduction.group.members, reduction.operation.round)) is not None:
+                    raise GoneError(why)
+                look = now + LOOK_SECONDS
+            if now > start + self.timeout + DIAGNOSE_SECONDS:
+                raise GoneError(self._waits_for(reduction.group.members, self.timeout))
+            time.sleep(min(2e-3, max(3e-5, (now - start) / 64)))
+        work.wait()
+
+    def _why(self, operation: Operation, error: Exception) -> str:
+        """The best explanation of a failed collective: a note about a member, or the members that went silent."""
+        members = operation.members
+        first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        deadline = time.monotonic() + DIAGNOSE_SECONDS
+        for rank in members:
+            self.watch.last_seen(rank)
+        while time.monotonic() < deadline:
+            if (why := self.watch.gone(members, operation.round)) is not None:
+                return why
+            time.sleep(0.05)
+        timed_out = "imed out" in first or "timeout" in first.lower()
+        return f"{self._waits_for(members, self.timeout if timed_out else None)} ({first})"
+
+    def _waits_for(self, members: Sequence[int], seconds: float | None) -> str:
+        others = [rank for rank in members if rank != self.world.rank]
+        seen = {rank: self.watch.last_seen(rank) for rank in others}
+        silent = [rank for rank in others if "no sign of life" in seen[rank]]
+        named = (silent or others)[:4]
+        clauses = "; ".join(f"worker {rank}, which {seen[rank]}" for rank in named)
+        return f"waits for {clauses}" + (f", for more than {seconds:g} s" if seconds is not None else "")
+
+    def _defer(self, reduction: Reduction, verdicts: list[torch.Tensor]) -> None:
+        """Remember to look at the device's verdict later; nothing here makes the host wait."""
+        device = self.lanes[0].device
+        with self.stream(device):
+            reduction.ok = torch.stack([verdict.to(device) for verdict in verdicts]).all()
+            host = torch.empty((), dtype=torch.bool, pin_memory=True)
+            host.copy_(reduction.ok, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._deferred.append((event, host, reduction.operation))
+
+    def _look_at_deferred(self) -> None:
+        """Check finished CUDA operations, and let at most a few be in flight.
+
+        Raises:
+            RuntimeError: one failed or did not finish within the timeout.
+        """
+        while self._deferred:
+            event, host, operation = self._deferred[0]
+            deadline = time.monotonic() + self.timeout
+            while len(self._deferred) >= MAX_IN_FLIGHT and not event.query():  # type: ignore[no-untyped-call]
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"timed out: {operation} did not finish on the device")
+                time.sleep(1e-4)
+            if not event.query():  # type: ignore[no-untyped-call]
+                return
+            self._deferred.pop(0)
+            if not bool(host):
+                raise RuntimeError(f"in {operation} the members ran different operations (their tags differ)")
+
+
+def _load_gradients(slots: Sequence[Slot], scratch: torch.Tensor) -> None:
+    present = [slot for slot in slots if slot.parameter.grad is not None]
+    targets = [slot.view(scratch) for slot in present]
+    torch._foreach_copy_(targets, [slot.parameter.grad for slot in present])  # type: ignore[misc]
+    if len(present) < len(slots):
+        for slot in slots:
+            if slot.parameter.grad is None:
+                slot.view(scratch).zero_()
+
+
+def _load_riders(lane: Lane, scratch: torch.Tensor, *, is_first: bool, scale: float) -> None:
+    for rider in lane.riders:
+        value = rider.fetch()
+        part = rider.view(scratch)
+        if value is None or (rider.broadcast and not is_first):
+            part.zero_()
+        elif rider.broadcast:
+            part.copy_(value)
+        else:
+            part.copy_(value).mul_(scale)
+
+
+def _load_presence(lane: Lane, scratch: torch.Tensor) -> None:
+    """One number per parameter: 1 if it has a gradient here."""
+    presence = scratch[lane.tail : lane.tail + len(lane.slots)]
+    flags = [slot.parameter.grad is not None for slot in lane.slots]
+    presence.copy_(torch.tensor(flags, dtype=lane.dtype), non_blocking=True)

@@ -1,0 +1,33 @@
+"""Tags: four small numbers that ride along with every reduction and tell whether all members meant the same one.
+
+`torch.distributed` returns success with wrong numbers when two members swap the order of two operations, or mix dtypes
+or reduce-ops. A tag is the CRC-32 of everything that must agree, as four numbers in 1..256: their sum over a group of k
+members is k times each member's own tag only if the tags are equal (or collide, once in 2³²). The sums are exact in
+float32 up to 65,536 members; half-precision payloads therefore carry their tag in a float32 tensor beside them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TAG_LENGTH = 4
+EXACT_DTYPES = (torch.float32, torch.float64)
+"""The dtypes whose sums of tags are exact, so that the tag can stand in the tail of the payload itself."""
+
+
+def tag_of(*fields: object) -> tuple[int, ...]:
+    """The tag of an operation: CRC-32 over the fields' text, one number in 1..256 per byte."""
+    crc = zlib.crc32("\x1f".join(map(str, fields)).encode())
+    return tuple(byte + 1 for byte in crc.to_bytes(TAG_LENGTH, "big"))
+
+
+def sums_agree(sums: torch.Tensor, tag: Sequence[int], num_members: int) -> torch.Tensor:
+    """Whether reduced tags equal `num_members` times the own one, as a 0-d bool tensor on the tensor's device."""
+    expected = torch.tensor([number * num_members for number in tag], dtype=sums.dtype)
+    return (sums == expected.to(sums.device, non_blocking=True)).all()

@@ -1,0 +1,41 @@
+"""The few names of torch.distributed that its type stubs do not export, gathered so that the exceptions stand here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, Work
+
+__all__ = [
+    "PrefixStore",
+    "ProcessGroupGloo",
+    "Store",
+    "TCPStore",
+    "Work",
+    "default_group",
+    "default_store",
+    "sum_options",
+]
+
+PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
+ProcessGroupGloo: Any = dist.ProcessGroupGloo
+
+
+def default_store() -> Store:
+    """The store of the initialised process group."""
+    store: Store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
+    return store
+
+
+def default_group() -> Any:  # noqa: ANN401 - a ProcessGroup, whose methods the stubs type too narrowly
+    """The initialised process group itself."""
+    return dist.distributed_c10d._get_default_group()  # noqa: SLF001 - torch has no public way
+
+
+def sum_options() -> dist.AllreduceOptions:
+    """Options of an all-reduce that sums."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
+    return options

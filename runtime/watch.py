@@ -1,0 +1,119 @@
+"""Watch: what workers leave in the store for one another, so that an error names a worker and not an address.
+
+Each worker notes now and then what it does (a heartbeat), where it stopped, and what went wrong first; the launcher
+notes which worker died of what. A worker that waits for others reads those notes and gives up early, with a reason,
+when a member of its group can no longer come.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from runtime.join import root_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from runtime.torch_api import Store
+
+BEAT_SECONDS = 0.5
+UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
+SILENCE_SECONDS = 5.0
+"""A worker whose heartbeat stood still this long is reported as giving no sign of life."""
+
+
+class Watch:
+    """The notes of one worker; every method tolerates a store that is gone."""
+
+    def __init__(self, store: Store, rank: int, key: str, *, beats: bool) -> None:
+        self.store, self.rank, self.base = store, rank, f"watch/{key}"
+        self._root = root_store(store)
+        self._doing = "has not started a round"
+        self._stop = threading.Event()
+        self._seen: dict[int, tuple[str, float]] = {}
+        if beats:
+            threading.Thread(target=self._beat, name="preduce-heartbeat", daemon=True).start()
+
+    def doing(self, text: str) -> None:
+        """Say what this worker does now; the next heartbeat carries it."""
+        self._doing = text
+
+    def note(self, kind: str, text: str) -> None:
+        """Leave a note of this worker: `failed`, `left`, `finished`."""
+        self._try(lambda: self.store.set(f"{self.base}/{kind}/{self.rank}", text))
+
+    def read(self, kind: str, rank: int) -> str | None:
+        """Another worker's note, if it left one."""
+        return self._get(self.store, f"{self.base}/{kind}/{rank}")
+
+    def first_failure(self, text: str) -> tuple[int, str] | None:
+        """Record this worker's failure unless somebody was first; returns the first (rank, text), if known."""
+        mine = json.dumps([self.rank, text])
+        stored = self._try(lambda: self.store.compare_set(f"{self.base}/first", "", mine))
+        if stored is None:
+            return None
+        rank, first = json.loads(stored)
+        return int(rank), str(first)
+
+    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
+        """Why a member cannot take part, as a clause such as `worker 3 was killed by signal 9`; None if all can.
+
+        With `round_` also members that ended after fewer rounds count.
+        """
+        for rank in members:
+            if rank == self.rank:
+                continue
+            if (death := self._get(self._root, f"preduce/dead/{rank}")) is not None:
+                return f"worker {rank} {death}"
+            for kind in ("failed", "left"):
+                if (text := self.read(kind, rank)) is not None:
+                    return f"worker {rank} {text}"
+            ended = self.read("finished", rank) if round_ is not None else None
+            if ended is not None and round_ is not None and int(ended) <= round_:
+                return f"worker {rank} finished after {ended} rounds: {UNEQUAL}"
+        return None
+
+    def last_seen(self, rank: int) -> str:
+        """What a worker did last and whether it still gives signs of life, as a clause."""
+        beat = self._get(self.store, f"{self.base}/beat/{rank}")
+        if beat is None:
+            return "gave no sign of life"
+        now = time.monotonic()
+        known = self._seen.get(rank)
+        if known is None or known[0] != beat:
+            self._seen[rank] = (beat, now)
+            silent = 0.0
+        else:
+            silent = now - known[1]
+        text = str(json.loads(beat)[1])
+        return text + (f" and gave no sign of life for {silent:.0f} s" if silent > SILENCE_SECONDS else "")
+
+    def stop(self) -> None:
+        """End the heartbeat."""
+        self._stop.set()
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+            beat = json.dumps([count, self._doing])
+            try:
+                self.store.set(f"{self.base}/beat/{self.rank}", beat)
+            except RuntimeError:
+                return
+            self._stop.wait(BEAT_SECONDS)
+
+    def _get(self, store: Store, key: str) -> str | None:
+        text: str | None = self._try(lambda: store.get(key).decode() if store.check([key]) else None)
+        return text
+
+    @staticmethod
+    def _try(action: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the action returns
+        """The store is a convenience here: without it errors are less precise, and nothing else changes."""
+        try:
+            return action()
+        except RuntimeError:
+            return None
