@@ -131,7 +131,7 @@ def _step_seconds(schedule: Schedule, job: Job, form: Form) -> tuple[float, floa
     if not compute.is_fixed:
         if schedule.num_workers > MAX_SAMPLED_WORKERS:
             raise PreduceError(
-                f"jitter: {schedule.num_workers} workers are too many to sample; leave out --jitter and --random-slowdown"
+                f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
             )
         sampled = sample(schedule, job.hardware, compute, form=form, seed=job.seed)
         return sampled.per_step, sampled.compute

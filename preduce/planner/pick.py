@@ -36,10 +36,8 @@ def pick(options: Sequence[Option], job: Job) -> Option:
 def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     """Why the pick was picked, against the All-Reduce forms that a user would otherwise take. One sentence each."""
     baselines = [o for o in options if o.schedule.strategy.kind == "allreduce" and o.schedule.strategy.pace == 1]
-    said = [
-        f"it communicates {_ms(chosen.communication)} per step and takes {_ms(chosen.step_seconds)} per step in all, "
-        f"of which {_ms(chosen.waiting)} are waiting"
-    ]
+    costs = f"it communicates {_ms(chosen.communication)} per step and takes {_ms(chosen.step_seconds)} per step in all"
+    said = [f"{costs}, of which {_ms(chosen.waiting)} are waiting"]
     if baselines:
         best = min(baselines, key=lambda option: option.time)
         if chosen is best:

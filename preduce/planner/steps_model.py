@@ -1,7 +1,7 @@
 """How many more steps a schedule needs than All-Reduce: predicted from its disagreement and drift.
 
-The constants are fitted by `python benchmarks/steps_to_loss/fit.py` (digits, 16 virtual workers, learning rate 0.4, three
-placements of the data; half of the schedules fitted, the other half and another cluster shape held out). The fit, its
+The constants are fitted by `python benchmarks/steps_to_loss/fit.py` (digits, 16 virtual workers, learning rate 0.4,
+three placements of the data; half of the schedules fitted, the rest and another cluster shape held out). The fit, its
 error and every measured point are in benchmarks/results/steps_to_loss.json. It is one task and one model: good for
 ranking schedules, not a promise about yours.
 """
