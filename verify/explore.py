@@ -15,7 +15,7 @@ from topo.errors import InputError, RefutedError, UnknownError
 from verify.search.breadth import Breadth
 from verify.search.liveness import replay_loop, starving_loop
 from verify.search.network import Network
-from verify.search.properties import NoDeadlock, PerPair, PerProcess, PerState, Progress, Property
+from verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
 from verify.search.trace import Trace, path_to, trace_of
 from verify.search.view import View
 
@@ -29,6 +29,7 @@ __all__ = [
     "Finding",
     "Network",
     "NoDeadlock",
+    "Pair",
     "PerPair",
     "PerProcess",
     "PerState",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verify.search.properties import NoDeadlock, PerPair, PerProcess, PerState
+from verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState
 from verify.search.symmetry import Symmetry
 from verify.search.system import Stopped, System
 from verify.search.view import View
@@ -130,41 +130,35 @@ class Breadth:
             return
         rows = np.array(self.states[first:last], dtype=np.int64)
         self._measure_gaps(rows)
+        distinct: dict[tuple[int, ...], list[int]] = {}
         for number, prop in enumerate(self.properties):
-            if isinstance(prop, PerProcess):
-                for process in range(self.system.size):
-                    self._check_columns(number, prop.name, rows, (process,), first)
-            elif isinstance(prop, PerPair):
-                for u, v in prop.pairs:
-                    self._check_columns(number, prop.name, rows, self._pair_columns(u, v), first)
-            elif isinstance(prop, PerState):
+            if isinstance(prop, PerState):
                 for offset, state in enumerate(self.states[first:last]):
                     if problem := prop.check(View.of(self.system, state)):
                         self._violated(prop.name, first + offset, problem)
                         break
+            for columns in self._columns_of(prop):
+                if columns not in distinct:
+                    distinct[columns] = _first_rows(rows, columns)
+                for offset in distinct[columns]:
+                    piece = tuple(int(rows[offset, column]) if column >= 0 else 0 for column in columns)
+                    if (columns, piece) not in self._seen[number]:
+                        self._seen[number].add((columns, piece))
+                        if problem := self._problem(prop, columns, piece):
+                            self._violated(prop.name, first + offset, problem)
+                            break
 
-    def _pair_columns(self, u: int, v: int) -> tuple[int, ...]:
-        places = {pair: self.system.size + index for index, pair in enumerate(self.system.channels)}
-        return (u, v, places.get((u, v), -1), places.get((v, u), -1))
-
-    def _check_columns(
-        self, number: int, name: str, rows: npt.NDArray[np.int64], columns: tuple[int, ...], first: int
-    ) -> None:
-        """Check every distinct content of some columns once; of all violations keep the one found first."""
-        key = np.zeros(len(rows), dtype=np.int64)
-        for column in columns:
-            if column >= 0:
-                # Renumbering after each column keeps the keys far from the end of 64 bits.
-                _, key = np.unique(key * (int(rows[:, column].max()) + 1) + rows[:, column], return_inverse=True)
-        _, where = np.unique(key, return_index=True)
-        for offset in np.sort(where).tolist():
-            piece = tuple(int(rows[offset, column]) if column >= 0 else 0 for column in columns)
-            seen = (*columns, *piece)
-            if seen not in self._seen[number]:
-                self._seen[number].add(seen)
-                if problem := self._problem(self.properties[number], columns, piece):
-                    self._violated(name, first + offset, problem)
-                    return
+    def _columns_of(self, prop: Property) -> list[tuple[int, ...]]:
+        """The parts of a state that a property looks at, once for each process or pair that it speaks of."""
+        size = self.system.size
+        if isinstance(prop, PerProcess):
+            return [(process,) for process in range(size)]
+        if not isinstance(prop, PerPair):
+            return []
+        places = {pair: size + index for index, pair in enumerate(self.system.channels)}
+        if not prop.messages:
+            return [(u, v) for u, v in prop.pairs]
+        return [(u, v, places.get((u, v), -1), places.get((v, u), -1)) for u, v in prop.pairs]
 
     def _problem(self, prop: Property, columns: tuple[int, ...], piece: tuple[int, ...]) -> str | None:
         values = self.system.locals.values
@@ -175,8 +169,8 @@ class Breadth:
         u, v = values[piece[0]], values[piece[1]]
         if isinstance(u, Stopped) or isinstance(v, Stopped):
             return None
-        there, back = self.system.content(piece[2]), self.system.content(piece[3])
-        return prop.check(columns[0], u, columns[1], v, there, back)
+        there, back = (self.system.content(p) for p in piece[2:]) if prop.messages else ((), ())
+        return prop.check(Pair(columns[0], u, columns[1], v, there, back))
 
     def _measure_gaps(self, rows: npt.NDArray[np.int64]) -> None:
         """The largest clock difference of every ordered pair, over states and their renamings."""
@@ -192,3 +186,19 @@ class Breadth:
             image[np.ix_(p, p)] = best
             best = np.maximum(best, image)
         self.gaps = best if self.gaps is None else np.maximum(self.gaps, best)
+
+
+def _first_rows(rows: npt.NDArray[np.int64], columns: tuple[int, ...]) -> list[int]:
+    """The first row of each distinct content of some columns, ascending; −1 stands for a column that is not there."""
+    key = np.zeros(len(rows), dtype=np.int64)
+    span = 1
+    for column in (c for c in columns if c >= 0):
+        size = int(rows[:, column].max()) + 1
+        if span * size >= 2**62:  # renumber before the keys run out of bits
+            _, key = np.unique(key, return_inverse=True)
+            span = len(rows)
+        key = key * size + rows[:, column]
+        span *= size
+    _, where = np.unique(key, return_index=True)
+    first: list[int] = np.sort(where).tolist()
+    return first

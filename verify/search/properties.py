@@ -6,7 +6,7 @@ Each looks at as little of a state as it can, because the explorer checks every 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,16 +22,28 @@ class PerProcess:
     check: Callable[[int, Any], str | None]
 
 
+class Pair(NamedTuple):
+    """Two processes, their states, and the messages on their way from the first to the second and back."""
+
+    first: int
+    first_state: Any
+    second: int
+    second_state: Any
+    there: tuple[Any, ...]
+    back: tuple[Any, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PerPair:
-    """Holds of every ordered pair in `pairs` and the messages from the first to the second and back.
+    """Holds of every ordered pair in `pairs`. `check(pair)` returns None or says what is wrong.
 
-    `check(first, its state, second, its state, messages there, messages back)` returns None or says what is wrong.
+    Without `messages` the pair comes without them, and far fewer distinct pieces are to be checked.
     """
 
     name: str
     pairs: tuple[tuple[int, int], ...]
-    check: Callable[[int, Any, int, Any, tuple[Any, ...], tuple[Any, ...]], str | None]
+    check: Callable[[Pair], str | None]
+    messages: bool = True
 
 
 @dataclass(frozen=True, slots=True)
