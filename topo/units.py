@@ -102,6 +102,8 @@ def parse_factor(text: str) -> float:
 
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
     """The shortest `number + unit` that means exactly `value`, or None when none of at most 6 digits does."""
+    if value and not 1e-12 <= value <= 1e18:
+        return None
     exact, best = Fraction(value), ""
     for unit, scale in units.items():
         if not unit.isascii():

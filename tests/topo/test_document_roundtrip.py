@@ -214,6 +214,10 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     for bad in (Schedule("two\nlines", good.cluster, AllReduce()), Schedule("", good.cluster, AllReduce())):
         with pytest.raises(ScheduleError, match="cannot be written"):
             write_schedule(path, bad)
+    with pytest.raises(ScheduleError, match=r"certificate\.x\[0\]: is 90071992547409920, an integer beyond"):
+        write_schedule(path, good.with_certificate({"x": [90071992547409920]}))
+    with pytest.raises(ScheduleError, match=r"certificate\.x: is NaN"):
+        write_schedule(path, good.with_certificate({"x": float("nan")}))
     too_fine = Fraction(1, 10**70)
     phase = Phase.from_groups(4, [Group((0, 1), too_fine)])
     with pytest.raises(ScheduleError, match="more than 64 digits"):

@@ -157,8 +157,7 @@ def _text(value: float, names: dict[str, Any]) -> str | float:
 def _dump_link(link: Link) -> dict[str, Any]:
     result: dict[str, Any] = {}
     if link.seconds_per_byte:
-        bandwidth = 1.0 / link.seconds_per_byte
-        rounded = float(f"{bandwidth:.6g}")
+        rounded = float(f"{1.0 / link.seconds_per_byte:.6g}")
         text = units.format_quantity(rounded, units.BANDWIDTHS)
         # A bandwidth is kept only when it gives back the very same number of seconds per byte.
         if text is not None and 1.0 / rounded == link.seconds_per_byte:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from topo.document.groups import phase_text
 from topo.document.place import shown_path
+from topo.document.reader import parse_json
 from topo.document.schedule import encodable, schedule_of
 from topo.errors import DocumentError, FileProblem, ScheduleError
 from topo.phase import Phase
@@ -29,7 +30,7 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
     Raises:
         FileProblem: the file cannot be written; what stood there before still stands.
         ScheduleError: the schedule cannot be expressed in the format (a name of several lines, a fraction of more
-            digits than the format holds).
+            digits than the format holds, a certificate with integers beyond ±2**53).
     """
     write_file(path, schedule_text(schedule).encode())
 
@@ -43,7 +44,8 @@ def schedule_text(schedule: Schedule) -> str:
     try:
         document = encodable(schedule)
         # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
-        schedule_of(document | {"strategy": {"kind": "allreduce"}})
+        envelope = json.dumps(document | {"strategy": {"kind": "allreduce"}}).encode()
+        schedule_of(parse_json(envelope, max_bytes=len(envelope)))
         return pretty(document)
     except (DocumentError, TypeError, ValueError) as error:
         raise ScheduleError(f"schedule {schedule.name[:40]!a}: cannot be written: {error}") from None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_YAML_BYTES = 2**20
 
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
-_NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 

@@ -1,0 +1,246 @@
+"""Cluster files in YAML and JSON: round trips, units, strictness."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topo.cluster import Cluster
+from topo.document import dump_cluster, load_cluster, write_cluster
+from topo.document.cluster import cluster_of
+from topo.document.yaml_reader import parse_yaml
+from topo.errors import DocumentError, FileProblem, InputError
+from topo.hardware import Hardware, Link
+
+EXAMPLE = """\
+# two nodes with a thin link between them
+format: preduce.cluster
+version: 1
+num_nodes: 2
+workers_per_node: 4
+hardware:
+  inside: {bandwidth: 10GB/s, latency: 5us}
+  nic: {bandwidth: 40Gbit/s, latency: 20us}
+  num_nics: 2
+  node_nic:
+    1: {bandwidth: 1GB/s}
+  slowdown:
+    3: 5x
+    4: 1.25
+  jitter: 0.1
+  model_bytes: 552MB
+  compute: 50ms
+"""
+
+VALUE = Cluster.regular(
+    2,
+    4,
+    hardware=Hardware(
+        inside=Link.of_bandwidth(10e9, 5e-6),
+        nic=Link.of_bandwidth(5e9, 20e-6),
+        num_nics=2,
+        node_nic=((1, Link.of_bandwidth(1e9)),),
+        slowdown=((3, 5.0), (4, 1.25)),
+        jitter=0.1,
+        model_bytes=552_000_000,
+        compute=0.05,
+    ),
+)
+
+
+def equal(one, other):
+    """Cluster equality, hardware included whatever the value's own rule is."""
+    return one == other and one.hardware == other.hardware
+
+
+def test_example_in_yaml_and_json(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(EXAMPLE)
+    assert equal(load_cluster(path), VALUE)
+    assert equal(load_cluster(str(path)), VALUE)
+    as_json = tmp_path / "cluster.json"
+    as_json.write_text(json.dumps(parse_yaml(EXAMPLE.encode())))
+    assert equal(load_cluster(as_json), VALUE)
+
+
+def test_shorthand_or_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_cluster("4x4") == Cluster.regular(4, 4)
+    assert load_cluster("3,3,2") == Cluster.parse("3,3,2")
+    (tmp_path / "machines").write_text(EXAMPLE)
+    assert equal(load_cluster("machines"), VALUE)
+    with pytest.raises(InputError, match="not understood"):
+        load_cluster("no-such-thing")
+    for absent in ("absent.yaml", "absent.json", "folder/absent"):
+        with pytest.raises(FileProblem, match="cannot be opened"):
+            load_cluster(absent)
+
+
+seconds = st.one_of(st.sampled_from([0.0, 5e-6, 0.05, 1.0, 90.0]), st.floats(0, 1e3))
+links = st.builds(
+    Link, latency=seconds, seconds_per_byte=st.one_of(st.sampled_from([0.0, 1e-10, 1 / 3e9]), st.floats(0, 1))
+)
+
+
+@st.composite
+def equipped_clusters(draw):
+    if draw(st.booleans()):
+        cluster = Cluster.regular(draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+    else:
+        cluster = Cluster.irregular([[2, 0], [1], [3]])
+    nodes = st.integers(0, cluster.num_nodes - 1)
+    per_node = st.dictionaries(nodes, links, max_size=3).map(lambda d: tuple(sorted(d.items(), key=lambda i: i[0])))
+    factors = st.dictionaries(st.integers(0, cluster.num_workers - 1), st.floats(0.01, 100), max_size=3)
+    hardware = st.builds(
+        Hardware,
+        inside=links,
+        nic=links,
+        node_inside=per_node,
+        node_nic=per_node,
+        num_nics=st.integers(1, 8),
+        slowdown=factors.map(lambda d: tuple(sorted(d.items()))),
+        jitter=st.floats(0, 2),
+        model_bytes=st.one_of(st.none(), st.integers(0, 2**53 - 1)),
+        compute=st.one_of(st.none(), seconds),
+    )
+    return Cluster(cluster.num_nodes, cluster.workers_per_node, cluster.nodes, draw(st.one_of(st.none(), hardware)))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(equipped_clusters())
+def test_load_is_the_inverse_of_dump(cluster):
+    assert equal(cluster_of(dump_cluster(cluster)), cluster)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cluster=equipped_clusters(), ending=st.sampled_from([".yaml", ".yml", ".json"]))
+def test_load_is_the_inverse_of_write(tmp_path_factory, cluster, ending):
+    path = tmp_path_factory.mktemp("clusters") / f"cluster{ending}"
+    write_cluster(path, cluster)
+    assert equal(load_cluster(path), cluster)
+
+
+def test_written_files_use_units(tmp_path):
+    write_cluster(tmp_path / "c.yaml", VALUE)
+    text = (tmp_path / "c.yaml").read_text()
+    for words in ("bandwidth: 10GB/s", "latency: 5us", "model_bytes: 552MB", "compute: 50ms", "5x"):
+        assert words in text
+    with pytest.raises(FileProblem, match=r"ends in \.yaml"):
+        write_cluster(tmp_path / "c.txt", VALUE)
+
+
+BASE = "num_nodes: 2\nworkers_per_node: 2\n"
+BROKEN = [
+    ("num_nodes: 2", "document", 'the key "workers_per_node" is missing'),
+    ("num_nodes: two\nworkers_per_node: 2", "num_nodes", 'is "two"; it must be an integer'),
+    ("num_nodes: 2.0\nworkers_per_node: 2", "num_nodes", "must be an integer"),
+    ("num_nodes: true\nworkers_per_node: 2", "num_nodes", "must be an integer"),
+    ("num_nodes: 0\nworkers_per_node: 2", "num_nodes", "must be >= 1"),
+    ("num_nodes: 12345678901234567890\nworkers_per_node: 2", "num_nodes", "an integer beyond"),
+    ("num_nodes: .inf", "num_nodes", "numbers are finite"),
+    ("num_nodes: 1e400", "num_nodes", "overflows"),
+    ("num_nodes: 010\nworkers_per_node: 2", "num_nodes", 'is "010"; it must be an integer'),
+    ("nodes: [[0, 1], [1]]", "nodes[1]", "worker 1 is listed twice"),
+    ("nodes: [[0, 1], []]", "nodes[1]", "too short"),
+    ("nodes: [[0, yes]]", "nodes[0][1]", 'is "yes"'),
+    (BASE + "num_nodes: 3", "document", 'has the key "num_nodes" twice'),
+    (BASE + "hardware: {nic: {latency: 1us, latency: 2us}}", "hardware.nic", 'has the key "latency" twice'),
+    (BASE + "version: 2", "version", "is 2; this preduce reads version 1"),
+    (BASE + "format: preduce.schedule", "format", 'must be "preduce.cluster"'),
+    (BASE + "hardwear: {}", "document", 'did you mean "hardware"?'),
+    (BASE + "hardware: fast", "hardware", "must be an object"),
+    (BASE + "hardware: {nic: {bandwith: 1GB/s}}", "hardware.nic", 'did you mean "bandwidth"?'),
+    (BASE + "hardware: {nic: {bandwidth: 10Gb/s}}", "hardware.nic.bandwidth", "could mean bits or bytes"),
+    (BASE + "hardware: {nic: {bandwidth: fast}}", "hardware.nic.bandwidth", "is not a bandwidth"),
+    (BASE + "hardware: {nic: {bandwidth: '10'}}", "hardware.nic.bandwidth", "has no unit"),
+    (BASE + "hardware: {nic: {bandwidth: 0}}", "hardware.nic.bandwidth", "must be a number > 0"),
+    (BASE + "hardware: {nic: {bandwidth: -1}}", "hardware.nic.bandwidth", "must be a number > 0"),
+    (BASE + "hardware: {nic: {bandwidth: true}}", "hardware.nic.bandwidth", "must be a number > 0"),
+    (BASE + "hardware: {nic: {bandwidth: 1GB/s, seconds_per_byte: 1}}", "hardware.nic", "has both"),
+    (BASE + "hardware: {nic: {latency: 5MB}}", "hardware.nic.latency", "unknown unit"),
+    (BASE + "hardware: {node_nic: {2: {latency: 1us}}}", "hardware.node_nic", "node 2 is out of range; nodes are 0..1"),
+    (BASE + "hardware: {node_nic: {x: {latency: 1us}}}", "hardware.node_nic", "pattern"),
+    (BASE + "hardware: {slowdown: {4: 5x}}", "hardware.slowdown", "worker 4 is out of range"),
+    (BASE + "hardware: {slowdown: {1: 0x}}", "hardware.slowdown", "must be > 0"),
+    (BASE + "hardware: {num_nics: 0}", "hardware.num_nics", "must be >= 1"),
+    (BASE + "hardware: {jitter: -0.5}", "hardware.jitter", "must be >= 0"),
+    (BASE + "hardware: {model_bytes: 1.5B}", "hardware.model_bytes", "whole number of bytes"),
+    (BASE + "hardware: {model_bytes: 0.5}", "hardware.model_bytes", "whole bytes"),
+    ("a: &x [1]\nb: *x", "1:4", "anchor or an alias"),
+    ("b: *x", "1:4", "anchor or an alias"),
+    ("a: !!python/object/apply:os.system [ls]", "1:4", "uses the tag"),
+    ("a: 1\n---\nb: 2", "2:1", "second document"),
+    ("? [a]\n: b", "1:3", "as a key"),
+    ("a: [1, 2", "2:1", "is not YAML"),
+    ("a: b: c", "1:5", "is not YAML"),
+    ("\tnum_nodes: 2", "1:1", "is not YAML"),
+    ("a: \x07", "document", "is not YAML"),
+    ("", "1:1", "is empty"),
+    ("# nothing", "1:1", "is empty"),
+    ("\ufeffa: 1", "1:1", "byte-order mark"),
+    ("just text", "document", 'is "just text"; it must be an object'),
+    ("[" * 10**5, "1:33", "nested deeper than 32"),
+    ("- " * 10**4, "1:65", "nested deeper than 32"),
+    ("".join(" " * i + f"k{i}:\n" for i in range(200)), "33:33", "nested deeper than 32"),
+    ("a: {" + "x: {" * 10**4, "1:128", "nested deeper than 32"),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "words"), BROKEN, ids=range(len(BROKEN)))
+def test_broken_yaml(tmp_path, text, place, words):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(DocumentError) as caught:
+        load_cluster(path)
+    error = caught.value
+    assert str(error) == f"{path}: {error.place}: {error.problem}"
+    assert str(error).isprintable()
+    assert error.place.startswith(place) if words in ("pattern", "must be > 0") else error.place == place
+    assert words in error.problem
+
+
+def test_limits_of_yaml_files(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(DocumentError, match="the limit is 1048576 bytes"):
+        load_cluster(path)
+    path.write_bytes(b"a: \xff")
+    with pytest.raises(DocumentError, match="1:4: is not UTF-8"):
+        load_cluster(path)
+    os.mkfifo(tmp_path / "fifo.yaml")
+    with pytest.raises(DocumentError, match="is a FIFO"):
+        load_cluster(tmp_path / "fifo.yaml")
+
+
+def test_truncated_example_loads_or_is_refused_in_one_line(tmp_path):
+    """YAML has no closing bracket at its end, so some prefixes are whole files; none may end in anything else."""
+    data = EXAMPLE.encode()
+    outcomes = [outcome_of(data[:length]) for length in range(len(data))]
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, DocumentError)]
+    assert len(data) / 2 < len(refusals) < len(data)
+    assert all(str(error).isprintable() and error.place for error in refusals)
+
+
+def outcome_of(data):
+    try:
+        return cluster_of(parse_yaml(data))
+    except DocumentError as error:
+        return error
+
+
+texts = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs"]), max_size=8)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-1e300, 1e300) | texts,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+        max_leaves=15,
+    )
+)
+def test_yaml_reader_reads_json_as_json(value):
+    """JSON is YAML: quoted texts, numbers and words mean the same to both readers."""
+    assert parse_yaml(json.dumps(value, ensure_ascii=False).encode()) == value

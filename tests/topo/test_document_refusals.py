@@ -1,0 +1,449 @@
+"""Broken schedule files: each is one DocumentError on one line that names the place, and none is slow or fatal."""
+
+import copy
+import json
+import os
+import pickle
+import socket
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topo.document import load_schedule, parse_json, parse_schedule, read_json
+from topo.errors import DocumentError, FileProblem, ScheduleError
+
+RULE = {
+    "format": "preduce.schedule",
+    "version": 1,
+    "name": "prague-figure-10",
+    "cluster": {"num_nodes": 4, "workers_per_node": 4},
+    "strategy": {
+        "kind": "static",
+        "node_radices": [2, 2],
+        "phases": [
+            [{"local": [0], "across": [0, 1]}, {"local": [2, 3], "across": []}],
+            [{"local": [0, 3], "across": []}, {"local": [1], "across": [0]}],
+        ],
+    },
+}
+GROUPS = {
+    "format": "preduce.schedule",
+    "version": 1,
+    "name": "größer \U0001f600",
+    "cluster": {"nodes": [[0, 2], [1, 3]]},
+    "strategy": {
+        "kind": "static",
+        "pace": [1, 2, 1, 1],
+        "phases": [[{"group": [3, 1], "relax": "4/3"}, {"group": [2, 0]}], []],
+    },
+    "certificate": {"note": 'a "quoted" [bracket'},
+}
+NEIGHBOR = {
+    "format": "preduce.schedule",
+    "version": 1,
+    "name": "ring",
+    "cluster": {"num_nodes": 3, "workers_per_node": 1},
+    "strategy": {
+        "kind": "neighbor",
+        "overlap": True,
+        "rounds": [{"edges": [[0, 1], [1, 2], [2, 0]], "weights": ["1/2", "1/2", "1/3"]}],
+    },
+}
+GOOD = {"rule": RULE, "groups": GROUPS, "neighbor": NEIGHBOR}
+
+
+def text_of(document):
+    return json.dumps(document).encode()
+
+
+def refused(data, **limits):
+    """The error of a refused document, after checking what every refusal owes its reader."""
+    with pytest.raises(DocumentError) as caught:
+        parse_schedule(data, **limits)
+    error = caught.value
+    assert error.exit_code == 65
+    assert error.place
+    assert str(error) == f"{error.place}: {error.problem}"
+    assert str(error).isprintable()
+    assert len(str(error)) < 400
+    return error
+
+
+def changed(base, path, *value):
+    """A copy of a good document with one value replaced, or removed when none is given."""
+    document = copy.deepcopy(base)
+    *parents, last = path
+    inner = document
+    for key in parents:
+        inner = inner[key]
+    if value:
+        inner[last] = value[0]
+    else:
+        del inner[last]
+    return text_of(document)
+
+
+@pytest.mark.parametrize("base", GOOD.values(), ids=GOOD)
+def test_good_documents_load(base):
+    assert parse_schedule(text_of(base)).name == base["name"]
+
+
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+@pytest.mark.parametrize("base", GOOD.values(), ids=GOOD)
+def test_truncated_at_every_byte(base, ensure_ascii):
+    data = json.dumps(base, ensure_ascii=ensure_ascii).encode()
+    for length in range(len(data)):
+        error = refused(data[:length])
+        line, _, column = error.place.partition(":")
+        assert line.isdigit()
+        assert column.isdigit()
+
+
+P0 = ("strategy", "phases", 0)
+BROKEN = [
+    # (document, place, words that the message holds)
+    (changed(RULE, ["version"], 2), "version", "is 2; this preduce reads version 1; install a newer"),
+    (changed(RULE, ["version"], 0), "version", "is 0"),
+    (changed(RULE, ["version"], True), "version", "is true"),
+    (changed(RULE, ["version"], 1.0), "version", "is 1.0"),
+    (changed(RULE, ["version"], "1"), "version", 'is "1"'),
+    (changed(RULE, ["version"]), "document", 'the key "version" is missing'),
+    (changed(RULE, ["format"], "preduce.cluster"), "format", 'it must be "preduce.schedule"'),
+    (changed(RULE, ["format"]), "document", 'the key "format" is missing'),
+    (changed(RULE, ["name"]), "document", 'the key "name" is missing'),
+    (changed(RULE, ["name"], ""), "name", "too short"),
+    (changed(RULE, ["name"], "a\nb"), "name", "printable"),
+    (changed(RULE, ["name"], "x" * 1001), "name", "at most 1000"),
+    (changed(RULE, ["nmae"], "x"), "document", 'has the unknown key "nmae"; did you mean "name"?'),
+    (changed(RULE, ["a\x1b[31m\n"], "x"), "document", "has the unknown key"),
+    (changed(RULE, ["certificate"], []), "certificate", "must be an object"),
+    (changed(RULE, ["certificate"], None), "certificate", "must be an object"),
+    (changed(RULE, ["cluster"], "4x4"), "cluster", 'is "4x4"; it must be an object'),
+    (changed(RULE, ["cluster", "num_nodes"], 0), "cluster.num_nodes", "is 0; it must be >= 1"),
+    (changed(RULE, ["cluster", "num_nodes"], 2**40), "cluster.num_nodes", "must be <="),
+    (changed(RULE, ["cluster"], {"num_nodes": 2**31 - 1, "workers_per_node": 2}), "cluster", "at most 2147483647"),
+    (changed(RULE, ["cluster", "num_nodes"], 4.0), "cluster.num_nodes", "is 4.0; it must be an integer"),
+    (changed(RULE, ["cluster", "num_nodes"]), "cluster", 'the key "num_nodes" is missing'),
+    (changed(RULE, ["cluster", "num_node"], 4), "cluster", 'did you mean "num_nodes"'),
+    (changed(RULE, ["cluster", "nodes"], [[0, 1]]), "cluster", 'has the unknown key "num_nodes"'),
+    (changed(RULE, ["cluster"], {"num_nodes": 1, "workers_per_node": 1}), "cluster", "at least 2 workers"),
+    (changed(GROUPS, ["cluster", "nodes"], []), "cluster.nodes", "too short"),
+    (changed(GROUPS, ["cluster", "nodes", 1], []), "cluster.nodes[1]", "too short"),
+    (changed(GROUPS, ["cluster", "nodes", 1, 0], 2), "cluster.nodes[1]", "worker 2 is listed twice"),
+    (changed(GROUPS, ["cluster", "nodes", 1, 0], 9), "cluster.nodes[1]", "worker 9 is out of range"),
+    (changed(GROUPS, ["cluster", "nodes", 1, 0], True), "cluster.nodes[1][0]", "is true; it must be an integer"),
+    (changed(RULE, ["strategy"], []), "strategy", "must be an object"),
+    (changed(RULE, ["strategy", "kind"]), "strategy", 'the key "kind" is missing; known kinds: static'),
+    (changed(RULE, ["strategy", "kind"], "statik"), "strategy.kind", 'did you mean "static"?'),
+    (changed(RULE, ["strategy", "kind"], ["static"]), "strategy.kind", "must be one of"),
+    (changed(RULE, ["strategy", "phasen"], []), "strategy", 'unknown key "phasen"; did you mean "phases"?'),
+    (changed(RULE, ["strategy", "phases"]), "strategy", 'the key "phases" is missing'),
+    (changed(RULE, ["strategy", "phases"], []), "strategy.phases", "at least 1 phase"),
+    (changed(RULE, ["strategy", "phases"], {}), "strategy.phases", "must be a list"),
+    (changed(RULE, P0, {}), "strategy.phases[0]", "must be a list"),
+    (changed(RULE, [*P0, 1], 3), "strategy.phases[0][1]", "must be an object"),
+    (changed(RULE, [*P0, 1, "local"]), "strategy.phases[0][1]", 'the key "local" is missing'),
+    (changed(RULE, [*P0, 1, "local"], []), "strategy.phases[0][1].local", "at least 1 local rank"),
+    (changed(RULE, [*P0, 1, "local"], [2, 2]), "strategy.phases[0][1].local", "names a local rank twice"),
+    (changed(RULE, [*P0, 1, "local", 0], 4), "strategy.phases[0][1].local", "local rank 4 is out of range"),
+    (changed(RULE, [*P0, 1, "local", 0], -1), "strategy.phases[0][1].local[0]", "is -1; it must be >= 0"),
+    (changed(RULE, [*P0, 1, "local", 0], False), "strategy.phases[0][1].local[0]", "is false; it must be an integer"),
+    (changed(RULE, [*P0, 1, "local", 0], 2.0), "strategy.phases[0][1].local[0]", "is 2.0; it must be an integer"),
+    (changed(RULE, [*P0, 0, "across", 0], 2), "strategy.phases[0][0].across", "digit 2 is out of range"),
+    (changed(RULE, [*P0, 0, "relax"], 0.5), "strategy.phases[0][0].relax", "must be exact"),
+    (changed(RULE, [*P0, 0, "group"], [0, 1]), "strategy.phases[0][0]", 'unknown key "group"'),
+    (changed(RULE, ["strategy", "node_radices"], [2, 3]), "strategy", "their product is the number of nodes, 4"),
+    (changed(RULE, ["strategy", "node_radices"], [4, 1]), "strategy.node_radices[1]", "is 1; it must be >= 2"),
+    (changed(RULE, ["strategy", "node_radices"], [2] * 40), "strategy.node_radices", "at most 31"),
+    (changed(RULE, ["strategy", "node_radices"]), "strategy", 'the key "node_radices" is missing'),
+    (changed(RULE, ["cluster"], {"nodes": [[0, 1], [2]]}), "strategy", "rules need equally sized nodes"),
+    (changed(RULE, ["strategy", "prologue"], -1), "strategy.prologue", "is -1; it must be >= 0"),
+    (changed(RULE, ["strategy", "prologue"], True), "strategy.prologue", "is true; it must be an integer"),
+    (changed(RULE, ["strategy", "overlap"], 1), "strategy.overlap", "is 1; it must be true or false"),
+    (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalised'"),
+    (changed(RULE, ["strategy", "pace"], 0), "strategy.pace", "is 0; it must be >= 1"),
+    (changed(RULE, ["strategy", "pace"], "fast"), "strategy.pace", 'is "fast"; it must be an integer'),
+    (changed(GROUPS, ["strategy", "pace"], [1, 2]), "strategy.pace", "has 2 entries"),
+    (changed(GROUPS, ["strategy", "pace", 1], 1.5), "strategy.pace[1]", "is 1.5; it must be an integer"),
+    (changed(GROUPS, ["strategy", "pace", 1], True), "strategy.pace[1]", "is true"),
+    (changed(GROUPS, [*P0, 0, "group"], [3]), "strategy.phases[0][0].group", "a group has at least 2 workers"),
+    (changed(GROUPS, [*P0, 0, "group"], []), "strategy.phases[0][0].group", "a group has at least 2 workers"),
+    (changed(GROUPS, [*P0, 0, "group"], 3), "strategy.phases[0][0].group", "must be a list"),
+    (changed(GROUPS, [*P0, 0, "group"]), "strategy.phases[0][0]", 'the key "group" is missing'),
+    (
+        changed(GROUPS, [*P0, 1, "group", 1], 4),
+        "strategy.phases[0][1].group[1]",
+        "rank 4 is out of range; ranks are 0..3",
+    ),
+    (changed(GROUPS, [*P0, 1, "group", 1], -1), "strategy.phases[0][1].group[1]", "rank -1 is out of range"),
+    (changed(GROUPS, [*P0, 1, "group", 1], True), "strategy.phases[0][1].group[1]", "is true; it must be an integer"),
+    (changed(GROUPS, [*P0, 1, "group", 1], 0.0), "strategy.phases[0][1].group[1]", "is 0.0; it must be an integer"),
+    (changed(GROUPS, [*P0, 1, "group", 1], "0"), "strategy.phases[0][1].group[1]", 'is "0"; it must be an integer'),
+    (changed(GROUPS, [*P0, 1, "group"], [0, 1, 0]), "strategy.phases[0][1].group", "worker 0 stands twice"),
+    (changed(GROUPS, [*P0, 1, "local"], [0]), "strategy.phases[0][1]", 'unknown key "local"'),
+    (changed(GROUPS, [*P0, 0, "relax"], 1.5), "strategy.phases[0][0].relax", "is 1.5; it must be exact"),
+    (changed(GROUPS, [*P0, 0, "relax"], "1.5"), "strategy.phases[0][0].relax", "a fraction string"),
+    (changed(GROUPS, [*P0, 0, "relax"], "1/0"), "strategy.phases[0][0].relax", "no zero below"),
+    (changed(GROUPS, [*P0, 0, "relax"], " 1/2"), "strategy.phases[0][0].relax", "no spaces"),
+    (changed(GROUPS, [*P0, 0, "relax"], "１/２"), "strategy.phases[0][0].relax", "a fraction string"),
+    (changed(GROUPS, [*P0, 0, "relax"], "1/2\n"), "strategy.phases[0][0].relax", "a fraction string"),
+    (changed(GROUPS, [*P0, 0, "relax"], "1/" + "9" * 65), "strategy.phases[0][0].relax", "at most 64 digits"),
+    (changed(GROUPS, [*P0, 0, "relax"], True), "strategy.phases[0][0].relax", "is true; it must be exact"),
+    (changed(GROUPS, [*P0, 0, "relax"], None), "strategy.phases[0][0].relax", "is null"),
+    (changed(GROUPS, [*P0, 0, "relax"], {"a": []}), "strategy.phases[0][0].relax", "must be exact"),
+    (changed(NEIGHBOR, ["strategy", "rounds"], []), "strategy.rounds", "at least 1 round"),
+    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1, 1]), "strategy.rounds[0].edges[1]", "is 1→1"),
+    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1, 3]), "strategy.rounds[0].edges[1]", "ranks are 0..2"),
+    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 2], [0, 1]), "strategy.rounds[0].edges[2]", "given twice"),
+    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1]), "strategy.rounds[0].edges[1]", "at least 2"),
+    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1, 0], True), "strategy.rounds[0].edges[1][0]", "is true"),
+    (changed(NEIGHBOR, ["strategy", "rounds", 0, "weights"], ["1/2"]), "strategy.rounds[0].weights", "1 entries for 3"),
+    (changed(NEIGHBOR, ["strategy", "rounds", 0, "weights", 1], 0.5), "strategy.rounds[0].weights[1]", "must be exact"),
+    (changed(NEIGHBOR, ["strategy", "rounds", 0, "weights"], 0.5), "strategy.rounds[0].weights", "must be exact"),
+    (changed(NEIGHBOR, ["strategy", "prologue"], 1), "strategy", 'unknown key "prologue"'),
+    # what JSON itself must not hold
+    (b'{"a": {"b": [1, {"c": 1, "d": 2, "c": 3}]}}', "a.b[1]", 'has the key "c" twice'),
+    (b'{"a": 1, "\\u0061": 1}', "document", 'has the key "a" twice'),
+    (b'{"a": [0, NaN]}', "a[1]", "is NaN; numbers are finite"),
+    (b'{"a": [0, Infinity]}', "a[1]", "is Infinity"),
+    (b'{"a": [0, -Infinity]}', "a[1]", "is -Infinity"),
+    (b'{"a": [0, 1e400]}', "a[1]", "is 1e400, which overflows"),
+    (b'{"a": [0, -1E+400]}', "a[1]", "is -1E+400, which overflows"),
+    (b'{"a": [0, 9007199254740992]}', "a[1]", "an integer beyond"),
+    (b'{"a": [0, -9007199254740992]}', "a[1]", "an integer beyond"),
+    (b'{"a": [0, 1' + b"0" * 4000 + b"]}", "a[1]", "an integer beyond"),
+    (b'{"a": [0, 1' + b"0" * 6000 + b"]}", "a[1]", "an integer beyond"),
+    (b'{"a": [0, 1' + b"0" * 6000 + b".5]}", "a[1]", "overflows"),
+    (b'{"a": ["\\ud800"]}', "a[0]", "half of a surrogate pair"),
+    (b'{"a": {"\\udc00x": 1}}', "a", "half of a surrogate pair"),
+    (b'{"a": {"b c": NaN}}', 'a["b c"]', "is NaN"),
+    (b'{"a": {"\\n\\u0007": NaN}}', 'a["\\n\\u0007"]', "is NaN"),
+    (b"NaN", "document", "is NaN"),
+    (b"3", "document", "must be an object"),
+    (b"[]", "document", "must be an object"),
+    (b'{"a": 1,}', "1:9", "is not JSON"),
+    (b"{'a': 1}", "1:2", "is not JSON"),
+    (b'{"a": 01}', "1:8", "is not JSON"),
+    (b'{"a": 1} x', "1:10", "is not JSON"),
+    (b'{"a": 1} {}', "1:10", "is not JSON"),
+    (b'{\n "a": \x001}', "2:7", "is not JSON"),
+    (b'{"a": "\n"}', "1:8", "is not JSON"),
+    (b'{"a": "\\x"}', "1:8", "is not JSON"),
+    (b"", "1:1", "is empty"),
+    (b" \n\t ", "1:1", "is empty"),
+    (b"\xef\xbb\xbf{}", "1:1", "byte-order mark"),
+    ("{}".encode("utf-16"), "1:1", "byte-order mark"),
+    (b'{\n"a": "\xff"}', "2:7", "is not UTF-8"),
+    (b'{"a": "\xed\xa0\x80"}', "1:8", "is not UTF-8"),
+    (b'{"a": "\xc0\xaf"}', "1:8", "is not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(
+    ("data", "place", "words"), BROKEN, ids=lambda value: None if isinstance(value, bytes) else value
+)
+def test_broken_document(data, place, words):
+    error = refused(data)
+    assert error.place == place
+    assert words in error.problem
+
+
+def test_integers_up_to_the_bound_are_kept_exactly():
+    values = [9007199254740991, -9007199254740991, 0, -0, 1234567890123456]
+    assert parse_json(json.dumps(values).encode()) == values
+    assert parse_json(b"[1e300, 0.1, 1234567890123456.5e-300]") == [1e300, 0.1, 1234567890123456.5e-300]
+
+
+@pytest.mark.parametrize("depth", [33, 1000, 10**5, 3 * 10**6])
+@pytest.mark.parametrize("bracket", [b"[", b'{"a":', b'[{"]":'])
+def test_deep_nesting(depth, bracket):
+    data = bracket * depth
+    error = refused(data, max_bytes=2**25)
+    assert "nested deeper than 32" in error.problem
+    count = bracket.count(b"[") + bracket.count(b"{")
+    whole, rest = divmod(32, count)
+    assert error.place == f"1:{whole * len(bracket) + rest + 1}"
+
+
+def test_depth_counts_no_brackets_inside_strings():
+    deepest = b"[" * 31 + b'["' + b"[{" * 50 + b'\\"[[[\\\\", "\\\\\\"[[["' + b"]" * 32
+    parse_json(deepest)
+    with pytest.raises(DocumentError, match="nested deeper"):
+        parse_json(b'["\\\\", ' + deepest + b"]")
+    # strings, escapes and brackets that lie across the chunks of the scan
+    filler = b'"' + b"\\\\" * (2**19 - 20) + b"[" * 60 + b'"'
+    for shift in range(20):
+        parse_json(b"[" + b" " * shift + filler + b", 1]")
+    with pytest.raises(DocumentError, match="nested deeper"):
+        parse_json(b"[" + filler + b"," + b"[" * 32 + b"]" * 33)
+
+
+def test_exactly_the_depth_limit_loads():
+    assert parse_json(b"[" * 32 + b"]" * 32)
+    with pytest.raises(DocumentError, match="nested deeper"):
+        parse_json(b"[" * 33 + b"]" * 33)
+
+
+def test_size_limit(tmp_path):
+    data = text_of(RULE)
+    assert parse_schedule(data, max_bytes=len(data))
+    error = refused(data, max_bytes=len(data) - 1)
+    assert f"the limit is {len(data) - 1} bytes; raise the limit" in error.problem
+    sparse = tmp_path / "huge.json"
+    with sparse.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DocumentError, match=f"is {2**40} bytes or more; the limit is {16 * 2**20} bytes"):
+        load_schedule(sparse)
+    sparse.write_bytes(b"\0" * 100)
+    with pytest.raises(DocumentError, match="is not JSON"):
+        load_schedule(sparse)
+
+
+def test_files_that_are_no_files(tmp_path):
+    os.mkfifo(tmp_path / "fifo.json")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "fifo.json")
+    for name, word in (("fifo.json", "a FIFO"), ("folder.json", "a directory"), ("link.json", "a FIFO")):
+        with pytest.raises(DocumentError) as caught:
+            load_schedule(tmp_path / name)
+        assert str(caught.value) == f"{tmp_path / name}: is {word}; a document is a regular file"
+    with pytest.raises(DocumentError, match="is a device"):
+        read_json("/dev/null")
+
+
+def test_unreadable_files_are_file_problems(tmp_path):
+    (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
+    (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
+    for name in ("absent.json", "loop.json", "dangling.json", "nul\0.json", "new\nline.json"):
+        with pytest.raises(FileProblem) as caught:
+            load_schedule(tmp_path / name)
+        assert caught.value.exit_code == 74
+        assert "cannot be opened" in str(caught.value)
+        assert str(caught.value).isprintable()
+    # A socket cannot even be opened; its path must be short, so it is made from inside the folder.
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"/proc/self/fd/{os.open(tmp_path, os.O_RDONLY)}/s")
+        with pytest.raises((FileProblem, DocumentError)):
+            load_schedule(tmp_path / "s")
+
+
+def test_file_name_stands_before_the_place(tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_bytes(changed(RULE, ["version"], 2))
+    with pytest.raises(DocumentError) as caught:
+        load_schedule(path)
+    assert str(caught.value).startswith(f"{path}: version: is 2;")
+    assert (caught.value.source, caught.value.place) == (str(path), "version")
+    path.write_bytes(b'{"a": ]')
+    with pytest.raises(DocumentError, match=r"bad\.json: 1:7: is not JSON"):
+        load_schedule(path)
+
+
+def test_errors_travel_between_processes():
+    error = DocumentError("strategy.phases[0]", "is wrong", "a.json")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (str(copied), copied.place, copied.problem, copied.source) == (
+        "a.json: strategy.phases[0]: is wrong",
+        "strategy.phases[0]",
+        "is wrong",
+        "a.json",
+    )
+
+
+def test_overlapping_and_unconnected_schedules_load_because_verify_refutes_them():
+    schedule = parse_schedule(changed(GROUPS, [*P0, 1, "group"], [0, 1]))
+    assert [group.members for group in schedule.phase(0)] == [(0, 1), (1, 3)]
+    with pytest.raises(ScheduleError, match="worker 1 stands in 2 groups"):
+        schedule.phase(0).labels()
+    parse_schedule(changed(RULE, [*P0, 1, "local"], [0, 3]))
+    parse_schedule(changed(GROUPS, ["strategy", "phases"], [[{"group": [0, 1]}]]))
+    parse_schedule(changed(GROUPS, ["strategy", "phases"], [[]]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" + b"[]," * (5 * 10**5) + b"1]",
+        b"[" + b'{"a":1,"a":1},' * 10**5 + b"1]",
+        b"[" + b"1e400," * 3 * 10**5 + b"1]",
+        b"[" + b"NaN," * 3 * 10**5 + b"1]",
+        b"[" + b"9" * 10**6 + b"]",
+        b"[0." + b"9" * 10**6 + b"e999]",
+        b'"' + b'\\"' * 10**6,
+        b'["' + b"\\ud800" * 10**5 + b'"]',
+        b'{"' + b"\\\\" * 10**6 + b'": 1}',
+        b"\\" * 10**6,
+        changed(GROUPS, [*P0], [{"group": [0]}] * 10**5),
+        changed(GROUPS, [*P0], [{"group": [0, 1], f"k{i}": 1} for i in range(10**4)]),
+        changed(RULE, [*P0], [{"local": [9], "across": [0]}] * 10**4),
+        changed(RULE, ["strategy"], {f"key{i}": i for i in range(10**4)} | {"kind": "static"}),
+        changed(RULE, ["strategy", "node_radices"], [2**50] * 10**5),
+    ],
+    ids=range(15),
+)
+def test_hostile_documents_are_refused(data):
+    refused(data)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(json_values, st.booleans())
+def test_strict_reader_agrees_with_the_standard_one_on_clean_json(value, ensure_ascii):
+    try:
+        data = json.dumps(value, ensure_ascii=ensure_ascii).encode()
+    except UnicodeEncodeError:  # a lone surrogate cannot even be written as UTF-8
+        return
+    if "\\ud" in data.decode() and any("\ud800" <= char <= "\udfff" for char in str(json.loads(data))):
+        with pytest.raises(DocumentError, match="surrogate"):
+            parse_json(data)
+        return
+    assert parse_json(data) == json.loads(data)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.sampled_from(list(GOOD.values())), st.data())
+def test_mutated_documents_load_or_are_refused_in_one_line(base, data):
+    document = copy.deepcopy(base)
+    places = []
+
+    def collect(value):
+        if isinstance(value, dict | list):
+            places.extend((value, key) for key in (value if isinstance(value, dict) else range(len(value))))
+            for item in value.values() if isinstance(value, dict) else value:
+                collect(item)
+
+    collect(document)
+    container, key = data.draw(st.sampled_from(places))
+    container[key] = data.draw(json_values)
+    text = json.dumps(document).encode()
+    try:
+        parse_schedule(text)
+    except DocumentError:
+        refused(text)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.sampled_from(list(GOOD.values())), st.data())
+def test_documents_with_damaged_bytes_load_or_are_refused_in_one_line(base, data):
+    text = bytearray(text_of(base))
+    for _ in range(data.draw(st.integers(1, 3))):
+        index = data.draw(st.integers(0, len(text) - 1))
+        piece = data.draw(
+            st.one_of(st.binary(max_size=2), st.sampled_from([b"[", b"}", b'"', b"\\", b"-", b"e999", b","]))
+        )
+        text[index : index + data.draw(st.integers(0, 3))] = piece
+    try:
+        parse_schedule(bytes(text))
+    except DocumentError:
+        refused(bytes(text))

@@ -1,0 +1,102 @@
+"""Schedules: what they answer about a worker and a round agrees with their phases."""
+
+from fractions import Fraction
+
+import pytest
+
+from topo.cluster import Cluster
+from topo.errors import ScheduleError
+from topo.hardware import Hardware
+from topo.phase import Group, Phase
+from topo.rule import Block
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Neighbor, Round, Static
+
+CLUSTER = Cluster.regular(4, 2)
+RULE = Static(phases=((Block((0,), (0, 1)),), (Block((0, 1)),), ()), node_radices=(2, 2), prologue=2)
+GROUPS = Static(
+    phases=(Phase.from_groups(8, [[0, 7], [1, 2, 3]]), Phase.from_groups(8, [Group((0, 1), Fraction(3, 2))])),
+    pace=(1, 2, 1, 1, 1, 1, 1, 5),
+)
+RING = Neighbor(rounds=(Round.from_edges(8, [(w, (w + 1) % 8, Fraction(1, 2)) for w in range(8)]),))
+
+
+@pytest.mark.parametrize("strategy", [RULE, GROUPS, AllReduce(pace=4)], ids=["rule", "groups", "allreduce"])
+def test_group_of_agrees_with_the_phases(strategy):
+    schedule = Schedule("s", CLUSTER, strategy)
+    for round_ in range(2 * schedule.period + schedule.prologue):
+        for worker in range(8):
+            group = schedule.group_of(worker, round_)
+            if round_ < schedule.prologue:
+                assert group.members == tuple(range(8))
+                continue
+            expected = [g for g in schedule.phase(round_ - schedule.prologue) if worker in g.members]
+            assert expected == ([group] if group else [])
+
+
+def test_rule_and_its_groups_are_the_same_phases():
+    rule = Schedule("s", CLUSTER, RULE)
+    phases = tuple(rule.phase(t) for t in range(rule.period))
+    explicit = Schedule("s", CLUSTER, Static(phases=phases, prologue=2))
+    assert [explicit.phase(t) for t in range(3)] == [rule.phase(t) for t in range(3)]
+    assert explicit.num_distinct_phases() == rule.num_distinct_phases() == 2
+
+
+def test_paces():
+    schedule = Schedule("s", CLUSTER, GROUPS)
+    assert schedule.paces().tolist() == [schedule.pace_of(w) for w in range(8)] == list(GROUPS.pace)
+    assert Schedule("s", CLUSTER, AllReduce(pace=3)).paces().tolist() == [3] * 8
+    assert AllReduce().averages_gradients
+    assert not AllReduce(pace=2).averages_gradients
+    assert not AllReduce(overlap=True).averages_gradients
+
+
+def test_periods():
+    assert [Schedule("s", CLUSTER, s).period for s in (RULE, GROUPS, RING, AllReduce())] == [3, 2, 1, 1]
+    assert [Schedule("s", CLUSTER, s).num_distinct_phases() for s in (RULE, GROUPS, RING, AllReduce())] == [2, 2, 1, 1]
+    assert Schedule("s", CLUSTER, RULE).phase(-1) == Schedule("s", CLUSTER, RULE).phase(2)
+    with pytest.raises(ScheduleError, match="has no groups"):
+        Schedule("s", CLUSTER, RING).phase(0)
+    with pytest.raises(ScheduleError, match="has no groups"):
+        Schedule("s", CLUSTER, RING).group_of(0, 0)
+
+
+def test_hardware_and_certificate_take_no_part_in_equality():
+    bare = Schedule("s", CLUSTER, RULE)
+    equipped = Schedule("s", Cluster.regular(4, 2, hardware=Hardware(num_nics=2)), RULE)
+    assert equipped == bare
+    assert equipped.cluster.hardware is None
+    assert bare.with_certificate({"x": 1}) == bare
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (Static(phases=()), "at least 1 phase"),
+        (Static(phases=(Phase.from_groups(4, []),)), "is for 4 workers, the cluster has 8"),
+        (Static(phases=((),)), "explicit groups are expected"),
+        (Static(phases=(Phase.from_groups(8, []),), node_radices=(4,)), "rule phases are expected"),
+        (Static(phases=(Phase.from_groups(8, []),), prologue=-1), "number of rounds >= 0"),
+        (AllReduce(pace=0), "0 is not a number of steps"),
+        (AllReduce(pace=(1, 2)), "has 2 entries"),
+        (Neighbor(rounds=()), "at least 1 round"),
+        (Neighbor(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
+    ],
+    ids=range(9),
+)
+def test_strategies_that_do_not_fit_are_refused(strategy, words):
+    with pytest.raises(ScheduleError, match=words):
+        Schedule("s", CLUSTER, strategy)
+
+
+def test_one_worker_is_no_schedule():
+    with pytest.raises(ScheduleError, match="at least 2 workers"):
+        Schedule("s", Cluster.regular(1, 1), AllReduce())
+
+
+@pytest.mark.parametrize(
+    ("edge", "words"), [((0, 8), "ranks are"), ((3, 3), "what the others leave"), ((0, 1), "given twice")]
+)
+def test_rounds_refuse_edges(edge, words):
+    with pytest.raises(ScheduleError, match=words):
+        Round.from_edges(8, [(0, 1, Fraction(1, 2)), (*edge, Fraction(1, 2))])
