@@ -1,0 +1,171 @@
+"""Age bound: a proved lower bound on the disagreement of every schedule, of any period, under a communication budget.
+
+The noise of one round that has been averaged by the next a phases contributes ‖W_{t+a−1}…W_t‖² to the disagreement,
+so the disagreement is the mean over phases of Σ_a F(p_{t−a+1}, …, p_t) with every term ≥ 0. Dropping ages above `depth`
+leaves a cost that depends on the last `depth` phases only: with λ times the communication added, its least long-run
+average γ(λ) is a minimum mean cycle. Any potential h gives a lower bound on γ, the least of g + h(next) − h(here) over
+all edges; value iteration finds a good one. Then disagreement ≥ γ(λ) − λ · budget for every λ ≥ 0.
+Source: Lagrangian duality and Karp's minimum cycle mean in potential form; the truncation in ages is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from schedulers.synthesis.alphabet import Alphabet
+
+    Floats = npt.NDArray[np.float64]
+
+MAX_TABLE = 40_000_000
+"""Entries of the largest table of windows that is built."""
+DAMPING = np.float32(0.7)
+SAFETY = 1e-5
+"""Taken off every bound: far above the rounding of the single-precision tables."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AgeTables:
+    """`tables[a−1]` (A, …, A), a axes: the contribution of noise of age a to the disagreement, oldest phase first."""
+
+    tables: tuple[npt.NDArray[np.float32], ...]
+    costs: Floats
+    floor: float
+
+    @property
+    def depth(self) -> int:
+        """The greatest age counted."""
+        return len(self.tables)
+
+    def edge_costs(self, price: float) -> npt.NDArray[np.float32]:
+        """The truncated cost of the newest phase given the depth−1 before it, plus price times its communication."""
+        total = self.tables[-1] + (price * self.costs).astype(np.float32)
+        for table in self.tables[:-1]:
+            total += table
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class DualBound:
+    """disagreement ≥ max over the lines of value − price · budget: proved for every schedule over the alphabet."""
+
+    lines: tuple[tuple[float, float], ...]
+    depth: int
+
+    def at(self, budget: float) -> float:
+        """The bound under a communication budget in seconds per step."""
+        return max([0.0, *(value - price * budget for price, value in self.lines)])
+
+    def budget_for(self, disagreement: float) -> float:
+        """No schedule with at most this disagreement communicates less than this, in seconds per step."""
+        return max([0.0, *((value - disagreement) / price for price, value in self.lines if price > 0)])
+
+
+def greatest_depth(size: int) -> int:
+    """The deepest truncation whose table fits, at least 1."""
+    depth = 1
+    while size ** (depth + 1) <= MAX_TABLE and depth < 6:
+        depth += 1
+    return depth
+
+
+def age_tables(alphabet: Alphabet, depth: int) -> AgeTables:
+    """Tables for plain means and relaxed ones alike. O(A^depth · C·G²) as one matrix product per age."""
+    space, size = alphabet.space, len(alphabet)
+    scale = np.repeat(space.multiplicity, space.fresh[0].size) / space.num_workers
+    weight = alphabet.matrices.swapaxes(-1, -2) @ alphabet.matrices
+    right = (weight.reshape(size, -1) * scale).T.astype(np.float32)
+    tables = [np.empty((size,) * age, dtype=np.float32) for age in range(1, depth + 1)]
+    tables[0][:] = space.fresh.reshape(1, -1).astype(np.float32) @ right
+    for first in range(size if depth > 1 else 0):  # one oldest phase at a time bounds the memory
+        spread = alphabet.matrices[first] @ space.fresh @ alphabet.matrices[first].swapaxes(-1, -2)
+        for age in range(2, depth + 1):
+            left = spread.reshape(-1, right.shape[0]).astype(np.float32)
+            tables[age - 1][first] = (left @ right).reshape((size,) * (age - 1))
+            if age < depth:
+                spread = spread.reshape(-1, 1, *space.fresh.shape)
+                spread = alphabet.matrices[None] @ spread @ alphabet.matrices.swapaxes(-1, -2)[None]
+    return AgeTables(tuple(tables), alphabet.costs / space.instants, space.floor)
+
+
+def cycle_mean_bound(
+    tables: AgeTables, price: float, expired: Callable[[], bool], *, max_iterations: int = 200
+) -> float:
+    """A proved lower bound on the least long-run average of the truncated disagreement + price · communication."""
+    edges = tables.edge_costs(price)
+    potential = np.zeros(edges.shape[:-1], dtype=np.float32)
+    best = float(edges.min())
+    for _ in range(max_iterations):
+        # The successor of state (p, q, …, r) under phase s is (q, …, r, s); depth 1 has a single state.
+        following = potential[None] if edges.ndim > 1 else potential
+        updated = (edges + following).min(axis=-1)
+        gain = updated - potential
+        bound = float(gain.min())
+        best = max(best, bound)
+        # Undamped iteration would circle for ever where the best cycle is longer than one phase.
+        potential = (potential + DAMPING * gain - gain.min()).astype(np.float32)
+        if float(gain.max()) - bound < 1e-5 or expired():
+            break
+    return best + tables.floor - SAFETY
+
+
+def dual_bound(
+    alphabet: Alphabet,
+    expired: Callable[[], bool],
+    *,
+    depth: int | None = None,
+    num_prices: int = 12,
+    budgets: Sequence[float] = (),
+) -> DualBound | None:
+    """Lines of the bound for a range of prices, None if the alphabet is not complete (then nothing is proved).
+
+    For each of `budgets` the price is tuned (the bound is concave in it), which is where the bound becomes tight.
+    """
+    if not alphabet.complete:
+        return None
+    tables = age_tables(alphabet, depth if depth is not None else greatest_depth(len(alphabet)))
+    full = alphabet.full_average()
+    scale = float(alphabet.costs[full] if full is not None else alphabet.costs.max()) / alphabet.space.instants
+    lines = [(0.0, cycle_mean_bound(tables, 0.0, expired))]
+    for price in np.geomspace(0.2, 60.0, num_prices) / scale if scale > 0 else ():
+        if expired():
+            break
+        lines.append((float(price), cycle_mean_bound(tables, float(price), expired)))
+    for budget in budgets if len(lines) > 2 else ():
+        lines += _tune(tables, lines, budget, expired)
+    return DualBound(tuple(lines), tables.depth)
+
+
+def _tune(
+    tables: AgeTables, lines: Sequence[tuple[float, float]], budget: float, expired: Callable[[], bool]
+) -> list[tuple[float, float]]:
+    """More lines near the price that is best for one budget, by golden-section search: the dual is concave in it."""
+    ordered = sorted(lines)
+    place = max(range(len(ordered)), key=lambda i: ordered[i][1] - ordered[i][0] * budget)
+    low, high = ordered[max(0, place - 1)][0], ordered[min(len(ordered) - 1, place + 1)][0]
+    found: list[tuple[float, float]] = []
+
+    def gain(price: float) -> float:
+        found.append((price, cycle_mean_bound(tables, price, expired)))
+        return found[-1][1] - price * budget
+
+    ratio = 0.5 * (5**0.5 - 1)
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = gain(left), gain(right)
+    while high - low > 1e-5 * high and not expired():
+        if at_left < at_right:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = gain(right)
+        else:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = gain(left)
+    return found

@@ -1,0 +1,85 @@
+"""Alphabet: the phases among which a search chooses, with their small matrices and their costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedulers.synthesis import scoring
+from topo.phase import Phase
+from topo.schedule import Schedule
+from topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from schedulers.synthesis.scoring import Space, Stretch
+    from topo.cluster import Cluster
+    from topo.rule import RulePhase
+
+    Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alphabet:
+    """A phases over one space: `matrices` (A, C, G, G), `costs` (A,) in seconds of one round, `crosses` (A,) whether
+    a group crosses nodes. `radices` is set for rules; `pace` is one number or one per worker. `complete` says that
+    every phase of the stated class is in it, or is dominated by the full average that is (see `prune`).
+    """
+
+    cluster: Cluster
+    space: Space
+    phases: tuple[RulePhase, ...] | tuple[Phase, ...]
+    matrices: Floats
+    costs: Floats
+    crosses: npt.NDArray[np.bool_]
+    radices: tuple[int, ...] | None = None
+    pace: int | tuple[int, ...] = 1
+    complete: bool = False
+    described: str = ""
+
+    def __len__(self) -> int:
+        """A, the number of phases."""
+        return len(self.costs)
+
+    def stretches(self) -> Stretch:
+        """One stretch per phase."""
+        return scoring.of_phases(self.space, self.matrices)
+
+    def schedule(self, indices: Sequence[int], name: str) -> Schedule:
+        """The schedule whose phases are the given letters."""
+        phases = tuple(self.phases[index] for index in indices)
+        strategy = Static(phases=phases, node_radices=self.radices, pace=self.pace)  # type: ignore[arg-type]
+        return Schedule(name, self.cluster, strategy)
+
+    def take(self, indices: Iterable[int]) -> Alphabet:
+        """The alphabet of the given letters only."""
+        listed = list(indices)
+        return replace(
+            self,
+            phases=tuple(self.phases[index] for index in listed),
+            matrices=self.matrices[listed],
+            costs=self.costs[listed],
+            crosses=self.crosses[listed],
+        )
+
+    def full_average(self) -> int | None:
+        """The letter that averages over everybody, the cheapest if there are several."""
+        zero = np.flatnonzero(np.abs(self.matrices).max(axis=(1, 2, 3)) < 1e-12)
+        return int(zero[np.argmin(self.costs[zero])]) if len(zero) else None
+
+    def prune(self) -> Alphabet:
+        """Drop phases that cost at least as much as the full average.
+
+        Nothing is lost: replacing such a phase by the full average makes the distance to the mean zero there and no
+        larger anywhere later, at no more cost.
+        """
+        full = self.full_average()
+        if full is None:
+            return self
+        limit = self.costs[full] * (1 + 1e-12)
+        return self.take(i for i in range(len(self)) if i == full or self.costs[i] < limit)

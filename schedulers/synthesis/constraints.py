@@ -1,0 +1,150 @@
+"""Constraints, one a class; the sentence above each says what it is for. Times and figures are scaled to integers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+    from schedulers.synthesis.variables import CompositionVariables, PhaseVariables
+
+SCALE = 10**9
+"""Seconds become nanoseconds; disagreements become billionths."""
+
+
+def scaled_up(value: float) -> int:
+    """Round up, so that a limit is never broken by rounding; exact values may miss by one unit."""
+    return ceil(value * SCALE - 1e-3)
+
+
+def scaled_down(value: float) -> int:
+    """Round down, for right-hand sides."""
+    return floor(value * SCALE + 1e-3)
+
+
+# The segments chosen fill the period exactly.
+@dataclass(frozen=True, slots=True)
+class PeriodIs:
+    """Σ length · count = period."""
+
+    period: int
+
+    def apply(self, model: cp_model.CpModel, variables: CompositionVariables) -> None:
+        """Add to the model."""
+        model.add(
+            sum(len(s.letters) * c for s, c in zip(variables.segments, variables.counts, strict=True)) == self.period
+        )
+
+
+# The period communicates no longer than its budget of seconds.
+@dataclass(frozen=True, slots=True)
+class CostAtMost:
+    """Σ cost · count ≤ seconds (of the whole period)."""
+
+    seconds: float
+
+    def apply(self, model: cp_model.CpModel, variables: CompositionVariables) -> None:
+        """Add to the model. Rounding may let in one nanosecond per segment; re-scoring is exact."""
+        terms = [round(s.cost * SCALE) * c for s, c in zip(variables.segments, variables.counts, strict=True)]
+        model.add(sum(terms) <= scaled_down(self.seconds) + len(terms) // 2)
+
+
+# The period's disagreements add up to no more than asked.
+@dataclass(frozen=True, slots=True)
+class ValueAtMost:
+    """Σ value · count ≤ value (of the whole period)."""
+
+    value: float
+
+    def apply(self, model: cp_model.CpModel, variables: CompositionVariables) -> None:
+        """Add to the model. Rounding as for CostAtMost."""
+        terms = [round(s.value * SCALE) * c for s, c in zip(variables.segments, variables.counts, strict=True)]
+        model.add(sum(terms) <= scaled_down(self.value) + len(terms) // 2)
+
+
+# A run pays for every distinct phase with one communicator split.
+@dataclass(frozen=True, slots=True)
+class DistinctPhasesAtMost:
+    """At most `limit` different letters in use, `free` letters (phases without groups) not counted."""
+
+    limit: int
+    free: frozenset[int] = frozenset()
+
+    def apply(self, model: cp_model.CpModel, variables: CompositionVariables) -> None:
+        """Add to the model."""
+        uses: dict[int, list[cp_model.IntVar]] = defaultdict(list)
+        for s, (segment, count) in enumerate(zip(variables.segments, variables.counts, strict=True)):
+            used = model.new_bool_var(f"used[{s}]")
+            model.add(count == 0).only_enforce_if(~used)
+            for letter in set(segment.letters) - self.free:
+                uses[letter].append(used)
+        switched_on = []
+        for letter, users in uses.items():
+            on = model.new_bool_var(f"letter[{letter}]")
+            model.add_max_equality(on, users)
+            switched_on.append(on)
+        model.add(sum(switched_on) <= self.limit)
+
+
+# Groups of one phase are disjoint: a worker stands in at most one.
+@dataclass(frozen=True, slots=True)
+class DisjointGroups:
+    """Σ chosen groups that hold worker w ≤ 1."""
+
+    num_workers: int
+
+    def apply(self, model: cp_model.CpModel, variables: PhaseVariables) -> None:
+        """Add to the model."""
+        for worker in range(self.num_workers):
+            model.add_at_most_one(
+                chosen for group, chosen in zip(variables.groups, variables.chosen, strict=True) if worker in group
+            )
+
+
+# The groups that cross a node share its NIC, so their transfers add up.
+@dataclass(frozen=True, slots=True)
+class NicCapacity:
+    """For every node, Σ seconds on its NIC ≤ seconds; `loads[g]` maps node → seconds for candidate group g."""
+
+    seconds: float
+    loads: tuple[dict[int, float], ...]
+
+    def apply(self, model: cp_model.CpModel, variables: PhaseVariables) -> None:
+        """Add to the model."""
+        for node in sorted({node for load in self.loads for node in load}):
+            terms = [
+                scaled_up(load[node]) * chosen
+                for load, chosen in zip(self.loads, variables.chosen, strict=True)
+                if node in load
+            ]
+            model.add(sum(terms) <= scaled_down(self.seconds) + len(terms))
+
+
+# Communicators beyond a size are refused, or cost too much memory.
+@dataclass(frozen=True, slots=True)
+class GroupSizeAtMost:
+    """No chosen group has more than `limit` workers."""
+
+    limit: int
+
+    def apply(self, model: cp_model.CpModel, variables: PhaseVariables) -> None:
+        """Add to the model."""
+        for group, chosen in zip(variables.groups, variables.chosen, strict=True):
+            if len(group) > self.limit:
+                model.add(chosen == 0)
+
+
+# Workers that have not met should: the surrogate for disagreement is the weight of the pairs that co-occur.
+@dataclass(frozen=True, slots=True)
+class PreferMeetings:
+    """Maximise Σ over chosen groups of `weights[g]` (objective, integers)."""
+
+    weights: tuple[int, ...]
+
+    def apply(self, model: cp_model.CpModel, variables: PhaseVariables) -> None:
+        """Set the objective."""
+        model.maximize(sum(w * chosen for w, chosen in zip(self.weights, variables.chosen, strict=True)))

@@ -1,0 +1,203 @@
+"""The explicit phases of any cluster: all partitions for up to 8 workers, patterns and CP-SAT's own beyond."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedulers.synthesis.alphabet import Alphabet
+from schedulers.synthesis.constraints import DisjointGroups, GroupSizeAtMost, NicCapacity, PreferMeetings
+from schedulers.synthesis.scoring import Space
+from schedulers.synthesis.solve import new_model, solve
+from schedulers.synthesis.variables import PhaseVariables
+from topo.phase import Phase
+from topo.timing import loads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from schedulers.synthesis.problem import Problem
+    from topo.cluster import Cluster
+
+    Floats = npt.NDArray[np.float64]
+
+Groups = tuple[tuple[int, ...], ...]
+MAX_ALL_PARTITIONS = 8
+MAX_SUBSET_RANKS = 4
+MAX_SUBSET_NODES = 5
+MAX_PATTERNS = 900
+
+
+def partitions(items: tuple[int, ...]) -> Iterator[Groups]:
+    """Every partition of `items`; Bell(8) = 4140."""
+    if not items:
+        yield ()
+        return
+    first, rest = items[0], items[1:]
+    for size in range(len(rest) + 1):
+        for members in combinations(rest, size):
+            left = tuple(item for item in rest if item not in members)
+            for others in partitions(left):
+                yield ((first, *members), *others)
+
+
+def explicit_space(num_workers: int, paces: npt.NDArray[np.int64], node_of: npt.NDArray[np.int32], push: str) -> Space:
+    """One class: all workers, the mean projected out. A round adds pace_i steps of noise at worker i."""
+    centre = np.eye(num_workers) - 1.0 / num_workers
+    instants = int(paces.max())
+    inner = 0.0
+    for s in range(1, instants):
+        steps = (s * paces) // instants
+        inner += float(np.trace(centre @ np.diag(steps) @ centre))
+    if push == "worker":
+        columns = np.diag(paces.astype(np.float64))
+    else:
+        columns = paces[:, None] * (node_of[:, None] == np.arange(node_of.max() + 1))
+    fresh = centre @ np.diag(paces.astype(np.float64)) @ centre
+    return Space(num_workers, np.ones(1), fresh[None], (centre @ columns)[None], inner, instants)
+
+
+def partition_matrix(num_workers: int, groups: Groups) -> Floats:
+    """The mixing matrix of plain means, the mean projected out, shape (1, n, n)."""
+    result = np.eye(num_workers)
+    for group in groups:
+        result[np.ix_(group, group)] = 1.0 / len(group)
+    return (result - 1.0 / num_workers)[None]
+
+
+def partition_cost(groups: Groups, problem: Problem) -> float:
+    """Seconds of one phase."""
+    phase = Phase.from_groups(problem.cluster.num_workers, groups)
+    listed = loads.of_phase(
+        phase, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value
+    )
+    return float(listed.seconds().max(initial=0.0))
+
+
+def patterns(cluster: Cluster) -> Iterator[Groups]:
+    """Phases that cross nodes with one set of local ranks each, on any partition of the nodes; the rest inside."""
+    sizes = cluster.node_sizes()
+    most, num_nodes = int(sizes.max()), cluster.num_nodes
+    if most <= MAX_SUBSET_RANKS:
+        ranks = [c for k in range(1, most + 1) for c in combinations(range(most), k)]
+    else:
+        ranks = [tuple(range(s, s + k)) for k in range(1, most + 1) if most % k == 0 for s in range(0, most, k)]
+    if num_nodes <= MAX_SUBSET_NODES:
+        splits = [p for p in partitions(tuple(range(num_nodes))) if max(map(len, p)) > 1]
+    else:
+        splits = [
+            tuple(tuple(v for v in range(num_nodes) if v // step % width == r) for r in range(width))
+            for width in range(1, num_nodes)
+            for step in (1, max(1, num_nodes // max(width, 1)))
+        ]
+    inside = [cluster.workers_of(v) for v in range(num_nodes)]
+    yield ()
+    yield tuple(inside)
+    yield tuple(half for node in inside for half in (node[: (len(node) + 1) // 2], node[(len(node) + 1) // 2 :]))
+    for split in splits:
+        for local in ranks:
+            groups: list[tuple[int, ...]] = []
+            crossing: set[int] = set()
+            for part in split:
+                members = tuple(inside[v][r] for v in part for r in local if r < len(inside[v]))
+                if len(part) > 1 and len(members) > 1:
+                    groups.append(members)
+                    crossing.update(members)
+            rest = tuple(tuple(w for w in node if w not in crossing) for node in inside)
+            yield (*groups, *rest)
+            yield tuple(groups)
+            yield (*groups, *(half for node in rest for half in (node[: len(node) // 2], node[len(node) // 2 :])))
+
+
+def chosen_phases(problem: Problem, *, seed: int, count: int, expired: Callable[[], bool]) -> Iterator[Groups]:
+    """Phases that CP-SAT puts together from candidate groups under a NIC capacity, for random wishes who meets whom.
+
+    They differ from the patterns where nodes differ: a slow NIC is crossed by fewer or smaller groups than the others.
+    """
+    rng = np.random.default_rng(seed)
+    cluster, n = problem.cluster, problem.cluster.num_workers
+    node_of = cluster.node_of()
+    full = partition_cost((tuple(range(n)),), problem)
+    for _ in range(count):
+        if expired():
+            return
+        candidates = _random_groups(rng, cluster)
+        crossing = []
+        for group in candidates:
+            nodes = set(node_of[list(group)].tolist())
+            share = 2 * (len(group) - 1) / len(group) * problem.size
+            rate = {v: problem.hardware.nic_of(v).seconds_per_byte / problem.hardware.num_nics for v in nodes}
+            crossing.append({v: share * rate[v] for v in nodes} if len(nodes) > 1 else {})
+        wish = rng.random((n, n))
+        weights = tuple(int(100 * wish[np.ix_(g, g)].sum() / len(g)) for g in candidates)
+        model = new_model()
+        variables = PhaseVariables.of(model, candidates)
+        DisjointGroups(n).apply(model, variables)
+        NicCapacity(float(rng.uniform(0.2, 1.0)) * full, tuple(crossing)).apply(model, variables)
+        if problem.limits.max_group is not None:
+            GroupSizeAtMost(problem.limits.max_group).apply(model, variables)
+        PreferMeetings(weights).apply(model, variables)
+        outcome = solve(model, variables.chosen, time_limit=0.5, seed=seed, max_deterministic_time=0.3)
+        if outcome.values:
+            yield tuple(g for g, on in zip(candidates, outcome.values, strict=True) if on)
+
+
+def _random_groups(rng: np.random.Generator, cluster: Cluster) -> list[tuple[int, ...]]:
+    """Node-local subsets and random crossing groups, about 60 in all."""
+    n = cluster.num_workers
+    result = {tuple(sorted(cluster.workers_of(v))) for v in range(cluster.num_nodes)}
+    for _ in range(20):
+        node = cluster.workers_of(int(rng.integers(cluster.num_nodes)))
+        result.add(tuple(sorted(rng.permutation(node)[: int(rng.integers(1, len(node) + 1))].tolist())))
+    for _ in range(40):
+        nodes = rng.permutation(cluster.num_nodes)[: int(rng.integers(2, cluster.num_nodes + 1))]
+        members: list[int] = []
+        for v in nodes.tolist():
+            node = cluster.workers_of(v)
+            members += rng.permutation(node)[: int(rng.integers(1, len(node) + 1))].tolist()
+        result.add(tuple(sorted(members)))
+    return sorted(group for group in result if 2 <= len(group) <= n)
+
+
+def explicit_alphabet(
+    problem: Problem, pace: Sequence[int], *, seed: int, expired: Callable[[], bool], num_chosen: int = 40
+) -> Alphabet:
+    """Explicit phases for the problem with one pace per worker, pruned; complete (all partitions) up to 8 workers."""
+    cluster, n = problem.cluster, problem.cluster.num_workers
+    complete = n <= MAX_ALL_PARTITIONS
+    everyone = tuple(range(n))
+    listed: dict[tuple[tuple[int, ...], ...], None] = {((everyone,)): None}
+    source: Iterator[Groups] = partitions(everyone) if complete else patterns(cluster)
+    for groups in source:
+        listed[_canonical(groups)] = None
+    if not complete:
+        if len(listed) > MAX_PATTERNS:
+            keep = np.random.default_rng(seed).choice(len(listed), MAX_PATTERNS, replace=False)
+            names = list(listed)
+            listed = {names[i]: None for i in sorted({0, 1, 2, *keep.tolist()})}
+        for groups in chosen_phases(problem, seed=seed, count=num_chosen, expired=expired):
+            listed[_canonical(groups)] = None
+    limit = problem.limits.max_group
+    kept = [groups for groups in listed if limit is None or max(map(len, groups), default=0) <= limit]
+    paces = np.array(pace, dtype=np.int64)
+    node_of = cluster.node_of()
+    alphabet = Alphabet(
+        cluster,
+        explicit_space(n, paces, node_of, problem.push),
+        tuple(Phase.from_groups(n, groups) for groups in kept),
+        np.stack([partition_matrix(n, groups) for groups in kept]),
+        np.array([partition_cost(groups, problem) for groups in kept]),
+        np.array([any(len(set(node_of[list(g)].tolist())) > 1 for g in groups) for groups in kept]),
+        pace=tuple(int(p) for p in paces) if len(set(pace)) > 1 else int(paces[0]),
+        complete=complete,
+        described=f"all schedules of plain means on {n} workers" + ("" if len(set(pace)) == 1 else f" with paces {tuple(pace)}"),
+    )
+    return alphabet.prune()
+
+
+def _canonical(groups: Groups) -> Groups:
+    return tuple(sorted(tuple(sorted(group)) for group in groups if len(group) > 1))

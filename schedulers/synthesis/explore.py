@@ -1,0 +1,212 @@
+"""Explore one alphabet: compositions first, then annealing around them, until the time is up."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedulers.synthesis import scoring
+from schedulers.synthesis.archive import Archive
+from schedulers.synthesis.problem import Objective
+from schedulers.synthesis.renewal import compositions, segments_of, sketch_front
+from schedulers.synthesis.search import Target, Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from schedulers.synthesis.alphabet import Alphabet
+    from schedulers.synthesis.problem import Limits, Problem
+    from schedulers.synthesis.search import Letters
+
+    Floats = npt.NDArray[np.float64]
+    Ints = npt.NDArray[np.int64]
+
+SWEEPS = 24
+HOT, COLD = 0.15, 0.003
+SWEEP_WORK = 6_000_000
+"""Multiplications that one visited position may cost; it bounds how many letters are tried there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a progress callback gets: what is being done, seconds so far, and the best (value, seconds per step)."""
+
+    stage: str
+    seconds: float
+    value: float | None = None
+    cost: float | None = None
+
+
+def within_limits(alphabet: Alphabet, limits: Limits) -> Callable[[Letters], bool] | None:
+    """The test for the limits that concern the letters themselves; None if there are none."""
+    if limits.max_distinct_phases is None and limits.max_gap is None:
+        return None
+    silent = {i for i, phase in enumerate(alphabet.phases) if not len(phase)}
+
+    def allowed(letters: Letters) -> bool:
+        if limits.max_distinct_phases is not None and len(set(letters) - silent) > limits.max_distinct_phases:
+            return False
+        return limits.max_gap is None or longest_gap(alphabet, letters) <= limits.max_gap
+
+    return allowed
+
+
+def longest_gap(alphabet: Alphabet, letters: Letters) -> int:
+    """The most steps in a row, around the period, in which no group crosses nodes."""
+    crossing = [t for t, letter in enumerate(letters) if alphabet.crosses[letter]]
+    if not crossing:
+        return len(letters) * alphabet.space.instants + 1
+    gaps = np.diff([*crossing, crossing[0] + len(letters)])
+    return int(gaps.max()) * alphabet.space.instants - 1
+
+
+def silent_letters(alphabet: Alphabet) -> frozenset[int]:
+    """The letters without groups: they need no communicator."""
+    return frozenset(i for i, phase in enumerate(alphabet.phases) if not len(phase))
+
+
+def figure_of(alphabet: Alphabet, problem: Problem) -> Callable[[Ints], Floats] | None:
+    """The figure to anneal on instead of disagreement; None where it is disagreement or the pace is above 1."""
+    if problem.objective not in {Objective.DRIFT, Objective.WEIGHTED} or alphabet.space.instants > 1:
+        return None
+    stretches = alphabet.stretches()
+
+    def figure(table: Ints) -> Floats:
+        drift = scoring.drift(alphabet.space, alphabet.matrices[table])
+        if problem.objective is Objective.DRIFT:
+            return drift
+        period = scoring.chain(alphabet.space, [stretches[table[:, t]] for t in range(table.shape[1])])
+        value = scoring.disagreement(alphabet.space, period)
+        communication = alphabet.costs[table].mean(axis=1)
+        return np.asarray(communication + problem.disagreement_weight * value + problem.drift_weight * drift)
+
+    return figure
+
+
+def targets_of(problem: Problem, most: float) -> tuple[list[Target], list[Target]]:
+    """(what the problem asks for, budgets that sketch the whole front)."""
+    limits = problem.limits
+    asked = []
+    if limits.max_communication is not None:
+        asked.append(Target(budget=limits.max_communication))
+    if limits.max_disagreement is not None and problem.objective is not Objective.DRIFT:
+        asked.append(Target(value=limits.max_disagreement))
+    budgets = most / np.array([1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0])
+    return asked, [Target(budget=float(b)) for b in budgets]
+
+
+def explore(
+    alphabet: Alphabet,
+    problem: Problem,
+    *,
+    seconds: float,
+    seed: int,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[Archive]:
+    """Archives of good periods for the problem's budgets and the whole front. The time limit is kept.
+
+    One archive is by disagreement; a second by drift or weighted sum, where the objective is one of those.
+    """
+    start = time.monotonic()
+    most = float(alphabet.costs.max()) / alphabet.space.instants
+    asked, sketch = targets_of(problem, most)
+    budgets = tuple(t.budget for t in (*asked, *sketch) if t.budget is not None)
+    archive = Archive(most, budgets)
+    run = _Run(alphabet, problem, archive, np.random.default_rng(seed), start, start + seconds, progress)
+    run.compose(asked, seed)
+    figure = figure_of(alphabet, problem)
+    if figure is None:
+        run.anneal(asked, sketch, run.deadline)
+        return [archive]
+    run.anneal(asked, sketch, start + 0.4 * seconds)
+    second = _Run(alphabet, problem, Archive(most, budgets), run.rng, start, run.deadline, progress, figure)
+    for _, _, letters in archive.front():
+        second.walk().score(letters)
+    second.anneal([t for t in asked if t.budget is not None], sketch, run.deadline)
+    return [archive, second.archive]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    alphabet: Alphabet
+    problem: Problem
+    archive: Archive
+    rng: np.random.Generator
+    start: float
+    deadline: float
+    progress: Callable[[Progress], None] | None = None
+    figure: Callable[[Ints], Floats] | None = None
+
+    def walk(self) -> Walk:
+        limits, space = self.problem.limits, self.alphabet.space
+        work = 40 * space.fresh[0].shape[0] ** 3 * len(space.multiplicity)
+        return Walk(
+            alphabet=self.alphabet,
+            archive=self.archive,
+            rng=self.rng,
+            expired=lambda: time.monotonic() > self.deadline,
+            min_period=limits.min_period,
+            max_period=limits.max_period,
+            allowed=within_limits(self.alphabet, limits),
+            figure=self.figure,
+            width=int(np.clip(SWEEP_WORK // work, 12, 256)),
+        )
+
+    def compose(self, asked: list[Target], seed: int) -> None:
+        """Compositions: the whole front by dynamic programming, then what is asked for exactly, by CP-SAT."""
+        span = self.deadline - self.start
+        limits, space = self.problem.limits, self.alphabet.space
+        segments = segments_of(self.alphabet, limits.max_period, lambda: time.monotonic() > self.start + 0.15 * span)
+        walk = self.walk()
+        self._tell("composing", None)
+        for letters in sketch_front(segments, limits):
+            if time.monotonic() > self.start + 0.3 * span:
+                break
+            walk.score(letters)
+        for target in asked:
+            self._tell("composing", target)
+            for letters in compositions(
+                segments,
+                limits,
+                budget=None if target.budget is None else target.budget * space.instants,
+                value=None if target.value is None else target.value - space.floor,
+                deadline=self.start + 0.5 * span,
+                seed=seed,
+                free=silent_letters(self.alphabet),
+            ):
+                walk.score(letters)
+
+    def anneal(self, asked: list[Target], sketch: list[Target], until: float) -> None:
+        """Annealing runs, two of three on what is asked for, half of them from the archive."""
+        walk, turn = self.walk(), 0
+        limits = self.problem.limits
+        while time.monotonic() < min(until, self.deadline):
+            pool = asked if asked and turn % 3 < 2 else sketch
+            target = pool[turn // 3 % len(pool)] if pool is sketch else pool[turn % len(pool)]
+            known = self._best(target)
+            warm = known is not None and turn % 2 == 1
+            if warm and known is not None:
+                begin, hot = known[2], HOT / 5
+            else:
+                length = int(self.rng.integers(limits.min_period, limits.max_period + 1))
+                begin, hot = tuple(self.rng.integers(0, len(self.alphabet), length).tolist()), HOT
+            self._tell("annealing", target)
+            walk.anneal(begin, target, num_sweeps=SWEEPS, hot=hot, cold=COLD)
+            turn += 1
+
+    def _tell(self, stage: str, target: Target | None) -> None:
+        if self.progress is None:
+            return
+        best = None if target is None else self._best(target)
+        value, cost = (None, None) if best is None else best[:2]
+        self.progress(Progress(stage, time.monotonic() - self.start, value, cost))
+
+    def _best(self, target: Target) -> tuple[float, float, Letters] | None:
+        if target.budget is not None:
+            return self.archive.best_within(target.budget)
+        return self.archive.cheapest_below(target.value or 0.0)

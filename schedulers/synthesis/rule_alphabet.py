@@ -1,0 +1,169 @@
+"""The rule phases of a regular cluster: every way to put the local ranks into blocks with digit sets."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedulers.synthesis.alphabet import Alphabet
+from schedulers.synthesis.scoring import Space
+from topo.rule import Block
+from topo.timing import loads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from schedulers.synthesis.problem import Problem
+    from topo.rule import RulePhase
+
+    Floats = npt.NDArray[np.float64]
+
+MAX_ENUMERATED = 2500
+"""Up to this many phases all are listed; beyond, only those with aligned blocks are."""
+MAX_DIGITS = 4
+
+
+def prime_radices(num_nodes: int) -> tuple[int, ...]:
+    """The finest radices: prime factors, at most MAX_DIGITS of them (the smallest are merged)."""
+    factors: list[int] = []
+    rest, divisor = num_nodes, 2
+    while rest > 1:
+        if divisor * divisor > rest:
+            divisor = rest
+        while rest % divisor == 0:
+            factors.append(divisor)
+            rest //= divisor
+        divisor += 1
+    while len(factors) > MAX_DIGITS:
+        factors.sort()
+        factors = [factors[0] * factors[1], *factors[2:]]
+    return tuple(sorted(factors, reverse=True))
+
+
+def digit_sets(num_digits: int) -> list[tuple[int, ...]]:
+    """All subsets of the digits, the empty one first."""
+    return list(chain.from_iterable(combinations(range(num_digits), k) for k in range(num_digits + 1)))
+
+
+def count_phases(workers_per_node: int, num_digits: int) -> int:
+    """How many rule phases there are: Σ over partitions of the local ranks of (2^k)^blocks. O(G²)."""
+    labels = 2**num_digits
+    counts = [1]
+    for size in range(1, workers_per_node + 1):
+        # The block of the last local rank takes j of the others.
+        binomial, total = 1, 0
+        for j in range(size):
+            total += binomial * labels * counts[size - 1 - j]
+            binomial = binomial * (size - 1 - j) // (j + 1)
+        counts.append(total)
+    return counts[-1]
+
+
+def all_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase]:
+    """Every rule phase once; local ranks alone in their node skip."""
+    sets = digit_sets(num_digits)
+
+    def extend(rest: tuple[int, ...], blocks: tuple[Block, ...]) -> Iterator[RulePhase]:
+        if not rest:
+            yield tuple(block for block in blocks if len(block.local) > 1 or block.across)
+            return
+        first, others = rest[0], rest[1:]
+        for size in range(len(others) + 1):
+            for members in combinations(others, size):
+                left = tuple(rank for rank in others if rank not in members)
+                for across in sets:
+                    yield from extend(left, (*blocks, Block((first, *members), across)))
+
+    yield from extend(tuple(range(workers_per_node)), ())
+
+
+def aligned_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase]:
+    """Phases with at most one crossing block of consecutive local ranks, the rest together, in halves, or skipping."""
+    sets = digit_sets(num_digits)
+    spans = [
+        tuple(range(start, start + size))
+        for size in _divisors(workers_per_node)
+        for start in range(0, workers_per_node, size)
+    ]
+    seen: set[RulePhase] = set()
+    for size in _divisors(workers_per_node):
+        inside = [tuple(range(start, start + size)) for start in range(0, workers_per_node, size)]
+        seen.add(tuple(Block(part) for part in inside if size > 1))
+    for span in spans:
+        rest = tuple(rank for rank in range(workers_per_node) if rank not in span)
+        half = len(rest) // 2
+        for across in sets[1:]:
+            for parts in ((rest,), (rest[:half], rest[half:]), ()):
+                seen.add((Block(span, across), *(Block(part) for part in parts if len(part) > 1)))
+    yield from sorted(seen, key=lambda phase: (len(phase), str([str(block) for block in phase])))
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def rule_space(workers_per_node: int, radices: Sequence[int], *, push: str = "worker") -> Space:
+    """The classes of the digit group: class c is the set of digits on which a character is non-trivial."""
+    sets = digit_sets(len(radices))
+    num_workers = workers_per_node * prod(radices)
+    multiplicity = np.array([prod(radices[d] - 1 for d in c) for c in sets], dtype=np.float64)
+    eye = np.eye(workers_per_node)
+    centre = eye - 1.0 / workers_per_node
+    fresh = np.stack([centre if not c else eye for c in sets])
+    if push == "worker":
+        columns = fresh.copy()
+    else:
+        ones = np.zeros((workers_per_node, workers_per_node))
+        ones[:, 0] = 1.0
+        columns = np.stack([np.zeros_like(ones) if not c else ones for c in sets])
+    return Space(num_workers, multiplicity, fresh, columns)
+
+
+def phase_matrices(phase: RulePhase, workers_per_node: int, num_digits: int) -> Floats:
+    """The mixing matrix on every class, shape (2^k, G, G), with the mean projected out."""
+    sets = digit_sets(num_digits)
+    result = np.broadcast_to(np.eye(workers_per_node), (len(sets), workers_per_node, workers_per_node)).copy()
+    for block in phase:
+        index = np.ix_(block.local, block.local)
+        relax = float(block.relax)
+        for c, digits in enumerate(sets):
+            mean = 0.0 if set(digits) & set(block.across) else 1.0 / len(block.local)
+            result[c][index] = (1 - relax) * np.eye(len(block.local)) + relax * mean
+    result[0] -= 1.0 / workers_per_node
+    return result
+
+
+def rule_cost(phase: RulePhase, radices: Sequence[int], problem: Problem) -> float:
+    """Seconds of one phase."""
+    listed = loads.of_rule(
+        phase, radices, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value
+    )
+    return float(listed.seconds().max(initial=0.0))
+
+
+def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> Alphabet:
+    """All rule phases of the problem's cluster within its group limit, pruned; aligned ones if there are too many."""
+    size = problem.cluster.workers_per_node
+    assert size is not None, "rules need a regular cluster"
+    radices = radices if radices is not None else prime_radices(problem.cluster.num_nodes)
+    complete = count_phases(size, len(radices)) <= MAX_ENUMERATED
+    limit = problem.limits.max_group
+    phases = tuple(
+        phase
+        for phase in (all_phases if complete else aligned_phases)(size, len(radices))
+        if limit is None or all(len(b.local) * prod(radices[d] for d in b.across) <= limit for b in phase)
+    )
+    matrices = np.stack([phase_matrices(phase, size, len(radices)) for phase in phases])
+    costs = np.array([rule_cost(phase, radices, problem) for phase in phases])
+    crosses = np.array([any(block.across for block in phase) for phase in phases])
+    described = f"rules over node radices {list(radices)} with plain means"
+    space = rule_space(size, radices, push=problem.push)
+    alphabet = Alphabet(
+        problem.cluster, space, phases, matrices, costs, crosses, radices, complete=complete, described=described
+    )
+    return alphabet.prune()

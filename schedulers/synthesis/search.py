@@ -1,0 +1,184 @@
+"""Search over the order of phases: annealed Gibbs sweeps on one period, with moves that change its length.
+
+A sweep visits the positions of a period in order and draws a new phase for each from all (or a sample of) the alphabet,
+with probability falling in the objective; everything scored on the way is offered to the archive, so that one run at
+one budget also fills in its neighbourhood of the front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedulers.synthesis import scoring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from schedulers.synthesis.alphabet import Alphabet
+    from schedulers.synthesis.archive import Archive
+    from schedulers.synthesis.scoring import Stretch
+
+    Floats = npt.NDArray[np.float64]
+    Ints = npt.NDArray[np.int64]
+
+Letters = tuple[int, ...]
+OVER_BUDGET = 8.0
+"""Weight of the logarithm of cost over budget against the logarithm of disagreement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a run aims at: the least value within `budget`, or the least cost at a value of at most `value`."""
+
+    budget: float | None = None
+    value: float | None = None
+
+    def energy(self, costs: Floats, values: Floats) -> Floats:
+        """Lower is better; smooth enough to anneal."""
+        with np.errstate(divide="ignore"):
+            log_value, log_cost = np.log(values + 1e-3), np.log(costs + 1e-9)
+        if self.budget is not None:
+            return np.asarray(log_value + OVER_BUDGET * np.maximum(0.0, log_cost - np.log(self.budget + 1e-9)))
+        assert self.value is not None
+        return np.asarray(log_cost + OVER_BUDGET * np.maximum(0.0, log_value - np.log(self.value + 1e-3)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """Everything a run needs.
+
+    `allowed(letters)`, if given, refuses periods that break a limit other than the budget. `figure(table)`, if given,
+    replaces disagreement by another figure of whole periods, table (N, T) of letters → (N,); it is slower.
+    """
+
+    alphabet: Alphabet
+    archive: Archive
+    rng: np.random.Generator
+    expired: Callable[[], bool]
+    min_period: int
+    max_period: int
+    allowed: Callable[[Letters], bool] | None = None
+    figure: Callable[[Ints], Floats] | None = None
+    width: int = 128
+
+    def anneal(self, start: Letters, target: Target, *, num_sweeps: int, hot: float, cold: float) -> Letters:
+        """Run from `start`, cooling geometrically; returns where it ended. Stops when `expired()`."""
+        letters, stretches = start, self.alphabet.stretches()
+        for sweep in range(num_sweeps):
+            if self.expired():
+                break
+            temperature = hot * (cold / hot) ** (sweep / max(1, num_sweeps - 1))
+            letters = self._sweep(letters, stretches, target, temperature)
+            letters = self._reshape(letters, stretches, target, temperature)
+        return letters
+
+    def score(self, letters: Letters) -> tuple[float, float]:
+        """(value, cost) of one period, offered to the archive."""
+        table = np.array([letters])
+        values, costs = self._values(table, self.alphabet.stretches()), self._costs(table)
+        values = self._permit(values, lambda _: letters)
+        self.archive.offer(costs, values, lambda _: letters)
+        return float(values[0]), float(costs[0])
+
+    def _costs(self, table: Ints) -> Floats:
+        return np.asarray(self.alphabet.costs[table].mean(axis=1) / self.alphabet.space.instants)
+
+    def _values(self, table: Ints, stretches: Stretch) -> Floats:
+        """The figure of whole periods, table (N, T)."""
+        if self.figure is not None:
+            return self.figure(table)
+        space = self.alphabet.space
+        period = scoring.chain(space, [stretches[table[:, t]] for t in range(table.shape[1])])
+        return scoring.disagreement(space, period)
+
+    def _draw(self, energies: Floats, temperature: float) -> int:
+        finite = np.where(np.isfinite(energies), energies, 1e9)
+        weights = np.exp(-(finite - finite.min()) / temperature)
+        return int(self.rng.choice(len(weights), p=weights / weights.sum()))
+
+    def _sweep(self, letters: Letters, stretches: Stretch, target: Target, temperature: float) -> Letters:
+        """One visit to every position."""
+        space, length = self.alphabet.space, len(letters)
+        current = list(letters)
+        suffix = [scoring.nothing(space)]
+        for index in reversed(current[1:]):
+            suffix.append(scoring.compose(space, stretches[index], suffix[-1]))
+        suffix.reverse()
+        prefix = scoring.nothing(space)
+        total = float(self.alphabet.costs[current].sum())
+        for t in range(length):
+            if self.expired():
+                break
+            sample = self._letters(current[t])
+            if self.figure is None:
+                rest = scoring.compose(space, suffix[t], prefix)
+                values = scoring.disagreement(space, scoring.compose(space, rest, stretches[sample]))
+            else:
+                table = np.tile(np.array(current), (len(sample), 1))
+                table[:, t] = sample
+                values = self.figure(table)
+            other = total - float(self.alphabet.costs[current[t]])
+            costs = (other + self.alphabet.costs[sample]) / (length * space.instants)
+            made = _replacer(current, t, sample)
+            values = self._permit(values, made)
+            self.archive.offer(costs, values, made)
+            chosen = self._draw(target.energy(costs, values), temperature)
+            current[t] = int(sample[chosen])
+            total = other + float(self.alphabet.costs[current[t]])
+            prefix = scoring.compose(space, prefix, stretches[current[t]])
+        return tuple(current)
+
+    def _letters(self, current: int) -> npt.NDArray[np.int64]:
+        """The letters to try at one position: all, or a sample with the current one in it."""
+        count = len(self.alphabet)
+        if count <= self.width:
+            return np.arange(count)
+        return np.unique(np.append(self.rng.choice(count, self.width - 1, replace=False), current))
+
+    def _permit(self, values: Floats, made: Callable[[int], Letters]) -> Floats:
+        if self.allowed is None:
+            return values
+        return np.where([self.allowed(made(i)) for i in range(len(values))], values, np.inf)
+
+    def _reshape(self, letters: Letters, stretches: Stretch, target: Target, temperature: float) -> Letters:
+        """Swaps, moves, insertions, deletions and doublings: one is drawn as in a sweep."""
+        options = [letters]
+        for _ in range(24):
+            mutant = self._mutate(letters)
+            if self.min_period <= len(mutant) <= self.max_period:
+                options.append(mutant)
+        values, costs = np.empty(len(options)), np.empty(len(options))
+        for length in {len(option) for option in options}:
+            members = [i for i, option in enumerate(options) if len(option) == length]
+            table = np.array([options[i] for i in members])
+            values[members], costs[members] = self._values(table, stretches), self._costs(table)
+        values = self._permit(values, lambda i: options[i])
+        self.archive.offer(costs, values, lambda i: options[i])
+        return options[self._draw(target.energy(costs, values), temperature)]
+
+    def _mutate(self, letters: Letters) -> Letters:
+        kind, length = int(self.rng.integers(6)), len(letters)
+        i, j = sorted(int(k) for k in self.rng.integers(0, length, 2))
+        if kind == 0:
+            swapped = list(letters)
+            swapped[i], swapped[j] = swapped[j], swapped[i]
+            return tuple(swapped)
+        if kind == 1:
+            return letters[:i] + letters[i + 1 : j + 1] + (letters[i],) + letters[j + 1 :]
+        if kind == 2:
+            return (*letters[:i], int(self.rng.integers(len(self.alphabet))), *letters[i:])
+        if kind == 3:
+            return letters[:i] + letters[i + 1 :]
+        if kind == 4:
+            return letters[:i] + letters[i : j + 1][::-1] + letters[j + 1 :]
+        return letters + letters[i : j + 1]
+
+
+def _replacer(letters: Sequence[int], place: int, sample: npt.NDArray[np.int64]) -> Callable[[int], Letters]:
+    before, after = tuple(letters[:place]), tuple(letters[place + 1 :])
+    return lambda i: (*before, int(sample[i]), *after)

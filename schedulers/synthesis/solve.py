@@ -1,0 +1,104 @@
+"""One way to call CP-SAT: a time limit that is kept, a seed, four statuses, nothing printed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from schedulers.synthesis.problem import Status
+from topo.errors import MissingFeatureError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ortools.sat.python import cp_model
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A status, the values of the asked variables (empty without a solution), the objective and its proved bound."""
+
+    status: Status
+    values: tuple[int, ...] = ()
+    objective: float | None = None
+    bound: float | None = None
+
+
+def new_model() -> cp_model.CpModel:
+    """An empty model.
+
+    Raises:
+        MissingFeatureError: OR-Tools is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise MissingFeatureError("synthesis needs OR-Tools; install it with: pip install 'preduce[plan]'") from None
+    return cp_model.CpModel()
+
+
+def solve(
+    model: cp_model.CpModel,
+    variables: Sequence[cp_model.IntVar],
+    *,
+    time_limit: float,
+    seed: int = 0,
+    num_workers: int = 1,
+    max_deterministic_time: float | None = None,
+    progress: Callable[[float, float], None] | None = None,
+) -> Outcome:
+    """Solve. With one worker and a deterministic time the outcome depends on the seed alone.
+
+    An "infeasible" is only passed on after a second run with symmetry detection off agrees (symmetry code has returned
+    wrong answers before); without that confirmation the status is unknown. `progress` gets (objective, bound).
+    """
+    start = time.monotonic()
+    outcome = _run(model, variables, time_limit, seed, num_workers, max_deterministic_time, progress, symmetry=2)
+    if outcome.status is not Status.INFEASIBLE:
+        return outcome
+    left = max(0.05, time_limit - (time.monotonic() - start))
+    again = _run(model, variables, left, seed, num_workers, max_deterministic_time, None, symmetry=0)
+    return again if again.status in {Status.INFEASIBLE, Status.FEASIBLE, Status.OPTIMAL} else Outcome(Status.UNKNOWN)
+
+
+def _run(
+    model: cp_model.CpModel,
+    variables: Sequence[cp_model.IntVar],
+    time_limit: float,
+    seed: int,
+    num_workers: int,
+    max_deterministic_time: float | None,
+    progress: Callable[[float, float], None] | None,
+    *,
+    symmetry: int,
+) -> Outcome:
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(0.01, time_limit)
+    solver.parameters.random_seed = seed
+    solver.parameters.num_workers = num_workers
+    solver.parameters.symmetry_level = symmetry
+    solver.parameters.log_search_progress = False
+    if max_deterministic_time is not None:
+        solver.parameters.max_deterministic_time = max_deterministic_time
+
+    class Report(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            if progress is not None:
+                progress(self.objective_value, self.best_objective_bound)
+
+    status = solver.solve(model, Report())
+    if status == cp_model.MODEL_INVALID:
+        raise AssertionError(model.validate())
+    named = {
+        cp_model.OPTIMAL: Status.OPTIMAL,
+        cp_model.FEASIBLE: Status.FEASIBLE,
+        cp_model.INFEASIBLE: Status.INFEASIBLE,
+        cp_model.UNKNOWN: Status.UNKNOWN,
+    }[status]
+    if named in {Status.INFEASIBLE, Status.UNKNOWN}:
+        return Outcome(named)
+    values = tuple(int(solver.value(variable)) for variable in variables)
+    return Outcome(named, values, solver.objective_value, solver.best_objective_bound)

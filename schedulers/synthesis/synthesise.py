@@ -1,0 +1,251 @@
+"""Entry: from a problem to a Pareto front of schedules with proved bounds."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedulers.synthesis.ages import DualBound, dual_bound
+from schedulers.synthesis.alphabet import Alphabet
+from schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from schedulers.synthesis.explore import Progress, explore, within_limits
+from schedulers.synthesis.problem import Candidate, Front, Objective, Status
+from schedulers.synthesis.rule_alphabet import rule_alphabet
+from schedulers.synthesis.shape import crossing_bound, derived_paces, is_even
+from topo import figures
+from topo.errors import InputError
+from topo.timing.cost import communication
+from topo.timing.event_graph import cycle_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from schedulers.synthesis.archive import Archive
+    from schedulers.synthesis.problem import Problem
+    from schedulers.synthesis.search import Letters
+
+TOLERANCE = 5e-5
+"""A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
+BOUND_SHARE = 0.25
+MAX_REPORTED = 40
+
+
+def synthesise(
+    problem: Problem,
+    *,
+    time_limit: float,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Front:
+    """Search for the schedules of a cluster that trade communication against disagreement (or drift) best.
+
+    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's pace chosen from
+    `problem.paces` or derived from the slowdowns. The time limit is kept (the last evaluation may overrun it a little).
+
+    Args:
+        problem: cluster, objective and limits.
+        time_limit: seconds, > 0.
+        seed: the same seed tries the same candidates in the same order; how many depends on the machine's speed.
+        progress: called now and then; nothing is ever printed.
+
+    Returns:
+        The front. Its status is infeasible only with a named bound in `reason`, unknown where the time ran out first.
+
+    Raises:
+        InputError: a time limit that is not positive.
+        MissingFeatureError: OR-Tools is not installed.
+    """
+    if not time_limit > 0:
+        raise InputError(f"time_limit: is {time_limit}; give seconds > 0")
+    start = time.monotonic()
+    if reason := impossible(problem):
+        return _empty(problem, Status.INFEASIBLE, reason, start, seed)
+    alphabets = alphabets_of(problem, seed, lambda: time.monotonic() > start + 0.15 * time_limit)
+    found: list[Candidate] = []
+    proofs: list[str] = []
+    doubts: list[str] = []
+    for index, alphabet in enumerate(alphabets):
+        left = (start + time_limit - time.monotonic()) / (len(alphabets) - index)
+        bound = _bound(problem, alphabet, BOUND_SHARE * left)
+        if bound is not None:
+            proofs.append(f"{alphabet.described}, any period: noise of age up to {bound.depth} counted")
+            if shortfall := beyond(problem, bound):
+                doubts.append(f"{alphabet.described}: {shortfall}")
+        left = (start + time_limit - time.monotonic()) / (len(alphabets) - index)
+        archives = explore(alphabet, problem, seconds=max(0.05, 0.92 * left), seed=seed + index, progress=progress)
+        found += _candidates(problem, alphabet, archives, bound)
+    front = pareto(found)
+    best = preferred(problem, found)
+    seconds = time.monotonic() - start
+    proof = "; ".join(proofs)
+    if best is None and len(doubts) == len(alphabets):
+        return Front(
+            candidates=front, best=None, status=Status.INFEASIBLE, seconds=seconds, seed=seed, reason=doubts[0], proof=proof
+        )
+    if best is None:
+        return Front(
+            candidates=front,
+            best=None,
+            status=Status.UNKNOWN,
+            seconds=seconds,
+            seed=seed,
+            reason=_nearest(problem, found),
+            proof=proof,
+        )
+    status = best.status if problem.objective is Objective.DISAGREEMENT else Status.FEASIBLE
+    return Front(candidates=front, best=best, status=status, seconds=seconds, seed=seed, proof=proof)
+
+
+def impossible(problem: Problem) -> str | None:
+    """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
+    limits, least = problem.limits, crossing_bound(problem)
+    if limits.max_communication is not None and limits.max_communication < least:
+        return (
+            f"max_communication: {limits.max_communication:.6g} s per step; the nodes must meet at least once in "
+            f"{limits.max_period} phases, and one pair across nodes costs {least:.6g} s per step (crossing bound); "
+            f"allow that, or a longer period"
+        )
+    return None
+
+
+def beyond(problem: Problem, bound: DualBound) -> str | None:
+    """Why the two limits together are out of reach of one class of schedules, by the age bound."""
+    budget, value = problem.limits.max_communication, problem.limits.max_disagreement
+    if budget is None or value is None or value >= bound.at(budget):
+        return None
+    return (
+        f"max_disagreement: {value:.6g} within {budget:.6g} s per step is impossible (age bound); disagreement "
+        f"{bound.at(budget):.6g} or more is possible there, or {bound.budget_for(value):.6g} s or more for that value"
+    )
+
+
+def alphabets_of(problem: Problem, seed: int, expired: Callable[[], bool]) -> list[Alphabet]:
+    """Rules for even clusters, otherwise explicit phases, one alphabet per choice of paces."""
+    if is_even(problem.cluster) and problem.paces is None:
+        return [rule_alphabet(problem)]
+    return [
+        explicit_alphabet(problem, pace, seed=seed, expired=expired)
+        for pace in problem.paces or derived_paces(problem.cluster)
+    ]
+
+
+def _bound(problem: Problem, alphabet: Alphabet, seconds: float) -> DualBound | None:
+    until = time.monotonic() + seconds
+    budgets = [problem.limits.max_communication] if problem.limits.max_communication is not None else []
+    if seconds < 0.2:
+        return None
+    return dual_bound(alphabet, lambda: time.monotonic() > until, budgets=budgets)
+
+
+def _candidates(
+    problem: Problem, alphabet: Alphabet, archives: list[Archive], bound: DualBound | None
+) -> list[Candidate]:
+    """The archives' fronts with their figures recomputed by `topo`, which the search does not share code with."""
+    allowed = within_limits(alphabet, problem.limits)
+    result, seen = [], set()
+    for archive in archives:
+        front = archive.front()
+        stride = max(1, len(front) // MAX_REPORTED)
+        asked = [
+            archive.best_within(problem.limits.max_communication or np.inf),
+            archive.cheapest_below(problem.limits.max_disagreement or np.inf),
+        ]
+        for entry in (*asked, *front[::stride]):
+            if entry is None:
+                continue
+            letters = primitive(entry[2], problem.limits.min_period)
+            if letters in seen or (allowed is not None and not allowed(letters)):
+                continue
+            seen.add(letters)
+            result.append(candidate(problem, alphabet, letters, bound))
+    return result
+
+
+def candidate(problem: Problem, alphabet: Alphabet, letters: Letters, bound: DualBound | None) -> Candidate:
+    """One schedule with its figures from `topo` and the bound at its own communication."""
+    schedule = alphabet.schedule(letters, "synthesised")
+    cost = communication(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step
+    value = float(figures.disagreement(schedule))
+    drift = figures.drift(schedule, problem.push)
+    floor = bound.at(cost) if bound is not None else None
+    name = f"synthesised-{len(letters)}-phases-{1e3 * cost:.4g}ms"
+    return Candidate(
+        schedule=alphabet.schedule(letters, name),
+        name=name,
+        communication_seconds_per_step=cost,
+        disagreement=value,
+        drift=float(drift),
+        step_seconds=cycle_time(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step,
+        period=len(letters),
+        status=Status.OPTIMAL if floor is not None and value <= floor + TOLERANCE else Status.FEASIBLE,
+        bound=floor,
+        bound_class=alphabet.described if floor is not None else "",
+    )
+
+
+def primitive(letters: Letters, least: int = 1) -> Letters:
+    """The shortest period, of at least `least` phases, whose repetition is the given one."""
+    for length in range(least, len(letters)):
+        if len(letters) % length == 0 and letters == letters[:length] * (len(letters) // length):
+            return letters[:length]
+    return letters
+
+
+def pareto(found: list[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates that no other beats in communication, disagreement and drift at once, by rising communication."""
+
+    def key(c: Candidate) -> tuple[float, float, float]:
+        return c.communication_seconds_per_step, c.disagreement, c.drift
+
+    kept: list[Candidate] = []
+    for one in sorted(found, key=lambda c: (*key(c), c.period)):
+        if not any(all(a <= b * (1 + 1e-9) + 1e-12 for a, b in zip(key(k), key(one), strict=True)) for k in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def preferred(problem: Problem, found: list[Candidate]) -> Candidate | None:
+    """The candidate that the objective likes best within the limits."""
+    budget = problem.limits.max_communication if problem.limits.max_communication is not None else np.inf
+    value = problem.limits.max_disagreement if problem.limits.max_disagreement is not None else np.inf
+    fitting = [
+        c
+        for c in found
+        if c.communication_seconds_per_step <= budget * (1 + 1e-9) and c.disagreement <= value * (1 + 1e-9)
+    ]
+    measures: dict[Objective, Callable[[Candidate], float]] = {
+        Objective.DISAGREEMENT: lambda c: c.disagreement,
+        Objective.COMMUNICATION: lambda c: c.communication_seconds_per_step,
+        Objective.DRIFT: lambda c: c.drift,
+        Objective.WEIGHTED: lambda c: (
+            c.communication_seconds_per_step
+            + problem.disagreement_weight * c.disagreement
+            + problem.drift_weight * c.drift
+        ),
+    }
+    measure = measures[problem.objective]
+    return min(fitting, key=lambda c: (round(measure(c), 9), c.period), default=None)
+
+
+def _nearest(problem: Problem, found: list[Candidate]) -> str:
+    budget = problem.limits.max_communication
+    if not found:
+        return "no schedule that keeps all limits was found in the time; relax a limit or give more time"
+    least = min(found, key=lambda c: c.communication_seconds_per_step)
+    if budget is not None and least.communication_seconds_per_step > budget:
+        return (
+            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes "
+            f"{least.communication_seconds_per_step:.6g} s per step"
+        )
+    fitting = [c for c in found if budget is None or c.communication_seconds_per_step <= budget * (1 + 1e-9)]
+    best = min(fitting, key=lambda c: c.disagreement)
+    return (
+        f"no schedule with disagreement at most {problem.limits.max_disagreement:.6g} was found; "
+        f"the least found within the budget is {best.disagreement:.6g}"
+    )
+
+
+def _empty(problem: Problem, status: Status, reason: str, start: float, seed: int) -> Front:
+    return Front(candidates=(), best=None, status=status, seconds=time.monotonic() - start, seed=seed, reason=reason)
