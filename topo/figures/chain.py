@@ -139,8 +139,8 @@ class Chain:
         """A chain whose norm off the mean is the period's contraction: on group means where all phases are plain."""
         if any(not isinstance(step, Phase) or step.relax is not None for step in steps):
             return cls.of_workers(steps)
-        partitions = [_Partition.of(step) for step in steps if isinstance(step, Phase)]
-        factors = tuple(_transfer(a, b) for a, b in pairwise(partitions))
+        partitions = [Partition.of(step) for step in steps if isinstance(step, Phase)]
+        factors = tuple(transfer(a, b) for a, b in pairwise(partitions))
         n = steps[0].num_workers
         return cls(factors, np.sqrt(partitions[0].sizes / n), np.sqrt(partitions[-1].sizes / n))
 
@@ -162,7 +162,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Partition:
+class Partition:
     """A phase as a full partition: groups first, then the workers that skip, one by one."""
 
     labels: npt.NDArray[np.int32]
@@ -171,7 +171,8 @@ class _Partition:
     sizes: Vector
 
     @classmethod
-    def of(cls, phase: Phase) -> _Partition:
+    def of(cls, phase: Phase) -> Partition:
+        """Prepare a phase whose groups are disjoint. O(n)."""
         labels = phase.labels()
         idle = np.flatnonzero(labels < 0).astype(np.int32)
         labels[idle] = len(phase) + np.arange(len(idle), dtype=np.int32)
@@ -180,7 +181,8 @@ class _Partition:
         return cls(labels, np.concatenate([phase.members, idle]), offsets, np.diff(offsets).astype(np.float64))
 
 
-def _transfer(first: _Partition, second: _Partition) -> Transfer:
+def transfer(first: Partition, second: Partition) -> Transfer:
+    """S_second S_firstᵀ, on the means of partition `first`. O(n)."""
     from scipy.sparse import csr_array
 
     ones = np.ones(len(first.labels))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from topo.figures.base import Figure, Kind, absent
 from topo.figures.chain import Chain
+from topo.figures.group_sampling import GroupMotion, group_disagreement, group_drift
 from topo.figures.lanczos import lanczos_norm
 from topo.figures.rate import ZERO
 from topo.figures.sampling import Motion, Sampled, sampled_disagreement, sampled_drift, sampled_radius
@@ -14,7 +17,10 @@ from topo.mixing import has_negative_entries, is_doubly_stochastic, steps_of
 from topo.phase import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from topo.figures.limits import Limits
+    from topo.mixing import Step
     from topo.schedule import Schedule
 
 
@@ -24,6 +30,8 @@ def large_contraction(schedule: Schedule, limit: Limits) -> Figure:
     distinct = set(steps)
     if not all(is_doubly_stochastic(step) for step in distinct):
         return absent("not defined: a round is not doubly stochastic, so it moves the mean")
+    if (parts := num_parts(steps)) > 1:
+        return Figure(1.0, Kind.EXACT, f"the groups of a period leave the workers in {parts} separate parts")
     found = lanczos_norm(Chain.of_norm(steps), seed=limit.seed, max_steps=limit.lanczos_steps)
     upper = found.upper
     plain = all(_keeps_norm(step) if isinstance(step, Phase) else not has_negative_entries(step) for step in distinct)
@@ -58,14 +66,56 @@ def large_radius(schedule: Schedule, limit: Limits, contraction: Figure) -> Figu
 
 def large_disagreement(schedule: Schedule, limit: Limits) -> Figure:
     """Hutchinson's estimate with its standard error."""
-    found = sampled_disagreement(Motion.of(schedule), probes=limit.probes, seed=limit.seed, seconds=limit.seconds)
+    if (parts := num_parts(steps_of(schedule))) > 1:
+        return _never(parts)
+    probes, quick = _probes(schedule, limit), GroupMotion.of(schedule)
+    if quick:
+        found = group_disagreement(quick, probes=probes, seed=limit.seed, seconds=limit.seconds)
+    else:
+        found = sampled_disagreement(Motion.of(schedule), probes=probes, seed=limit.seed, seconds=limit.seconds)
     return _figure(found, "Hutchinson's estimate")
 
 
 def large_drift(schedule: Schedule, limit: Limits, push: Literal["worker", "node"]) -> Figure:
     """The mean over random pushes with its standard error."""
-    found = sampled_drift(Motion.of(schedule), push, probes=limit.probes, seed=limit.seed, seconds=limit.seconds)
+    if (parts := num_parts(steps_of(schedule))) > 1:
+        return _never(parts)
+    probes, quick = _probes(schedule, limit), GroupMotion.of(schedule)
+    if quick:
+        found = group_drift(quick, push, probes=probes, seed=limit.seed, seconds=limit.seconds)
+    else:
+        found = sampled_drift(Motion.of(schedule), push, probes=probes, seed=limit.seed, seconds=limit.seconds)
     return _figure(found, "mean over random pushes")
+
+
+def num_parts(steps: Sequence[Step]) -> int:
+    """Into how many parts the workers fall that no group or edge of a period connects. O(T n)."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    n = steps[0].num_workers
+    sources, targets = [], []
+    for step in set(steps):
+        if isinstance(step, Phase):
+            acts = step.relax_factors() != 0
+            sources.append(step.members[np.repeat(acts, step.sizes)])
+            targets.append(np.repeat(step.members[step.offsets[:-1]][acts], step.sizes[acts]))
+        else:
+            acts = step.edge_weights() != 0
+            sources.append(step.sources[acts])
+            targets.append(step.targets[acts])
+    rows, columns = np.concatenate(sources), np.concatenate(targets)
+    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(n, n))
+    return int(connected_components(graph, directed=False)[0])
+
+
+def _never(parts: int) -> Figure:
+    return Figure(math.inf, Kind.EXACT, f"infinite: the groups of a period leave the workers in {parts} separate parts")
+
+
+def _probes(schedule: Schedule, limit: Limits) -> int:
+    """More probes where each is cheap and says little: about 2 million entries in all."""
+    return max(limit.probes, min(64, 2**21 // schedule.num_workers))
 
 
 def _figure(found: Sampled, method: str) -> Figure:

@@ -21,13 +21,14 @@ class Limits:
     """Sizes and times at which methods change.
 
     Up to `dense_workers` unstructured schedules are solved directly; above, contraction takes at most `lanczos_steps`
-    steps and each sampled figure at most `probes` probes and `seconds` seconds (a probe under way is cut off then).
+    steps and each sampled figure at least `probes` probes if they
+    fit into `seconds` seconds, where a probe under way is cut off.
     """
 
     dense_workers: int = 512
     dense_entries: int = 2**27
-    lanczos_steps: int = 60
-    probes: int = 3
+    lanczos_steps: int = 50
+    probes: int = 2
     seconds: float = 3.0
     seed: int = 0
 

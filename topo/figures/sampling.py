@@ -17,6 +17,8 @@ from topo.mixing import averaging_strategy, steps_of
 from topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from topo.schedule import Schedule
@@ -96,12 +98,14 @@ def sampled_disagreement(motion: Motion, *, probes: int, seed: int, seconds: flo
         total = 0.0
         for start in range(period):
             probe = motion.deviation(start) * generator.choice((-1.0, 1.0), size=n)
-            part, done = _follow(motion, probe - probe.mean(), start, deadline)
-            total, finished = total + part, finished and done
+            probe -= probe.mean()
+            part, done = follow(motion.average, period, probe, start, deadline)
+            own = float(probe @ probe) if motion.overlap else 0.0
+            total, finished = total + own + part, finished and done
         values.append(constant + total / (period * n))
         if time.monotonic() > deadline:
             break
-    return _summary(values, finished=finished)
+    return summary(values, finished=finished)
 
 
 def _inner_sum(paces: npt.NDArray[np.int64]) -> float:
@@ -110,22 +114,22 @@ def _inner_sum(paces: npt.NDArray[np.int64]) -> float:
     return float(progress.partial @ counts)
 
 
-def _follow(motion: Motion, probe: Vector, start: int, deadline: float) -> tuple[float, bool]:
-    """Σ_k ‖probe after k rounds‖², and whether the rest is negligible by the decay of the last period."""
-    total = float(probe @ probe) if motion.overlap else 0.0
-    squares: list[float] = [float(probe @ probe)]
+def follow(
+    onward: Callable[[int, Vector], Vector], period: int, probe: Vector, start: int, deadline: float
+) -> tuple[float, bool]:
+    """Σ_k ‖probe after k rounds‖² for k ≥ 1, and whether the rest is negligible by the decay of the last period."""
+    total, squares = 0.0, [float(probe @ probe)]
     for t in count(start):
-        probe = motion.average(t, probe)
+        probe = onward(t, probe)
         squares.append(float(probe @ probe))
         total += squares[-1]
-        if len(squares) > motion.period:
-            before = squares[-1 - motion.period]
-            if squares[-1] <= 1e-30 * squares[0]:
-                return total, True
-            decay = squares[-1] / before
-            last = sum(squares[-motion.period :])
-            if decay < 1 and last * decay / (1 - decay) <= REMAINDER * total:
-                return total + last * decay / (1 - decay), True
+        if squares[-1] <= 1e-30 * squares[0]:
+            return total, True
+        if len(squares) > period:
+            decay = squares[-1] / squares[-1 - period]
+            rest = sum(squares[-period:]) * decay / (1 - decay) if decay < 1 else math.inf
+            if rest <= REMAINDER * (squares[0] + total):
+                return total + rest, True
         if time.monotonic() > deadline:
             return total, False
     raise AssertionError("count() never ends")
@@ -150,7 +154,7 @@ def sampled_drift(
         finished = finished and done
         if time.monotonic() > deadline:
             break
-    return _summary(values, finished=finished)
+    return summary(values, finished=finished)
 
 
 def _settle(motion: Motion, signs: Vector, deadline: float) -> tuple[float, bool]:
@@ -161,12 +165,17 @@ def _settle(motion: Motion, signs: Vector, deadline: float) -> tuple[float, bool
         old = state
         square, state = _one_period(motion, state, signs)
         change = float(np.linalg.norm(state - old))
-        decay = change / before if math.isfinite(before) else 1.0
-        if change == 0 or (decay < 1 and change * decay / (1 - decay) <= REMAINDER * float(np.linalg.norm(state))):
+        if is_settled(change, before, float(np.linalg.norm(state))):
             return _one_period(motion, state, signs)[0], True
         before = change
         if time.monotonic() > deadline:
             return square, False
+
+
+def is_settled(change: float, before: float, size: float) -> bool:
+    """Whether a sequence of states has all but reached its limit, by the last two changes."""
+    decay = change / before if before else 0.0
+    return change == 0 or (decay < 1 and math.isfinite(before) and change * decay / (1 - decay) <= REMAINDER * size)
 
 
 def _one_period(motion: Motion, state: Vector, signs: Vector) -> tuple[float, Vector]:
@@ -198,7 +207,8 @@ def sampled_radius(motion: Motion, *, seed: int, periods: int = 24) -> float:
     return math.exp(sum(math.log(length) for length in late) / len(late))
 
 
-def _summary(values: list[float], *, finished: bool) -> Sampled:
+def summary(values: list[float], *, finished: bool) -> Sampled:
+    """Mean and standard error of one value per probe."""
     mean = math.fsum(values) / len(values)
     spread = math.inf
     if len(values) > 1:

@@ -1,0 +1,123 @@
+"""Mixing matrices in all their forms say the same, and rows and columns sum to 1."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topo.cluster import Cluster
+from topo.errors import InputError, ScheduleError
+from topo.mixing import (
+    exact_mixing_matrix,
+    exact_period_product,
+    has_negative_entries,
+    is_doubly_stochastic,
+    mixing_matrix,
+    mixing_sparse,
+    period_operator,
+    period_product,
+    steps_of,
+)
+from topo.phase import Group, Phase
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Neighbor, Round, Static
+
+FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
+FEW = settings(max_examples=80, deadline=None, derandomize=True)
+
+
+@st.composite
+def phases(draw: st.DrawFn, n: int | None = None) -> Phase:
+    count = n or draw(st.integers(2, 10))
+    labels = draw(st.lists(st.integers(-1, 3), min_size=count, max_size=count))
+    return Phase.from_labels(labels, {k: draw(st.sampled_from(FACTORS)) for k in range(4)})
+
+
+@st.composite
+def rounds(draw: st.DrawFn, n: int | None = None) -> Round:
+    count = n or draw(st.integers(2, 8))
+    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=12))
+    return Round.from_edges(count, [(i, j, Fraction(draw(st.integers(-2, 5)), 6)) for i, j in chosen])
+
+
+@FEW
+@given(st.one_of(phases(), rounds()))
+def test_dense_sparse_and_exact_agree(step: Phase | Round) -> None:
+    exact = exact_mixing_matrix(step)
+    floats = np.array([[float(value) for value in row] for row in exact])
+    assert mixing_matrix(step) == pytest.approx(floats, abs=1e-14)
+    assert mixing_sparse(step).toarray() == pytest.approx(floats, abs=1e-14)
+    assert all(sum(row) == 1 for row in exact)
+    assert is_doubly_stochastic(step) == all(sum(column) == 1 for column in zip(*exact, strict=True))
+    assert has_negative_entries(step) == any(value < 0 for row in exact for value in row)
+
+
+@FEW
+@given(phases())
+def test_phases_are_symmetric_doubly_stochastic_and_equal_apply(phase: Phase) -> None:
+    matrix = mixing_matrix(phase)
+    assert is_doubly_stochastic(phase)
+    assert matrix == pytest.approx(matrix.T, abs=1e-15)
+    x = np.linspace(-1, 3, phase.num_workers)
+    assert matrix @ x == pytest.approx(phase.apply(x), abs=1e-13)
+
+
+@FEW
+@given(st.data())
+def test_period_product_and_operator_agree(data: st.DataObject) -> None:
+    n = data.draw(st.integers(2, 7))
+    if data.draw(st.booleans()):
+        strategy: Static | Neighbor = Static(phases=tuple(data.draw(phases(n)) for _ in range(3)))
+    else:
+        strategy = Neighbor(rounds=tuple(data.draw(rounds(n)) for _ in range(3)))
+    schedule = Schedule("s", Cluster.regular(n, 1), strategy)
+    for start in range(3):
+        expected = np.eye(n)
+        for t in range(3):
+            expected = mixing_matrix(steps_of(schedule)[(start + t) % 3]) @ expected
+        assert period_product(schedule, start) == pytest.approx(expected, abs=1e-12)
+        exact = [[float(v) for v in row] for row in exact_period_product(schedule, start)]
+        assert np.array(exact) == pytest.approx(expected, abs=1e-12)
+        operator = period_operator(schedule, start)
+        x = np.cos(np.arange(n))
+        assert operator @ x == pytest.approx(expected @ x, abs=1e-12)
+        assert operator.rmatvec(x) == pytest.approx(expected.T @ x, abs=1e-12)
+    off_mean = period_operator(schedule, minus_mean=True)
+    assert off_mean @ np.ones(n) == pytest.approx(np.zeros(n), abs=1e-12)
+
+
+def test_negative_entries_begin_above_k_over_k_minus_1() -> None:
+    for relax, negative in ((Fraction(3, 2), False), (Fraction(3, 2) + Fraction(1, 100), True)):
+        phase = Phase.from_groups(4, [Group((0, 1, 2), relax)])
+        assert has_negative_entries(phase) is negative
+
+
+def test_operator_takes_a_million_workers() -> None:
+    n = 10**6
+    ranks = np.arange(n, dtype=np.int32)
+    phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
+    schedule = Schedule("big", Cluster.regular(n // 4, 4), Static(phases=(phase,)))
+    x = np.arange(n, dtype=float)
+    assert (period_operator(schedule) @ x)[:4] == pytest.approx([1.5] * 4)
+
+
+def test_allreduce_mixes_everything() -> None:
+    schedule = Schedule("a", Cluster.parse("3,2"), AllReduce())
+    assert period_product(schedule) == pytest.approx(np.full((5, 5), 0.2))
+
+
+def test_overlapping_groups_and_sizes_are_refused() -> None:
+    phase = Phase.from_groups(4, [(0, 1), (1, 2)])
+    for function in (mixing_matrix, mixing_sparse, exact_mixing_matrix, is_doubly_stochastic):
+        with pytest.raises(ScheduleError, match="worker 1"):
+            function(phase)
+    big = Phase.from_groups(30_000, [(0, 1)])
+    with pytest.raises(InputError, match="mixing_sparse"):
+        mixing_matrix(big)
+    with pytest.raises(InputError, match="exact_class_matrices"):
+        exact_mixing_matrix(big)

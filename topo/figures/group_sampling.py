@@ -1,0 +1,145 @@
+"""Sampling on group means: the fast variant for schedules of plain means at one pace, 4–5 times cheaper per round.
+
+After an averaging the state is constant within groups, so that K numbers hold it instead of n (see `chain`). Noise that
+has just been averaged has the exactly known size pace·(K − 1); only what survives further rounds is sampled.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from topo.figures.chain import Partition, Transfer, transfer
+from topo.figures.sampling import Sampled, follow, is_settled, summary
+from topo.mixing import averaging_strategy, steps_of
+from topo.phase import Phase
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.schedule import Schedule
+
+    Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupMotion:
+    """A schedule of plain means at one pace, ready to be run on group means.
+
+    `transfers[t]` leads from the means after round t to those after round t+1; `units[t]` is the mean's direction.
+    """
+
+    num_workers: int
+    pace: int
+    overlap: bool
+    partitions: tuple[Partition, ...]
+    transfers: tuple[Transfer, ...]
+    units: tuple[Vector, ...]
+    node_of: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> GroupMotion | None:
+        """Prepare a schedule, None if some phase is relaxed or weighted or the paces differ. O(T n)."""
+        steps, strategy, paces = steps_of(schedule), averaging_strategy(schedule), schedule.paces()
+        phases = [step for step in steps if isinstance(step, Phase) and step.relax is None]
+        if len(phases) < len(steps) or (paces != paces[0]).any():
+            return None
+        n = schedule.num_workers
+        partitions = tuple(Partition.of(phase) for phase in phases)
+        following = (*partitions[1:], partitions[0])
+        return cls(
+            n,
+            int(paces[0]),
+            strategy.overlap,
+            partitions,
+            tuple(transfer(a, b) for a, b in zip(partitions, following, strict=True)),
+            tuple(np.sqrt(partition.sizes / n) for partition in partitions),
+            schedule.cluster.node_of(),
+        )
+
+    @property
+    def period(self) -> int:
+        """T, the number of rounds in a period."""
+        return len(self.transfers)
+
+    def onward(self, t: int, y: Vector) -> Vector:
+        """From the means after round t to those after round t+1, off the mean."""
+        y = self.transfers[t % self.period].forward(y)
+        unit = self.units[(t + 1) % self.period]
+        result: Vector = y - unit * float(unit @ y)
+        return result
+
+
+def group_disagreement(motion: GroupMotion, *, probes: int, seed: int, seconds: float) -> Sampled:
+    """As `sampled_disagreement`. O(probes · T · rounds · n), vectors of K entries."""
+    n, pace, period = motion.num_workers, motion.pace, motion.period
+    known = sum(pace * (len(partition.sizes) - 1) for partition in motion.partitions) / (period * n)
+    known += (1 - 1 / n) * ((pace - 1) / 2 + (pace if motion.overlap else 0))
+    generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
+    values, finished = [], True
+    for _ in range(probes):
+        total = 0.0
+        for start in range(period):
+            unit = motion.units[start]
+            probe = math.sqrt(pace) * generator.choice((-1.0, 1.0), size=len(unit))
+            probe -= unit * float(unit @ probe)
+            part, done = follow(motion.onward, period, probe, start, deadline)
+            total, finished = total + part, finished and done
+        values.append(known + total / (period * n))
+        if time.monotonic() > deadline:
+            break
+    return summary(values, finished=finished)
+
+
+def group_drift(
+    motion: GroupMotion, push: Literal["worker", "node"], *, probes: int, seed: int, seconds: float
+) -> Sampled:
+    """As `sampled_drift`. O(probes · rounds · n), vectors of K entries."""
+    generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
+    values, finished = [], True
+    for _ in range(probes):
+        if push == "worker":
+            signs = generator.choice((-1.0, 1.0), size=motion.num_workers)
+        else:
+            signs = generator.choice((-1.0, 1.0), size=int(motion.node_of.max()) + 1)[motion.node_of]
+        signs -= signs.mean()
+        value, done = _settle(motion, signs, deadline)
+        values.append(value)
+        finished = finished and done
+        if time.monotonic() > deadline:
+            break
+    return summary(values, finished=finished)
+
+
+def _settle(motion: GroupMotion, signs: Vector, deadline: float) -> tuple[float, bool]:
+    """The mean square of the periodic state under a constant push, and whether it was reached.
+
+    With y the group means after an averaging and w those of the push b, all instants of a round have the state y + c·b
+    for c = 0 … pace−1; with overlap, where the round before has already pushed, for c = pace … 2·pace−1.
+    """
+    pushes = [
+        np.add.reduceat(signs[partition.order], partition.offsets[:-1]) / np.sqrt(partition.sizes)
+        for partition in motion.partitions
+    ]
+    first = motion.pace if motion.overlap else 0
+    factors = np.arange(first, first + motion.pace, dtype=np.float64)
+    once, square = float(factors.sum()), float((factors**2).sum()) * float(signs @ signs)
+    state, before = np.zeros_like(pushes[-1]), math.inf
+    settled = False
+    while True:
+        old, total = state, 0.0
+        for t in range(motion.period):
+            state = motion.onward(t - 1, state) + motion.pace * pushes[t]
+            total += motion.pace * float(state @ state) + 2 * once * float(state @ pushes[t]) + square
+        value = total / (motion.period * motion.pace * motion.num_workers)
+        if settled:
+            return value, True
+        change = float(np.linalg.norm(state - old))
+        settled = is_settled(change, before, float(np.linalg.norm(state)))
+        before = change
+        if time.monotonic() > deadline and not settled:
+            return value, False
