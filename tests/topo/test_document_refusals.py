@@ -140,6 +140,7 @@ BROKEN = [
     (changed(RULE, ["strategy", "phasen"], []), "strategy", 'unknown key "phasen"; did you mean "phases"?'),
     (changed(RULE, ["strategy", "phases"]), "strategy", 'the key "phases" is missing'),
     (changed(RULE, ["strategy", "phases"], []), "strategy.phases", "at least 1 phase"),
+    (changed(RULE, ["strategy", "phases"], [[]] * (2**18 + 1)), "strategy.phases", "too long; its length is at most"),
     (changed(RULE, ["strategy", "phases"], {}), "strategy.phases", "must be a list"),
     (changed(RULE, P0, {}), "strategy.phases[0]", "must be a list"),
     (changed(RULE, [*P0, 1], 3), "strategy.phases[0][1]", "must be an object"),
@@ -246,6 +247,19 @@ BROKEN = [
 def test_broken_document(data, place, words):
     error = refused(data)
     assert error.place == place
+    assert words in error.problem
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [(b"NaN", "a value is NaN"), (b"1e999", "overflows"), (b'{"a":1,"a":1}', 'has the key "a" twice')],
+)
+def test_a_thousand_faults_are_named_and_more_are_counted(item, words):
+    error = refused(b"[" + item + b"," + b"1," * 10 + b",".join([item] * 999) + b"]")
+    assert error.place == "[0]"
+    error = refused(b"[" + b",".join([item] * 10**5) + b"]")
+    assert error.place == "document"
+    assert "more than 1000 faults" in error.problem
     assert words in error.problem
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 32
+MAX_FAULTS = 1000
 MAX_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly; larger ones are written as strings."""
 
@@ -117,6 +118,9 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
     try:
         with collector_paused(len(data)):
             value = decoder.decode(text)
+    except _TooManyFaultsError:
+        first = faults[0].problem
+        raise DocumentError("document", f"has more than {MAX_FAULTS} faults; a value {first}", source) from None
     except json.JSONDecodeError as error:
         place = f"{error.lineno}:{error.colno}"
         what = "ends too early" if error.pos >= len(text.rstrip()) else f"is not JSON: {_lower(error.msg)}"
@@ -192,6 +196,10 @@ class _Fault:
         self.problem = problem
 
 
+class _TooManyFaultsError(Exception):
+    """Nobody mends so many by hand: reading on would only cost time."""
+
+
 class _Hooks:
     """The decoder's callbacks. They record faults instead of raising: the decoder does not know the path."""
 
@@ -199,6 +207,8 @@ class _Hooks:
         self.faults = faults
 
     def _fault(self, problem: str) -> _Fault:
+        if len(self.faults) == MAX_FAULTS:
+            raise _TooManyFaultsError
         self.faults.append(_Fault(problem))
         return self.faults[-1]
 

@@ -11,7 +11,7 @@ from topo.document.groups import is_clean, phase_of
 from topo.document.kinds.base import Kind, dump_common, pace_value
 from topo.document.model import Count, Exact, Index, Listed, Model, PaceField, Rounds, validate
 from topo.document.place import child
-from topo.errors import DocumentError
+from topo.errors import DocumentError, ScheduleError
 from topo.phase import ONE
 from topo.rule import Block
 from topo.strategies.base import Averaging
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from topo.cluster import Cluster
     from topo.phase import Phase
     from topo.rule import RulePhase
+
+
+MAX_PERIOD = 2**18
+"""The most phases of a period: longer lists would take minutes to check, and a run could never create their groups."""
 
 
 class BlockModel(Model):
@@ -58,13 +62,15 @@ class StaticRuleModel(_StaticModel):
 
     # A cluster has fewer than 2**31 nodes and every radix is at least 2, so there are at most 31 digits.
     node_radices: Annotated[Listed[Annotated[Count, Field(ge=2)]], Field(max_length=31)]
-    phases: Annotated[Listed[Listed[BlockModel]], Field(min_length=1)]
+    phases: Annotated[Listed[Listed[BlockModel]], Field(min_length=1, max_length=MAX_PERIOD)]
 
 
 class StaticGroupsModel(_StaticModel):
     """Phases as explicit groups."""
 
-    phases: Annotated[Listed[Annotated[Listed[GroupModel], WrapValidator(_quickly)]], Field(min_length=1)]
+    phases: Annotated[
+        Listed[Annotated[Listed[GroupModel], WrapValidator(_quickly)]], Field(min_length=1, max_length=MAX_PERIOD)
+    ]
 
 
 def _load(raw: dict[str, Any], cluster: Cluster, place: str) -> Static:
@@ -106,6 +112,8 @@ def _refuse_blocks_without_radices(raw: dict[str, Any], place: str) -> None:
 
 def _dump(strategy: Static) -> dict[str, Any]:
     result = dump_common(strategy)
+    if len(strategy.phases) > MAX_PERIOD:
+        raise ScheduleError(f"phases: has {len(strategy.phases)} entries; a document holds at most {MAX_PERIOD}")
     if strategy.prologue:
         result["prologue"] = strategy.prologue
     if strategy.node_radices is None:
