@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""
 SPARE_DESCRIPTORS = 64
+DESTROY_SECONDS = 0.2
 
 
 class Communicator:
@@ -67,9 +69,10 @@ class Communicator:
             raise UnavailableError(f"group {Group(self.members)}: was destroyed after an earlier failure")
         return self._backend
 
-    def close(self) -> None:
-        """Let go of the backend: the sockets close and the peers' operations fail at once."""
-        self._backend = None
+    def close(self) -> list[object]:
+        """Let go of the backend and return it; when the last reference goes, its sockets close."""
+        backend, self._backend = self._backend, None
+        return [backend]
 
 
 class World(Protocol):
@@ -131,11 +134,19 @@ class _Groups:
         return self._instances
 
     def abandon(self) -> None:
-        """Destroy all groups at once."""
+        """Destroy all groups at once.
+
+        A group without a running operation closes its sockets immediately, so that its other members learn in
+        milliseconds; one with a running operation only when that ends, so it is left to a thread.
+        """
         self._abandoned = True
-        for communicator in self._groups.values():
-            communicator.close()
+        backends = [communicator.close() for communicator in self._groups.values()]
         self._groups.clear()
+        if backends:
+            ending = threading.Thread(target=_drop, args=(backends,), name="preduce-destroy-groups", daemon=True)
+            del backends
+            ending.start()
+            ending.join(DESTROY_SECONDS)
 
     def _keep(self, members: tuple[int, ...], backend: object, device: str) -> Communicator:
         """Put a new group into the table after one tagged warm-up operation."""
@@ -263,6 +274,12 @@ class NcclWorld(_Groups):
         abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
         if abort is not None and dist.is_initialized():
             abort()
+
+
+def _drop(backends: list[list[object]]) -> None:
+    """Release the backends one by one; a destructor waits for its running operation, without the GIL."""
+    while backends:
+        backends.pop().clear()
 
 
 def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ def facts_of(
     return facts, {"model": layout}
 
 
+@cache
 def preduce_version() -> str:
     """The installed version, `unknown` when the source tree runs without being installed."""
     from importlib.metadata import PackageNotFoundError, version

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from runtime.torch_api import Store
 
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 VOTE_SECONDS = 3.0
 
 
@@ -88,9 +88,7 @@ def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, 
         named = ", ".join(f"rank {rank} has {values[rank]}" for rank in odd[:8])
         more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
         usual_rank = next(rank for rank, value in values.items() if value == usual)
-        shown = ",".join(str(rank) for rank, value in values.items() if value == usual)[:60]
-        others = f"rank {shown} has" if counts[usual] == 1 else f"ranks {shown} have"
-        return field, odd[0], usual_rank, f"handshake: {field} differs: {named}{more}; {others} {usual}"
+        return field, odd[0], usual_rank, f"handshake: {field} differs: {named}{more}; the others have {usual}"
     return None
 
 
@@ -99,6 +97,7 @@ def _collect(store: Store, base: str, size: int, deadline: float, timeout: float
     missing = list(range(size))
     found: dict[int, dict[str, str]] = {}
     disputed = False
+    pause = 2e-4
     while missing:
         for rank in list(missing):
             if store.check([f"{base}/facts/{rank}"]):
@@ -119,7 +118,8 @@ def _collect(store: Store, base: str, size: int, deadline: float, timeout: float
                 f"handshake: {verb} {names} of {size} did not arrive within {timeout:g} s; "
                 "was every worker started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_SECONDS)
     return found
 
 

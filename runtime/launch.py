@@ -71,8 +71,7 @@ def launch(
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
-    import torch  # noqa: F401 - imported once here, so that the forked workers need not
-
+    _import_once()
     sys.stdout.flush()
     sys.stderr.flush()
     workers: list[Worker] = []
@@ -85,6 +84,14 @@ def launch(
         return _watch_over(workers, store, grace, output)
     finally:
         _end_all(workers)
+
+
+def _import_once() -> None:
+    """Import torch, and what the first optimizer would import, here, so that the forked workers need not."""
+    import torch  # noqa: F401 - for its effect
+
+    with contextlib.suppress(ImportError):
+        import torch._dynamo  # noqa: F401 - torch.optim imports it when the first optimizer is made: 2 s a worker
 
 
 def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None) -> dict[str, str]:
@@ -242,7 +249,7 @@ def _watch_over(workers: Sequence[Worker], store: Store, grace: float, output: T
                         selector.unregister(key.fd)
                 for worker in workers:
                     if worker.code is None and _reap(worker) and worker.code:
-                        _tell(store, worker)
+                        _tell(store, worker, first=not ending.code)
                         ending.begin(worker.code, grace)
                 ending.escalate(workers)
                 if drained == float("inf") and all(worker.code is not None for worker in workers):
@@ -283,12 +290,17 @@ def _reap(worker: Worker) -> bool:
     return True
 
 
-def _tell(store: Store, worker: Worker) -> None:
-    """Leave word in the store of how a worker died, for the others' error messages."""
+def _tell(store: Store, worker: Worker, *, first: bool) -> None:
+    """Leave word in the store of how a worker died, for the others' error messages.
+
+    Later exit codes are consequences of the first; signals are causes in any case.
+    """
     assert worker.code is not None
     if worker.code > 128:
         number = worker.code - 128
         text = f"was killed by signal {number} ({signal.Signals(number).name})"
+    elif not first:
+        return
     else:
         text = f"ended with exit code {worker.code}"
     with contextlib.suppress(RuntimeError):

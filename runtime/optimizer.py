@@ -354,7 +354,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not isinstance(error, InputError) and self._state != "finished":
                 self._state = "broken after a failure"
                 self._world.abandon()
-                self._watch.note("failed", f"gave up in round {self.round}: {error}"[:300])
+                self._watch.note("failed", f"gave up in round {self.round}")
+                self._watch.record_failure(str(error)[:300])
                 self._watch.stop()
                 forget(self._world)
                 with contextlib.suppress(OSError):

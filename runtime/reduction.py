@@ -31,6 +31,7 @@ CHUNK_BYTES = 8 * 2**20
 LOOK_SECONDS = 1.0
 DIAGNOSE_SECONDS = 1.5
 MAX_IN_FLIGHT = 2
+MAX_NAMED_BEATS = 64
 
 
 class GoneError(Exception):
@@ -142,13 +143,10 @@ class Reducer:
         """Destroy all groups first, so that peers learn at once; then find out why and say it."""
         self.world.abandon()
         self.recorder.end(operation, f"failed: {error}")
-        place = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}"
         self.watch.note("failed", f"gave up in {operation}")
         reason = str(error) if isinstance(error, GoneError) else self._why(operation, error)
-        first = self.watch.first_failure(f"{place}: {reason}")
-        if first is not None and first[0] != self.world.rank and first[1] not in reason:
-            reason += f"; the first to fail was worker {first[0]}, with: {first[1]}"
-        text = f"{place}: {reason}"
+        text = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}: {reason}"
+        self.watch.record_failure(text)
         with contextlib.suppress(OSError):
             self.recorder.dump(text)
         return PeerLostError(text)
@@ -226,7 +224,10 @@ class Reducer:
             now = time.monotonic()
             if now > look:
                 if (why := self.watch.gone(reduction.group.members, reduction.operation.round)) is not None:
-                    raise GoneError(why)
+                    raise RuntimeError(why)
+                if len(reduction.group.members) <= MAX_NAMED_BEATS:
+                    for rank in reduction.group.members:
+                        self.watch.last_seen(rank)
                 look = now + LOOK_SECONDS
             if now > start + self.timeout + DIAGNOSE_SECONDS:
                 raise GoneError(self._waits_for(reduction.group.members, self.timeout))
@@ -234,14 +235,14 @@ class Reducer:
         work.wait()
 
     def _why(self, operation: Operation, error: Exception) -> str:
-        """The best explanation of a failed collective: a note about a member, or the members that went silent."""
-        members = operation.members
+        """The best explanation of a failed collective: a note about a member, the first failure, or who went silent."""
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS
         for rank in members:
             self.watch.last_seen(rank)
         while time.monotonic() < deadline:
-            if (why := self.watch.gone(members, operation.round)) is not None:
+            if (why := self.watch.cause(members, operation.round)) is not None:
                 return why
             time.sleep(0.05)
         timed_out = "imed out" in first or "timeout" in first.lower()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 0.5
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
-SILENCE_SECONDS = 5.0
+SILENCE_SECONDS = 1.2
 """A worker whose heartbeat stood still this long is reported as giving no sign of life."""
 
 
@@ -33,6 +33,7 @@ class Watch:
         self._root = root_store(store)
         self._doing = "has not started a round"
         self._stop = threading.Event()
+        self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
         if beats:
             threading.Thread(target=self._beat, name="preduce-heartbeat", daemon=True).start()
@@ -42,39 +43,56 @@ class Watch:
         self._doing = text
 
     def note(self, kind: str, text: str) -> None:
-        """Leave a note of this worker: `failed`, `left`, `finished`."""
-        self._try(lambda: self.store.set(f"{self.base}/{kind}/{self.rank}", text))
+        """Leave a note of this worker: `failed`, `left`, `finished`; the first of a kind stays."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self._try(lambda: self.store.set(f"{self.base}/{kind}/{self.rank}", text))
 
     def read(self, kind: str, rank: int) -> str | None:
         """Another worker's note, if it left one."""
         return self._get(self.store, f"{self.base}/{kind}/{rank}")
 
-    def first_failure(self, text: str) -> tuple[int, str] | None:
-        """Record this worker's failure unless somebody was first; returns the first (rank, text), if known."""
+    def record_failure(self, text: str) -> None:
+        """Keep this worker's failure as the run's first, unless somebody was earlier."""
         mine = json.dumps([self.rank, text])
-        stored = self._try(lambda: self.store.compare_set(f"{self.base}/first", "", mine))
+        self._try(lambda: self.store.compare_set(f"{self.base}/first", "", mine))
+
+    def first_failure(self) -> str | None:
+        """What the first worker that failed said, as a clause; None if none did, or this one was it."""
+        stored = self._get(self.store, f"{self.base}/first")
         if stored is None:
             return None
-        rank, first = json.loads(stored)
-        return int(rank), str(first)
+        rank, text = json.loads(stored)
+        return None if rank == self.rank else f"worker {rank} gave up first, with: {text}"
 
-    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """Why a member cannot take part, as a clause such as `worker 3 was killed by signal 9`; None if all can.
+    def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
+        """Why a member cannot take part, as a clause such as `worker 3 was killed by signal 9`; None if not known.
 
-        With `round_` also members that ended after fewer rounds count.
+        With `round_` also members that ended after fewer rounds count. Causes come before consequences: a signal or an
+        exception of a member before the first failure of the run, and that before exit codes, which follow from it.
         """
-        for rank in members:
-            if rank == self.rank:
-                continue
-            if (death := self._get(self._root, f"preduce/dead/{rank}")) is not None:
+        others = [rank for rank in members if rank != self.rank]
+        deaths = {rank: self._get(self._root, f"preduce/dead/{rank}") for rank in others}
+        for rank, death in deaths.items():
+            if death is not None and "signal" in death:
                 return f"worker {rank} {death}"
-            for kind in ("failed", "left"):
-                if (text := self.read(kind, rank)) is not None:
-                    return f"worker {rank} {text}"
+        for rank in others:
+            if (left := self.read("left", rank)) is not None:
+                return f"worker {rank} {left}"
             ended = self.read("finished", rank) if round_ is not None else None
             if ended is not None and round_ is not None and int(ended) <= round_:
                 return f"worker {rank} finished after {ended} rounds: {UNEQUAL}"
-        return None
+        ended_ranks = (rank for rank, death in deaths.items() if death is not None)
+        return self.first_failure() or next((f"worker {rank} {deaths[rank]}" for rank in ended_ranks), None)
+
+    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
+        """As `cause`, and also members that gave up themselves."""
+        members = list(members)
+        if (why := self.cause(members, round_)) is not None:
+            return why
+        given_up = (rank for rank in members if rank != self.rank and self.read("failed", rank) is not None)
+        rank = next(given_up, None)
+        return None if rank is None else f"worker {rank} {self.read('failed', rank)}"
 
     def last_seen(self, rank: int) -> str:
         """What a worker did last and whether it still gives signs of life, as a clause."""
@@ -89,7 +107,7 @@ class Watch:
         else:
             silent = now - known[1]
         text = str(json.loads(beat)[1])
-        return text + (f" and gave no sign of life for {silent:.0f} s" if silent > SILENCE_SECONDS else "")
+        return text + (f" and gave no sign of life for {silent:.1f} s" if silent > SILENCE_SECONDS else "")
 
     def stop(self) -> None:
         """End the heartbeat."""
