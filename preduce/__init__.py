@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from preduce.api import catalogue as catalogue
     from preduce.api import design as design
     from runtime import DistributedOptimizer as DistributedOptimizer
+    from runtime import merge_traces as merge_traces
     from runtime import p_reduce as p_reduce
+    from runtime import shard as shard
     from runtime.virtual import Timeline as Timeline
     from runtime.virtual import simulate as simulate
     from topo.cluster import Cluster as Cluster
@@ -64,7 +66,7 @@ __version__ = "0.1.0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "preduce.api": ("catalogue", "design"),
-    "runtime": ("DistributedOptimizer", "p_reduce"),
+    "runtime": ("DistributedOptimizer", "merge_traces", "p_reduce", "shard"),
     "runtime.virtual": ("Timeline", "simulate"),
     "topo.cluster": ("Cluster",),
     "topo.document": (
@@ -137,10 +139,12 @@ __all__ = [
     "figures",
     "load_cluster",
     "load_schedule",
+    "merge_traces",
     "p_reduce",
     "parse_schedule",
     "prove",
     "schedule_sha256",
+    "shard",
     "simulate",
     "write_cluster",
     "write_schedule",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,7 +23,11 @@ def console(*, errors: bool = False) -> Console:
     """The terminal; with `errors` the standard error stream, for notes beside machine-readable output."""
     from rich.console import Console
 
-    return Console(stderr=errors, highlight=False, soft_wrap=True)
+    found = Console(stderr=errors, highlight=False, soft_wrap=True)
+    if not found.is_terminal and "COLUMNS" not in os.environ:
+        # A file or a pipe has no width of its own; 80 columns would fold tables for no reason.
+        return Console(stderr=errors, highlight=False, soft_wrap=True, width=120)
+    return found
 
 
 def emit_json(document: object) -> None:

@@ -65,9 +65,7 @@ def command(
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
             number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
-    listed.columns[0].overflow = "fold"
-    for column in listed.columns[1:]:
-        column.no_wrap = True
+    listed.columns[0].min_width = 14
     console().print(listed)
     console().print(
         "Per step: communication, whole step with waiting, bytes out of the busiest node. Per period: contraction. In "

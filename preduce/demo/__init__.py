@@ -1,0 +1,1 @@
+"""The demonstration: real worker processes train on real data under several schedules, side by side."""
