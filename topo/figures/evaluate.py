@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from topo.errors import InputError, ScheduleError, UnknownError
 from topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
 from topo.figures.gaps import GapKind, spectral_gap
-from topo.figures.large import large_contraction, large_disagreement, large_drift, large_radius
+from topo.figures.large import Large
 from topo.figures.limits import DEFAULT, Limits, sectors_of
 from topo.figures.neighbours import effective_neighbours_of
 from topo.figures.noise import disagreement_of
@@ -34,10 +34,10 @@ def contraction(schedule: Schedule, *, start: int = 0, limit: Limits = DEFAULT) 
         InputError: a start other than 0 for a schedule that only Lanczos can treat.
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    sectors = sectors_of(schedule, limit)
-    if sectors is None and start:
+    sectors = _prepare(schedule, limit)
+    if isinstance(sectors, Large) and start:
         raise InputError(f"contraction: start {start} of a schedule this large; only start 0 is supported")
-    return _contraction(schedule, sectors, limit, start)
+    return _contraction(schedule, sectors, start)
 
 
 def radius(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
@@ -46,8 +46,7 @@ def radius(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
     Raises:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    sectors = sectors_of(schedule, limit)
-    return _radius(schedule, sectors, limit, None)
+    return _radius(_prepare(schedule, limit), None)
 
 
 def disagreement(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
@@ -56,7 +55,7 @@ def disagreement(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figure:
     Raises:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    return _disagreement(schedule, sectors_of(schedule, limit), limit)
+    return _disagreement(_prepare(schedule, limit))
 
 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limits = DEFAULT) -> Figure:
@@ -68,7 +67,7 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limits 
     """
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
-    return _drift(schedule, sectors_of(schedule, limit), limit, push)
+    return _drift(_prepare(schedule, limit), push)
 
 
 def n_eff(schedule: Schedule, gamma: float = 0.95, *, limit: Limits = DEFAULT) -> float:
@@ -105,24 +104,28 @@ def figures(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figures:
     try:
         period = schedule.period
         distinct: int | None = schedule.num_distinct_phases()
-        sectors = sectors_of(schedule, limit)
+        sectors = _prepare(schedule, limit)
     except ScheduleError as error:
         return _none(schedule, f"not defined: {error}")
     except UnknownError as error:
         return _none(schedule, f"not found: {error}")
-    first = _contraction(schedule, sectors, limit, 0)
-    spectral = _radius(schedule, sectors, limit, first)
+    first = _contraction(schedule, sectors, 0)
+    spectral = _radius(sectors, first)
     return Figures(
         period=period,
         num_workers=schedule.num_workers,
         num_distinct_phases=distinct,
         contraction=first,
         radius=spectral,
-        disagreement=_disagreement(schedule, sectors, limit),
-        drift=Drift(_drift(schedule, sectors, limit, "worker"), _drift(schedule, sectors, limit, "node")),
+        disagreement=_disagreement(sectors),
+        drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
         spectral_gap=_gaps(schedule, first, spectral),
         contraction_per_start=_per_start(sectors),
     )
+
+
+def _prepare(schedule: Schedule, limit: Limits) -> Sectors | Large:
+    return sectors_of(schedule, limit) or Large(schedule, limit)
 
 
 def _none(schedule: Schedule, reason: str) -> Figures:
@@ -149,9 +152,9 @@ def _direct(schedule: Schedule, limit: Limits, name: str) -> Sectors:
     return sectors
 
 
-def _contraction(schedule: Schedule, sectors: Sectors | None, limit: Limits, start: int) -> Figure:
-    if sectors is None:
-        return large_contraction(schedule, limit)
+def _contraction(schedule: Schedule, sectors: Sectors | Large, start: int) -> Figure:
+    if isinstance(sectors, Large):
+        return sectors.contraction()
     if isinstance(schedule.strategy, Neighbor) and not all(map(is_doubly_stochastic, set(schedule.strategy.rounds))):
         difference = period_product(schedule, start) - 1 / schedule.num_workers
         how = f"{sectors.how}; a round is not doubly stochastic, so P tends to another mean than J"
@@ -159,21 +162,21 @@ def _contraction(schedule: Schedule, sectors: Sectors | None, limit: Limits, sta
     return Figure(contraction_of(sectors, start), Kind.EXACT, sectors.how)
 
 
-def _radius(schedule: Schedule, sectors: Sectors | None, limit: Limits, known: Figure | None) -> Figure:
-    if sectors is None:
-        return large_radius(schedule, limit, known or large_contraction(schedule, limit))
+def _radius(sectors: Sectors | Large, known: Figure | None) -> Figure:
+    if isinstance(sectors, Large):
+        return sectors.radius(known or sectors.contraction())
     return Figure(radius_of(sectors), Kind.EXACT, sectors.how)
 
 
-def _disagreement(schedule: Schedule, sectors: Sectors | None, limit: Limits) -> Figure:
-    if sectors is None:
-        return large_disagreement(schedule, limit)
+def _disagreement(sectors: Sectors | Large) -> Figure:
+    if isinstance(sectors, Large):
+        return sectors.disagreement()
     return _steady(disagreement_of(sectors), sectors)
 
 
-def _drift(schedule: Schedule, sectors: Sectors | None, limit: Limits, push: Literal["worker", "node"]) -> Figure:
-    if sectors is None:
-        return large_drift(schedule, limit, push)
+def _drift(sectors: Sectors | Large, push: Literal["worker", "node"]) -> Figure:
+    if isinstance(sectors, Large):
+        return sectors.drift(push)
     if push == "node" and any(batch.node_columns is None for batch in sectors.batches):
         return absent("not found: too many pairs of workers share a node")
     return _steady(drift_of(sectors, push), sectors)
@@ -212,8 +215,8 @@ def _hop(schedule: Schedule) -> Figure:
         return absent(f"not found: {error}")
 
 
-def _per_start(sectors: Sectors | None) -> tuple[float, ...]:
-    if sectors is None:
+def _per_start(sectors: Sectors | Large) -> tuple[float, ...]:
+    if isinstance(sectors, Large):
         return ()
     period = sectors.batches[0].period
     work = sum(period**2 * len(b.multiplicity) * b.size**3 for b in sectors.batches)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from topo.figures.chain import Partition, Transfer, transfer
+from topo.figures.chain import Partition, Transfer, inner, transfer
 from topo.figures.sampling import Sampled, follow, is_settled, summary
 from topo.mixing import averaging_strategy, steps_of
 from topo.phase import Phase
@@ -69,9 +69,10 @@ class GroupMotion:
     def onward(self, t: int, y: Vector) -> Vector:
         """From the means after round t to those after round t+1, off the mean."""
         y = self.transfers[t % self.period].forward(y)
-        unit = self.units[(t + 1) % self.period]
-        result: Vector = y - unit * float(unit @ y)
-        return result
+        if (t + 1) % self.period:
+            return y
+        # Averaging keeps the mean at 0; once a period is enough against what rounding adds.
+        return y - self.units[0] * inner(self.units[0], y)
 
 
 def group_disagreement(motion: GroupMotion, *, probes: int, seed: int, seconds: float) -> Sampled:
@@ -86,7 +87,7 @@ def group_disagreement(motion: GroupMotion, *, probes: int, seed: int, seconds: 
         for start in range(period):
             unit = motion.units[start]
             probe = math.sqrt(pace) * generator.choice((-1.0, 1.0), size=len(unit))
-            probe -= unit * float(unit @ probe)
+            probe -= unit * inner(unit, probe)
             part, done = follow(motion.onward, period, probe, start, deadline)
             total, finished = total + part, finished and done
         values.append(known + total / (period * n))
@@ -127,19 +128,19 @@ def _settle(motion: GroupMotion, signs: Vector, deadline: float) -> tuple[float,
     ]
     first = motion.pace if motion.overlap else 0
     factors = np.arange(first, first + motion.pace, dtype=np.float64)
-    once, square = float(factors.sum()), float((factors**2).sum()) * float(signs @ signs)
+    once, square = float(factors.sum()), float((factors**2).sum()) * inner(signs, signs)
     state, before = np.zeros_like(pushes[-1]), math.inf
     settled = False
     while True:
         old, total = state, 0.0
         for t in range(motion.period):
             state = motion.onward(t - 1, state) + motion.pace * pushes[t]
-            total += motion.pace * float(state @ state) + 2 * once * float(state @ pushes[t]) + square
+            total += motion.pace * inner(state, state) + 2 * once * inner(state, pushes[t]) + square
         value = total / (motion.period * motion.pace * motion.num_workers)
         if settled:
             return value, True
-        change = float(np.linalg.norm(state - old))
-        settled = is_settled(change, before, float(np.linalg.norm(state)))
+        change = math.sqrt(inner(state - old, state - old))
+        settled = is_settled(change, before, math.sqrt(inner(state, state)))
         before = change
         if time.monotonic() > deadline and not settled:
             return value, False

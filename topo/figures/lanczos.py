@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from topo.figures.chain import inner
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -52,17 +54,17 @@ def lanczos_norm(chain: Chain, *, seed: int = 0, max_steps: int = 60, tolerance:
     off: list[float] = []
     ritz, weights, calm = 0.0, np.ones(1), 0
     for step in range(max_steps):
-        previous, current = current, vector / np.linalg.norm(vector)
+        previous, current = current, vector / math.sqrt(inner(vector, vector))
         basis[step] = current
         image = chain.forward(current)
-        diagonal.append(float(image @ image))
+        diagonal.append(inner(image, image))
         vector = chain.off_mean(chain.backward(image)) - diagonal[-1] * current
         if off:
             vector -= off[-1] * previous
         # Single precision halves the memory: orthogonality to √ε is all that the recurrence needs (Simon, 1984).
         known = basis[: step + 1]
         vector -= known.T @ (known @ vector.astype(np.float32))
-        length = float(np.linalg.norm(vector))
+        length = math.sqrt(inner(vector, vector))
         old = ritz
         ritz, weights = _top(diagonal, off)
         calm = calm + 1 if abs(ritz - old) <= tolerance * ritz else 0

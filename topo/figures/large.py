@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,121 +13,153 @@ from topo.figures.chain import Chain
 from topo.figures.group_sampling import GroupMotion, group_disagreement, group_drift
 from topo.figures.lanczos import lanczos_norm
 from topo.figures.rate import ZERO
-from topo.figures.sampling import Motion, Sampled, sampled_disagreement, sampled_drift, sampled_radius
+from topo.figures.sampling import Motion, Sampled, growth, sampled_disagreement, sampled_drift
 from topo.mixing import has_negative_entries, is_doubly_stochastic, steps_of
 from topo.phase import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from topo.figures.limits import Limits
     from topo.mixing import Step
     from topo.schedule import Schedule
 
-
-def large_contraction(schedule: Schedule, limit: Limits) -> Figure:
-    """‖P − J‖₂ by Lanczos: `lower` is certain up to rounding, `upper` fails with probability 10⁻⁶ at most."""
-    steps = steps_of(schedule)
-    distinct = set(steps)
-    if not all(is_doubly_stochastic(step) for step in distinct):
-        return absent("not defined: a round is not doubly stochastic, so it moves the mean")
-    if (parts := num_parts(steps)) > 1:
-        return Figure(1.0, Kind.EXACT, f"the groups of a period leave the workers in {parts} separate parts")
-    found = lanczos_norm(Chain.of_norm(steps), seed=limit.seed, max_steps=limit.lanczos_steps)
-    upper = found.upper
-    plain = all(_keeps_norm(step) if isinstance(step, Phase) else not has_negative_entries(step) for step in distinct)
-    if plain:
-        upper = min(upper, 1.0)  # each W is then a contraction: ‖W‖₂ ≤ √(‖W‖₁ ‖W‖∞) = 1, or eigenvalues in [−1, 1]
-    value = 0.0 if found.lower < ZERO else min(found.lower, upper)
-    how = (
-        f"Lanczos, {found.steps} steps, residual {found.residual:.1e}: a lower bound; the upper bound fails with "
-        "probability 1e-6 at most"
-    )
-    return Figure(value, Kind.ESTIMATE, how, lower=value, upper=upper)
+NEARLY_1 = 0.999
+QUICK_PARTS = 200_000
 
 
-def _keeps_norm(phase: Phase) -> bool:
-    return phase.relax is None or all(0 <= factor <= 2 for factor in phase.relax)
+class Large:
+    """A large schedule, prepared once for all of its figures."""
 
+    def __init__(self, schedule: Schedule, limit: Limits) -> None:
+        """Keep the schedule; everything else is prepared when first needed."""
+        self.schedule = schedule
+        self.limit = limit
+        self.steps: tuple[Step, ...] = steps_of(schedule)
 
-def large_radius(schedule: Schedule, limit: Limits, contraction: Figure) -> Figure:
-    """The spectral radius, sampled; it is at most the contraction."""
-    if contraction.value == 0.0:
-        return Figure(0.0, Kind.ESTIMATE, "at most the contraction", lower=0.0, upper=contraction.upper)
-    value = sampled_radius(Motion.of(schedule), seed=limit.seed)
-    upper = contraction.upper
-    return Figure(
-        value if upper is None else min(value, upper),
-        Kind.ESTIMATE,
-        "growth of a random vector over 24 periods; at most the contraction",
-        lower=0.0,
-        upper=upper,
-    )
+    @cached_property
+    def distinct(self) -> frozenset[Step]:
+        """The different phases or rounds."""
+        return frozenset(self.steps)
 
+    @cached_property
+    def quick(self) -> GroupMotion | None:
+        """The schedule on group means, None if it is not made of plain means at one pace."""
+        return GroupMotion.of(self.schedule)
 
-def large_disagreement(schedule: Schedule, limit: Limits) -> Figure:
-    """Hutchinson's estimate with its standard error."""
-    if (parts := num_parts(steps_of(schedule))) > 1:
-        return _never(parts)
-    probes, quick = _probes(schedule, limit), GroupMotion.of(schedule)
-    if quick:
-        found = group_disagreement(quick, probes=probes, seed=limit.seed, seconds=limit.seconds)
-    else:
-        found = sampled_disagreement(Motion.of(schedule), probes=probes, seed=limit.seed, seconds=limit.seconds)
-    return _figure(found, "Hutchinson's estimate")
+    @cached_property
+    def motion(self) -> Motion:
+        """The schedule on the workers."""
+        return Motion.of(self.schedule)
 
+    @cached_property
+    def chain(self) -> Chain:
+        """The chain whose norm is the contraction."""
+        if self.quick:
+            return Chain(self.quick.transfers[:-1], self.quick.units[0], self.quick.units[-1])
+        return Chain.of_norm(self.steps)
 
-def large_drift(schedule: Schedule, limit: Limits, push: Literal["worker", "node"]) -> Figure:
-    """The mean over random pushes with its standard error."""
-    if (parts := num_parts(steps_of(schedule))) > 1:
-        return _never(parts)
-    probes, quick = _probes(schedule, limit), GroupMotion.of(schedule)
-    if quick:
-        found = group_drift(quick, push, probes=probes, seed=limit.seed, seconds=limit.seconds)
-    else:
-        found = sampled_drift(Motion.of(schedule), push, probes=probes, seed=limit.seed, seconds=limit.seconds)
-    return _figure(found, "mean over random pushes")
+    @cached_property
+    def parts(self) -> int:
+        """Into how many parts the workers fall that no group or edge of a period connects. O(T n)."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
 
+        n, sources, targets = self.schedule.num_workers, [], []
+        for step in self.distinct:
+            if isinstance(step, Phase):
+                acts = step.relax_factors() != 0
+                sources.append(step.members[np.repeat(acts, step.sizes)])
+                targets.append(np.repeat(step.members[step.offsets[:-1]][acts], step.sizes[acts]))
+            else:
+                acts = step.edge_weights() != 0
+                sources.append(step.sources[acts])
+                targets.append(step.targets[acts])
+        rows, columns = np.concatenate(sources), np.concatenate(targets)
+        graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(n, n))
+        return int(connected_components(graph, directed=False)[0])
 
-def num_parts(steps: Sequence[Step]) -> int:
-    """Into how many parts the workers fall that no group or edge of a period connects. O(T n)."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+    @property
+    def probes(self) -> int:
+        """More probes where each is cheap and says little: about a million entries in all."""
+        return max(self.limit.probes, min(64, 2**20 // self.schedule.num_workers))
 
-    n = steps[0].num_workers
-    sources, targets = [], []
-    for step in set(steps):
-        if isinstance(step, Phase):
-            acts = step.relax_factors() != 0
-            sources.append(step.members[np.repeat(acts, step.sizes)])
-            targets.append(np.repeat(step.members[step.offsets[:-1]][acts], step.sizes[acts]))
-        else:
-            acts = step.edge_weights() != 0
-            sources.append(step.sources[acts])
-            targets.append(step.targets[acts])
-    rows, columns = np.concatenate(sources), np.concatenate(targets)
-    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(n, n))
-    return int(connected_components(graph, directed=False)[0])
-
-
-def _never(parts: int) -> Figure:
-    return Figure(math.inf, Kind.EXACT, f"infinite: the groups of a period leave the workers in {parts} separate parts")
-
-
-def _probes(schedule: Schedule, limit: Limits) -> int:
-    """More probes where each is cheap and says little: about 2 million entries in all."""
-    return max(limit.probes, min(64, 2**21 // schedule.num_workers))
-
-
-def _figure(found: Sampled, method: str) -> Figure:
-    probes = f"{found.probes} probe{'s' if found.probes > 1 else ''}"
-    if not found.finished:
-        return absent(
-            f"{method}, {probes}: not settled within the time limit, because workers agree slowly or never; "
-            f"{found.value:.6g} had been summed up by then"
+    def contraction(self) -> Figure:
+        """‖P − J‖₂ by Lanczos: `lower` is certain up to rounding, `upper` fails with probability 10⁻⁶ at most."""
+        if not all(is_doubly_stochastic(step) for step in self.distinct):
+            return absent("not defined: a round is not doubly stochastic, so it moves the mean")
+        found = lanczos_norm(self.chain, seed=self.limit.seed, max_steps=self.limit.lanczos_steps)
+        upper = found.upper
+        if all(_never_enlarges(step) for step in self.distinct):
+            upper = min(upper, 1.0)
+            if found.lower > NEARLY_1 and self.parts > 1:
+                return Figure(1.0, Kind.EXACT, f"the period leaves the workers in {self.parts} separate parts")
+        value = 0.0 if found.lower < ZERO else min(found.lower, upper)
+        how = (
+            f"Lanczos, {found.steps} steps, residual {found.residual:.1e}: a lower bound; the upper bound fails with "
+            "probability 1e-6 at most"
         )
-    if not math.isfinite(found.spread):
-        return Figure(found.value, Kind.ESTIMATE, f"{method}, {probes}, no error known")
-    how = f"{method}, {probes}, standard error {found.spread:.2g} ({found.spread / max(found.value, 1e-300):.1e} of it)"
-    margin = 3 * found.spread
-    return Figure(found.value, Kind.ESTIMATE, how, lower=max(0.0, found.value - margin), upper=found.value + margin)
+        return Figure(value, Kind.ESTIMATE, how, lower=value, upper=upper)
+
+    def radius(self, contraction: Figure) -> Figure:
+        """The spectral radius, sampled; it is at most the contraction."""
+        if contraction.kind is Kind.EXACT and contraction.value == 1.0:
+            return contraction
+        upper, seed = contraction.upper, self.limit.seed
+        if self.quick:
+            value = growth(self.quick.onward, self.quick.period, len(self.quick.units[0]), seed=seed)
+        else:
+            value = growth(self.motion.average, self.motion.period, self.schedule.num_workers, seed=seed)
+        how = "growth of a random vector over 16 periods; at most the contraction"
+        return Figure(value if upper is None else min(value, upper), Kind.ESTIMATE, how, lower=0.0, upper=upper)
+
+    def disagreement(self) -> Figure:
+        """Hutchinson's estimate with its standard error."""
+        if self._is_split():
+            return self._infinite()
+        seed, seconds = self.limit.seed, self.limit.seconds
+        if self.quick:
+            found = group_disagreement(self.quick, probes=self.probes, seed=seed, seconds=seconds)
+        else:
+            found = sampled_disagreement(self.motion, probes=self.probes, seed=seed, seconds=seconds)
+        return self._figure(found, "Hutchinson's estimate")
+
+    def drift(self, push: Literal["worker", "node"]) -> Figure:
+        """The mean over random pushes with its standard error."""
+        if self._is_split():
+            return self._infinite()
+        seed, seconds = self.limit.seed, self.limit.seconds
+        if self.quick:
+            found = group_drift(self.quick, push, probes=self.probes, seed=seed, seconds=seconds)
+        else:
+            found = sampled_drift(self.motion, push, probes=self.probes, seed=seed, seconds=seconds)
+        return self._figure(found, "mean over random pushes")
+
+    def _is_split(self) -> bool:
+        """Whether workers never meet, asked beforehand only where the answer is known or quick."""
+        return ("parts" in self.__dict__ or self.schedule.num_workers <= QUICK_PARTS) and self.parts > 1
+
+    def _infinite(self) -> Figure:
+        how = f"infinite: the period leaves the workers in {self.parts} separate parts"
+        return Figure(math.inf, Kind.EXACT, how)
+
+    def _figure(self, found: Sampled, method: str) -> Figure:
+        probes = f"{found.probes} probe{'s' if found.probes > 1 else ''}"
+        if not found.finished:
+            if self.parts > 1:
+                return self._infinite()
+            return absent(
+                f"not found: {method}, {probes}, not settled within the time limit of {self.limit.seconds:g} s, "
+                f"because workers agree slowly or never; {found.value:.6g} had been summed up by then"
+            )
+        if not math.isfinite(found.spread):
+            return Figure(found.value, Kind.ESTIMATE, f"{method}, {probes}, no error known")
+        part = found.spread / found.value if found.value else 0.0
+        how = f"{method}, {probes}, standard error {found.spread:.2g} ({part:.1e} of it)"
+        margin = 3 * found.spread
+        return Figure(found.value, Kind.ESTIMATE, how, lower=max(0.0, found.value - margin), upper=found.value + margin)
+
+
+def _never_enlarges(step: Step) -> bool:
+    """Whether ‖W‖₂ ≤ 1: eigenvalues 1 − relax in [−1, 1], or ‖W‖₂ ≤ √(‖W‖₁ ‖W‖∞) = 1 for non-negative entries."""
+    if isinstance(step, Phase):
+        return step.relax is None or all(0 <= factor <= 2 for factor in step.relax)
+    return not has_negative_entries(step)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from topo.figures.chain import Chain
+from topo.figures.chain import Chain, inner
 from topo.figures.dense import group_paces
 from topo.figures.progress import Progress
 from topo.mixing import averaging_strategy, steps_of
@@ -100,7 +100,7 @@ def sampled_disagreement(motion: Motion, *, probes: int, seed: int, seconds: flo
             probe = motion.deviation(start) * generator.choice((-1.0, 1.0), size=n)
             probe -= probe.mean()
             part, done = follow(motion.average, period, probe, start, deadline)
-            own = float(probe @ probe) if motion.overlap else 0.0
+            own = inner(probe, probe) if motion.overlap else 0.0
             total, finished = total + own + part, finished and done
         values.append(constant + total / (period * n))
         if time.monotonic() > deadline:
@@ -118,10 +118,10 @@ def follow(
     onward: Callable[[int, Vector], Vector], period: int, probe: Vector, start: int, deadline: float
 ) -> tuple[float, bool]:
     """Σ_k ‖probe after k rounds‖² for k ≥ 1, and whether the rest is negligible by the decay of the last period."""
-    total, squares = 0.0, [float(probe @ probe)]
+    total, squares = 0.0, [inner(probe, probe)]
     for t in count(start):
         probe = onward(t, probe)
-        squares.append(float(probe @ probe))
+        squares.append(inner(probe, probe))
         total += squares[-1]
         if squares[-1] <= 1e-30 * squares[0]:
             return total, True
@@ -164,8 +164,8 @@ def _settle(motion: Motion, signs: Vector, deadline: float) -> tuple[float, bool
     while True:
         old = state
         square, state = _one_period(motion, state, signs)
-        change = float(np.linalg.norm(state - old))
-        if is_settled(change, before, float(np.linalg.norm(state))):
+        change = math.sqrt(inner(state - old, state - old))
+        if is_settled(change, before, math.sqrt(inner(state, state))):
             return _one_period(motion, state, signs)[0], True
         before = change
         if time.monotonic() > deadline:
@@ -182,25 +182,25 @@ def _one_period(motion: Motion, state: Vector, signs: Vector) -> tuple[float, Ve
     instants, total = int(motion.paces.max()), 0.0
     for t in range(motion.period):
         for s in range(1, instants):
-            inner = state + (s * motion.paces // instants) * signs
-            total += float(inner.var())
+            total += float((state + (s * motion.paces // instants) * signs).var())
         move = motion.push(t) * signs
         state = motion.average(t, state) + move if motion.overlap else motion.average(t, state + move)
         state -= state.mean()
-        total += float(state @ state) / len(state)
+        total += inner(state, state) / len(state)
     return total / (motion.period * instants), state
 
 
-def sampled_radius(motion: Motion, *, seed: int, periods: int = 24) -> float:
-    """The growth per period of a random vector off the mean: an estimate of the radius. O(periods · T · n)."""
-    vector = np.random.default_rng(seed).standard_normal(len(motion.paces))
-    vector -= vector.mean()
+def growth(
+    onward: Callable[[int, Vector], Vector], period: int, dimension: int, *, seed: int, periods: int = 16
+) -> float:
+    """The mean growth of a random vector over the later half of the periods: an estimate of the radius."""
+    vector = np.random.default_rng(seed).standard_normal(dimension)
     lengths = []
     for _ in range(periods):
-        vector /= np.linalg.norm(vector)
-        vector = motion.chain.forward(vector)
-        vector -= vector.mean()
-        lengths.append(float(np.linalg.norm(vector)))
+        vector /= math.sqrt(inner(vector, vector))
+        for t in range(period):
+            vector = onward(t, vector)
+        lengths.append(math.sqrt(inner(vector, vector)))
         if lengths[-1] < 1e-14:
             return 0.0
     late = lengths[len(lengths) // 2 :]
