@@ -1,11 +1,11 @@
-"""`preduce design`: build a schedule for a cluster and write it as JSON."""
+"""`preduce design`: the schedule for a cluster, searched for or built by name, as JSON."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preduce.commands.options import Json
+from preduce.commands import options
 
 if TYPE_CHECKING:
     from topo.schedule import Schedule
@@ -14,26 +14,69 @@ if TYPE_CHECKING:
 def command(
     cluster: Annotated[str, typer.Argument(help="4x4, 3,3,2, or a cluster file (.yaml, .json).", metavar="CLUSTER")],
     *,
-    using: Annotated[str | None, typer.Option(help="Name of a catalogue entry.", metavar="NAME")] = None,
+    using: Annotated[
+        str | None, typer.Option(help="Build this catalogue entry instead of searching.", metavar="NAME")
+    ] = None,
     param: Annotated[
         list[str] | None, typer.Option("--param", "-p", help="A parameter of that entry.", metavar="KEY=VALUE")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name to write into the file.")] = None,
+    model_bytes: options.ModelBytes = None,
+    intra_bandwidth: options.Intra = None,
+    nic_bandwidth: options.Nic = None,
+    latency: options.Latency = None,
+    rails: options.Rails = None,
+    compute: options.Compute = None,
+    slow: options.Slow = None,
+    jitter: options.Jitter = None,
+    disturb: Annotated[str | None, typer.Option(help="hop[:F], delay:WORKERS:TIME or skew:LOW:HIGH.")] = None,
+    objective: Annotated[str, typer.Option(help="balanced, communication, disagreement, drift, waiting, exact.")] = (
+        "balanced"
+    ),
+    data: Annotated[str, typer.Option(help="How samples are spread: shuffled, per-worker, per-node.")] = "shuffled",
+    max_communication: Annotated[
+        str | None, typer.Option(help="Budget per step, such as 110ms.", metavar="TIME")
+    ] = None,
+    max_disagreement: Annotated[float | None, typer.Option(help="Largest disagreement to accept.", min=0)] = None,
+    period: Annotated[int, typer.Option(help="Most phases in a period.", min=1, max=512)] = 24,
+    max_group: Annotated[int | None, typer.Option(help="Most workers in a group.")] = None,
+    max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
+    form: Annotated[str, typer.Option(help="How groups average: ring, tree or hierarchical.")] = "ring",
+    time_limit: Annotated[str, typer.Option(help="For the search.", metavar="TIME")] = "30s",
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
-    as_json: Json = False,
+    front: Annotated[Path | None, typer.Option(help="Where to write the whole front as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture of the front: .png, .svg or .pdf.")] = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Build a schedule from the catalogue; without -o the file's content goes to standard output."""
+    """Find the schedule that suits a cluster, with the trade-off shown; or build a catalogue entry by --using."""
+    if using is not None:
+        _build(cluster, using, param or [], name, output, as_json=as_json)
+        return
+    if param:
+        raise typer.BadParameter("needs --using NAME, whose parameter it is", param_hint="--param")
+    from preduce.commands.design_search import Request, search
+
+    search(
+        Request(
+            cluster=cluster, name=name, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth,
+            latency=latency, rails=rails, compute=compute, slow=slow, jitter=jitter, disturb=disturb,
+            objective=objective, data=data, max_communication=max_communication, max_disagreement=max_disagreement,
+            period=period, max_group=max_group, max_distinct=max_distinct, form=form, time_limit=time_limit, seed=seed,
+        ),
+        output=output, front=front, plot=plot, as_json=as_json,
+    )  # fmt: skip
+
+
+def _build(cluster: str, using: str, param: list[str], name: str | None, output: Path | None, *, as_json: bool) -> None:
+    """Build one catalogue entry and write it; without -o the file's content goes to standard output."""
     from dataclasses import replace
 
-    from preduce.api import catalogue, design
+    from preduce.api import design
     from preduce.console import console, emit_json
     from topo.document import dump_schedule, schedule_sha256, write_schedule
 
-    if using is None:
-        raise typer.BadParameter(
-            f"is needed: name a catalogue entry, one of {', '.join(catalogue())}", param_hint="--using"
-        )
-    schedule = design(cluster, using=using, **parameters_of(param or []))
+    schedule = design(cluster, using=using, **parameters_of(param))
     if name is not None:
         schedule = replace(schedule, name=name)
     if output is not None:

@@ -24,6 +24,8 @@ def front(options: Sequence[Option]) -> list[Option]:
     kept: list[Option] = []
     for option in usable:
         if not any(_dominates(other, option) for other in kept):
+            # Costs that differ by a rounding error sort arbitrarily, so a later option may still beat an earlier one.
+            kept = [other for other in kept if not _dominates(option, other)]
             kept.append(option)
     return kept
 

@@ -109,7 +109,7 @@ def measure(
         communication=cost.per_step,
         nic_bytes=cost.nic_bytes_per_step,
         step_seconds=step_seconds,
-        waiting=max(0.0, step_seconds - computing - (0.0 if _overlaps(schedule) else cost.per_step)),
+        waiting=_waiting(step_seconds, computing, 0.0 if _overlaps(schedule) else cost.per_step),
         disagreement=spread,
         drift=push,
         contraction=contraction(schedule),
@@ -123,6 +123,12 @@ def measure(
 
 def _overlaps(schedule: Schedule) -> bool:
     return bool(getattr(schedule.strategy, "overlap", False))
+
+
+def _waiting(step_seconds: float, computing: float, communicating: float) -> float:
+    """What is left of a step, without the rounding of the three terms."""
+    left = step_seconds - computing - communicating
+    return left if left > 1e-9 * step_seconds else 0.0
 
 
 def _step_seconds(schedule: Schedule, job: Job, form: Form) -> tuple[float, float]:

@@ -49,7 +49,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             )
     said.append(
         f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-        f"(9 of 10 held-out schedules lay within {FITTED.error:.0%} of the prediction)"
+        f"(9 of 10 held-out schedules lay within {FITTED.error(job.data):.0%} of the prediction)"
     )
     if chosen.extrapolated:
         said.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.competitors import competitors
@@ -14,8 +15,12 @@ from preduce.planner.pick import cautions, pick, reasons
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedulers.synthesis import Front
+    from schedulers.synthesis.explore import Progress
+    from schedulers.synthesis.problem import Front
     from verify import Proof
+
+MIN_SEARCH_SECONDS = 1.0
+"""What the search gets at least, when measuring a large catalogue has used up the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +60,10 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     from verify import prove
 
     say = progress or (lambda _: None)
+    started = monotonic()
     say("measuring the catalogue")
     options = competitors(job)
-    found = _search(job, say)
+    found = _search(job, max(MIN_SEARCH_SECONDS, job.time_limit - (monotonic() - started)), say)
     for candidate in found.candidates:
         options.append(
             measure(
@@ -89,9 +95,10 @@ def _by_communication(option: Option) -> float:
     return option.communication
 
 
-def _search(job: Job, say: Callable[[str], None]) -> Front:
-    from schedulers.synthesis import Limits, Problem, synthesise
-    from schedulers.synthesis import Objective as Goal
+def _search(job: Job, seconds: float, say: Callable[[str], None]) -> Front:
+    from schedulers.synthesis.problem import Limits, Problem
+    from schedulers.synthesis.problem import Objective as Goal
+    from schedulers.synthesis.synthesise import synthesise
 
     goal = {
         Objective.COMMUNICATION: Goal.COMMUNICATION,
@@ -112,4 +119,9 @@ def _search(job: Job, say: Callable[[str], None]) -> Front:
         form=job.form,
         push="node" if job.push == "node" else "worker",
     )
-    return synthesise(problem, time_limit=job.time_limit, seed=job.seed, progress=say)
+    return synthesise(problem, time_limit=seconds, seed=job.seed, progress=lambda news: say(_line(news)))
+
+
+def _line(news: Progress) -> str:
+    best = "" if news.value is None else f": best {news.value:.4g}"
+    return f"{news.stage}{best}" + ("" if news.cost is None else f" at {news.cost * 1e3:.4g} ms per step")

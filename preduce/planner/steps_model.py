@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepsModel:
-    """stretch = 1 + a·disagreement + c·drift^p, with drift 0 for shuffled data. `error` is the held-out p90."""
+    """stretch = 1 + a·disagreement + c·drift^p, with drift 0 for shuffled data.
+
+    `errors` holds, per placement of the data, the relative error that 9 of 10 held-out schedules kept.
+    """
 
     a: float
     c: float
     p: float
-    error: float
+    errors: tuple[tuple[str, float], ...]
     max_disagreement: float
     max_drift: float
 
@@ -26,9 +29,20 @@ class StepsModel:
         """Predicted steps to a loss, divided by All-Reduce's; both arguments ≥ 0, infinity gives infinity."""
         return 1.0 + self.a * disagreement + (self.c * drift**self.p if drift > 0 else 0.0)
 
+    def error(self, data: str) -> float:
+        """The relative error that 9 of 10 held-out schedules kept on data placed like this."""
+        return dict(self.errors)[data]
+
     def extrapolates(self, disagreement: float, drift: float) -> bool:
         """Whether the figures lie outside what was measured."""
         return disagreement > self.max_disagreement or drift > self.max_drift
 
 
-FITTED = StepsModel(a=0.02, c=1.0, p=0.45, error=0.3, max_disagreement=11.0, max_drift=170.0)
+FITTED = StepsModel(
+    a=0.0161,
+    c=0.6406,
+    p=0.4862,
+    errors=(("shuffled", 0.03), ("per-worker", 0.27), ("per-node", 0.59)),
+    max_disagreement=10.8,
+    max_drift=170.0,
+)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topo.errors import UnknownError
+from topo.strategies.allreduce import AllReduce
 from topo.strategies.static import Static
 from topo.timing.compute import ComputeTimes
 from topo.timing.cost import Form, phase_loads
@@ -91,20 +92,26 @@ def cycle_time(
 
 def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
     strategy = schedule.strategy
-    own = hardware.node_nic or hardware.node_inside or times.slowdown
-    return isinstance(strategy, Static) and strategy.is_rule and isinstance(strategy.pace, int) and not own
+    if hardware.node_nic or hardware.node_inside or times.slowdown or not isinstance(strategy.pace, int):
+        return False
+    if isinstance(strategy, AllReduce):
+        return schedule.cluster.is_regular
+    return isinstance(strategy, Static) and strategy.is_rule
 
 
 def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, form: Form) -> list[Stage]:
     """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
     strategy, size = schedule.strategy, schedule.cluster.workers_per_node
+    assert size is not None
+    sent = size_or_one(hardware, model_bytes)
+    if isinstance(strategy, AllReduce):
+        seconds = phase_loads(schedule, 0, hardware, model_bytes=sent, form=form).seconds()
+        return [Stage(np.arange(size), np.array([0, size]), seconds, np.zeros(size, dtype=np.int64))]
     assert isinstance(strategy, Static)
     assert strategy.node_radices is not None
-    assert size is not None
     stages = []
     for index, phase in enumerate(strategy.rule_phases()):
-        schedule_size = size_or_one(hardware, model_bytes)
-        seconds = phase_loads(schedule, index, hardware, model_bytes=schedule_size, form=form).seconds()
+        seconds = phase_loads(schedule, index, hardware, model_bytes=sent, form=form).seconds()
         cell_of = np.full(size, -1, dtype=np.int64)
         members: list[int] = []
         ends = [0]

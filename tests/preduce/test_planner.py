@@ -1,0 +1,135 @@
+"""The planner: measured options, an honest front, a pick within the limits, and sentences instead of tracebacks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from preduce.planner import Data, Job, Objective, Option, Plan, plan
+from preduce.planner.competitors import competitors
+from preduce.planner.front import front
+from preduce.planner.pick import pick
+from preduce.planner.steps_model import FITTED
+from topo.cluster import Cluster
+from topo.errors import InputError, UnknownError
+from topo.hardware import Hardware, Link
+
+WORKED_EXAMPLE = Hardware(
+    inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05
+)
+
+
+def job(cluster: str = "4x4", **options: object) -> Job:
+    place = Cluster.parse(cluster)
+    hardware = options.pop("hardware", WORKED_EXAMPLE)
+    return Job(
+        cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware), time_limit=3.0, **options
+    )
+
+
+def named(options: list[Option], name: str) -> Option:
+    return next(option for option in options if option.name == name)
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> list[Option]:
+    return competitors(job())
+
+
+@pytest.fixture(scope="module")
+def within_budget() -> Plan:
+    return plan(job(objective=Objective.DISAGREEMENT, max_communication=0.1104))
+
+
+def test_catalogue_costs_are_the_reference_figures(catalogue: list[Option]) -> None:
+    figure_10 = named(catalogue, "prague-figure-10")
+    assert math.isclose(figure_10.communication, 0.1104)
+    assert math.isclose(float(figure_10.disagreement), 8 / 7)
+    assert math.isclose(named(catalogue, "allreduce hierarchical").communication, 0.1656)
+    assert math.isclose(named(catalogue, "allreduce").communication, 0.207)
+    assert math.isclose(named(catalogue, "allreduce(every=4)").communication, 0.05175)
+
+
+def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[Option]) -> None:
+    kept = front(catalogue)
+
+    def costs(option: Option) -> tuple[float, ...]:
+        return (option.communication, float(option.disagreement), float(option.drift), option.step_seconds)
+
+    for a, b in itertools.permutations(kept, 2):
+        assert any(x > y + 1e-9 for x, y in zip(costs(a), costs(b), strict=True)), (a.name, b.name)
+    for option in catalogue:
+        if math.isfinite(option.stretch):
+            assert any(
+                all(x <= y + 1e-9 for x, y in zip(costs(other), costs(option), strict=True)) for other in kept
+            ), option.name
+
+
+def test_pick_beats_figure_10_within_its_communication(within_budget: Plan) -> None:
+    chosen = within_budget.pick
+    assert chosen.communication <= 0.1104 * (1 + 1e-9)
+    assert float(chosen.disagreement) <= 0.3542
+    assert within_budget.proof.verdict == "proved"
+    assert chosen.bound is None or chosen.bound <= float(chosen.disagreement) + 1e-9
+
+
+def test_pick_is_on_the_front_and_its_json_is_finite(within_budget: Plan) -> None:
+    document = within_budget.to_json()
+    assert document["pick"]["name"] in {row["name"] for row in document["front"]}
+    assert {"name", "communication_seconds_per_step", "disagreement", "step_seconds", "period", "status"} <= set(
+        document["pick"]
+    )
+
+
+def test_sorted_data_moves_the_balanced_pick_to_less_drift(catalogue: list[Option]) -> None:
+    shuffled = pick(catalogue, job())
+    sorted_job = job(data=Data.PER_WORKER)
+    sorted_ = pick(competitors(sorted_job), sorted_job)
+    assert float(sorted_.drift) < float(shuffled.drift)
+
+
+def test_a_slow_worker_appears_as_waiting() -> None:
+    slowed = Hardware(
+        inside=WORKED_EXAMPLE.inside,
+        nic=WORKED_EXAMPLE.nic,
+        model_bytes=WORKED_EXAMPLE.model_bytes,
+        compute=0.05,
+        slowdown=((6, 5.0),),
+    )
+    options = competitors(job(hardware=slowed))
+    allreduce = named(options, "allreduce")
+    assert math.isclose(allreduce.step_seconds, 0.25 + 0.207, rel_tol=1e-6)
+    assert math.isclose(allreduce.waiting, 0.2, rel_tol=1e-6)
+
+
+def test_a_million_workers_are_planned_from_rules_alone() -> None:
+    options = competitors(job("250000x4"))
+    assert {"prague-figure-10", "node-then-all"} <= {option.schedule.name.split("(")[0] for option in options}
+
+
+def test_impossible_budget_names_the_nearest_possible_thing(catalogue: list[Option]) -> None:
+    with pytest.raises(UnknownError, match=r"max-communication 0\.001 ms: nothing .* below .* ms per step \("):
+        pick(catalogue, job(max_communication=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cluster": "1x1"}, "has 1 worker"),
+        ({"hardware": None}, "its links are unknown"),
+        ({"max_group": 17}, "max-group: is 17; it lies between 2 and the number of workers, 16"),
+        ({"max_communication": math.inf}, "max-communication: is inf"),
+    ],
+)
+def test_impossible_jobs_are_refused_in_one_line(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        job(**options)
+    assert "\n" not in str(caught.value)
+
+
+def test_stretch_of_allreduce_is_one_and_grows_with_both_figures() -> None:
+    assert FITTED.stretch(0.0, 0.0) == 1.0
+    assert FITTED.stretch(1.0, 0.0) < FITTED.stretch(2.0, 0.0) < FITTED.stretch(2.0, 1.0) < FITTED.stretch(2.0, 5.0)
+    assert math.isinf(FITTED.stretch(math.inf, 0.0))
