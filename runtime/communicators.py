@@ -52,8 +52,15 @@ class Communicator:
         return self.place == 0
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
-        """Start a sum over the group, in place."""
-        work: Work = self._live().allreduce([tensor], sum_options())
+        """Start a sum over the group, in place.
+
+        Raises:
+            UnavailableError: the group was destroyed, or a connection of it is broken.
+        """
+        try:
+            work: Work = self._live().allreduce([tensor], sum_options())
+        except RuntimeError as error:
+            raise UnavailableError(_first_line(error)) from None
         return work
 
     def broadcast(self, tensor: torch.Tensor) -> Work:
@@ -155,7 +162,7 @@ class _Groups:
         numbers = torch.tensor(tag, dtype=torch.float32, device=device)
         try:
             communicator.all_reduce(numbers).wait()
-        except RuntimeError as error:
+        except (RuntimeError, UnavailableError) as error:
             communicator.close()
             reason = _first_line(error)
             raise UnavailableError(f"group {Group(members)}: its first operation failed ({reason})") from None

@@ -88,10 +88,8 @@ def launch(
 
 def _import_once() -> None:
     """Import torch, and what the first optimizer would import, here, so that the forked workers need not."""
-    import torch  # noqa: F401 - for its effect
-
     with contextlib.suppress(ImportError):
-        import torch._dynamo  # noqa: F401 - torch.optim imports it when the first optimizer is made: 2 s a worker
+        pass  # torch.optim imports it when the first optimizer is made: 2 s a worker
 
 
 def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None) -> dict[str, str]:
@@ -313,6 +311,7 @@ def _signal(workers: Sequence[Worker], number: signal.Signals) -> None:
         if worker.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(worker.pid, number)
+                os.killpg(worker.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
 
 
 def _end_all(workers: Sequence[Worker]) -> None:

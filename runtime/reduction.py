@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.tags import TAG_LENGTH, sums_agree, tag_of
-from topo.errors import PeerLostError, UnavailableError
+from topo.errors import InputError, PeerLostError, UnavailableError
 from topo.phase import Group
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Reducer:
             for index, lane in enumerate(self.lanes):
                 with self.stream(lane.device):
                     self._launch(reduction, index, lane, gradients=gradients)
-        except (RuntimeError, UnavailableError) as error:
+        except (GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         return reduction
 
@@ -93,7 +93,8 @@ class Reducer:
             PeerLostError: members differ, or one is gone.
         """
         communicator = self.world.communicator(group.members)
-        reduction = Reduction(communicator, group, self.recorder.begin(kind, round_, round_, group.members, 16), ())
+        operation = self.recorder.begin(kind, round_, round_, group.members, 16)
+        reduction = Reduction(communicator, group, operation, ())
         tag = tag_of(self.key, kind, round_, group, *fields)
         device = self.lanes[0].device if self.lanes else torch.device("cpu")
         sums = torch.tensor(tag, dtype=torch.float32, device=device)
@@ -101,9 +102,9 @@ class Reducer:
             self._await(communicator.all_reduce(sums), reduction)
             if not bool(sums_agree(sums, tag, reduction.num_members)):
                 raise GoneError("its members called it with different tensors, relax factors or order of calls")
-        except (RuntimeError, GoneError) as error:
+        except (RuntimeError, GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
-        self.recorder.end(reduction.operation)
+        self.recorder.end(operation)
 
     def wait(self, reduction: Reduction) -> None:
         """Wait until the sums are there and check the tags; on CUDA only order the streams and remember to check.
@@ -271,26 +272,30 @@ class Reducer:
         """Check finished CUDA operations, and let at most a few be in flight.
 
         Raises:
-            RuntimeError: one failed or did not finish within the timeout.
+            GoneError: one failed or did not finish within the timeout.
         """
         while self._deferred:
             event, host, operation = self._deferred[0]
             deadline = time.monotonic() + self.timeout
             while len(self._deferred) >= MAX_IN_FLIGHT and not event.query():  # type: ignore[no-untyped-call]
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"timed out: {operation} did not finish on the device")
+                    raise GoneError(f"timed out: {operation} did not finish on the device")
                 time.sleep(1e-4)
             if not event.query():  # type: ignore[no-untyped-call]
                 return
             self._deferred.pop(0)
             if not bool(host):
-                raise RuntimeError(f"in {operation} the members ran different operations (their tags differ)")
+                raise GoneError(f"in {operation} the members ran different operations (their tags differ)")
 
 
 def _load_gradients(slots: Sequence[Slot], scratch: torch.Tensor) -> None:
     present = [slot for slot in slots if slot.parameter.grad is not None]
+    for slot in present:
+        if slot.parameter.grad is not None and slot.parameter.grad.layout is not torch.strided:
+            raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
     targets = [slot.view(scratch) for slot in present]
-    torch._foreach_copy_(targets, [slot.parameter.grad for slot in present])  # type: ignore[misc]
+    if targets:
+        torch._foreach_copy_(targets, [slot.parameter.grad for slot in present])  # type: ignore[misc]
     if len(present) < len(slots):
         for slot in slots:
             if slot.parameter.grad is None:

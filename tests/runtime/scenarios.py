@@ -406,7 +406,7 @@ def main() -> None:
         output, start = io.StringIO(), time.monotonic()
         code = launch(
             function, num_workers=num_workers, num_nodes=request.get("nodes", 1), output=output,
-            environment=request.get("environment", {}),
+            environment=request.get("environment", {}), grace=request.get("grace", 3.0),
         )
         answer = {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
         print(json.dumps(answer), flush=True)

@@ -1,0 +1,113 @@
+"""After k steps every worker holds what a dense NumPy reference of the same schedule says.
+
+Many ranks run as threads of this process, over the same raw gloo groups as real processes; a smaller number of cases
+runs on processes in test_processes.py.
+"""
+
+import os
+import queue
+import random
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_schedules import MAX_WORKERS, make_case, reference, run_case
+
+import runtime.strategies.group_means as group_means
+from runtime.communicators import GlooWorld
+
+CASES = 2000
+BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
+"""Fresh seeds in every run; set the variable to repeat one. A failure names its seed."""
+
+
+class Ranks:
+    """A warm pool: one thread per rank; worlds and their groups are made once and used again."""
+
+    def __init__(self) -> None:
+        self.stores = {n: dist.HashStore() for n in range(2, MAX_WORKERS + 1)}
+        self.tasks = [queue.Queue() for _ in range(MAX_WORKERS)]
+        self.answers: queue.Queue = queue.Queue()
+        for rank in range(MAX_WORKERS):
+            threading.Thread(target=self._work, args=(rank,), daemon=True).start()
+
+    def _work(self, rank: int) -> None:
+        worlds: dict[int, GlooWorld] = {}
+        for case in iter(self.tasks[rank].get, None):
+            n = case.schedule.num_workers
+            try:
+                if n not in worlds:
+                    worlds[n] = GlooWorld(self.stores[n], rank, n, timedelta(seconds=60), max_groups=1000)
+                self.answers.put(run_case(case, worlds[n]))
+            except BaseException as error:
+                self.answers.put(f"{case.schedule.name}, worker {rank}: {type(error).__name__}: {error}")
+
+    def run(self, seed: int) -> list[str]:
+        case = make_case(seed)
+        for rank in range(case.schedule.num_workers):
+            self.tasks[rank].put(case)
+        answers = [self.answers.get(timeout=100) for _ in range(case.schedule.num_workers)]
+        return [answer for answer in answers if answer is not None]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Ranks()
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_parameters_equal_the_numpy_reference_on_random_schedules(ranks, part):
+    size = CASES // 10
+    print(f"seeds {BASE + part * size} to {BASE + (part + 1) * size - 1}")
+    for seed in range(BASE + part * size, BASE + (part + 1) * size):
+        assert ranks.run(seed) == [], f"seed {seed}; repeat with PREDUCE_TEST_SEED={BASE}"
+
+
+def test_random_schedules_cover_what_they_claim():
+    cases = [make_case(seed) for seed in range(400)]
+    strategies = [case.schedule.strategy for case in cases]
+    assert {case.schedule.num_workers for case in cases} == set(range(2, MAX_WORKERS + 1))
+    assert {case.exact for case in cases} == {True, False}
+    assert any(s.overlap for s in strategies)
+    assert any(isinstance(s.pace, tuple) and len(set(s.pace)) > 1 for s in strategies)
+    assert any(getattr(s, "prologue", 0) for s in strategies)
+    assert any(s.averaging == "step-normalised" for s in strategies)
+    assert any(getattr(s, "averages_gradients", False) for s in strategies)
+    groups = [g for s in strategies if s.kind == "static" for phase in s.phases for g in phase]
+    assert any(g.relax != 1 for g in groups)
+    assert {len(g.members) for g in groups} >= {2, 3, 4, 5}
+    assert any(sum(len(g.members) for g in phase) < phase.num_workers for s in strategies if s.kind == "static" for phase in s.phases)
+
+
+def test_exact_cases_make_no_rounding_error():
+    """The dyadic cases fit into 53 bits: the float64 reference equals the same computation in long double."""
+    for seed in range(0, 200, 2):
+        case = make_case(seed)
+        wanted, largest = reference(case)
+        assert largest < 2**20
+        scaled = wanted * 2.0**30
+        assert (scaled == scaled.round()).all(), f"seed {seed} leaves less than 3 bits of room"
+
+
+@pytest.mark.parametrize("fault", ["relax ignored", "overlap applied late", "wrong divisor"])
+def test_a_seeded_fault_is_found(ranks, monkeypatch, fault):
+    """The comparison above can fail: each fault in the commit is noticed within a few schedules."""
+    mean, delayed = group_means.commit_mean, group_means.commit_delayed
+    if fault == "relax ignored":
+        monkeypatch.setattr(group_means, "commit_mean", lambda lane, k, _relax, ok: mean(lane, k, 1.0, ok))
+    elif fault == "overlap applied late":
+        monkeypatch.setattr(group_means, "commit_delayed", lambda lane, _s, k, relax, ok: mean(lane, k, relax, ok))
+    else:
+        monkeypatch.setattr(group_means, "commit_mean", lambda lane, k, relax, ok: mean(lane, k + 1, relax, ok))
+        monkeypatch.setattr(group_means, "commit_delayed", lambda lane, s, k, r, ok: delayed(lane, s, k + 1, r, ok))
+    assert any(ranks.run(seed) for seed in range(60))
