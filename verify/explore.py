@@ -116,6 +116,7 @@ def explore(
     symmetry: bool = True,
     shift: bool = True,
     within: Callable[[View], bool] | None = None,
+    max_gap: int | None = None,
 ) -> Exploration:
     """Visit every reachable state of a machine and check the properties in each.
 
@@ -128,9 +129,10 @@ def explore(
         shift: count step numbers from the slowest process, for machines that are `Shiftable`.
         within: keep only states whose processes satisfy this (it sees no messages); states outside are not visited,
             and "holds" then speaks about the states inside.
+        max_gap: likewise, keep only states in which no clock is more than this ahead of the slowest.
 
     Raises:
-        InputError: two properties share a name.
+        InputError: two properties share a name, or `max_gap` for a machine without clocks.
 
     Complexity: time and memory linear in states and transitions; of all traces to a violation a shortest is returned.
     """
@@ -146,7 +148,10 @@ def explore(
         symmetry=symmetry and not liveness,
         shift=shift,
         within=within,
+        max_gap=max_gap,
     )
+    if max_gap is not None and not search.shift:
+        raise InputError("max_gap: limits step numbers counted from the slowest process; the machine has none to shift")
     search.run()
     findings = tuple(_finding(search, prop) for prop in properties)
     gaps = None if search.gaps is None else tuple(map(tuple, search.gaps.tolist()))

@@ -12,7 +12,7 @@ from verify.explore import Network, NoDeadlock, explore
 if TYPE_CHECKING:
     from schedulers.protocols.digraph import Digraph
     from schedulers.protocols.hop import HopSetting
-    from verify.explore import Exploration, View
+    from verify.explore import Exploration
     from verify.gaps.lengths import Length
     from verify.gaps.paper import Matrix
 
@@ -31,17 +31,13 @@ def attained_gaps(
     unbounded = any(value is None for row in bounds for value in row)
     fence = max(finite, default=0) + 1
 
-    def inside(view: View) -> bool:
-        steps = [state.step for state in view.processes]
-        return bool(max(steps) - min(steps) <= fence)
-
     found = explore(
         Hop(graph, setting),
         properties=(NoDeadlock(),),
         network=Network(delay=False),
         max_states=max_states,
         symmetry=False,
-        within=inside if unbounded else None,
+        max_gap=fence if unbounded else None,
     )
     if not found.complete or found.gaps is None:
         return None, found

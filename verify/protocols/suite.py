@@ -53,37 +53,39 @@ def both_ways(n: int) -> Digraph:
     return Digraph.undirected(n, [(i, (i + 1) % n) for i in range(n)])
 
 
-def chord(n: int) -> Digraph:
-    """The directed ring with one chord, the smallest graph in which the published bounds are not tight."""
-    return Digraph.of(n, [(i, (i + 1) % n) for i in range(n)] + [(0, n - 2)])
+def diamond() -> Digraph:
+    """0 sends to 1 and 2, both to 3, and 3 to 0: the smallest graph on which Hop's Theorem 2 is not tight."""
+    return Digraph.of(4, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 0)])
 
 
 REORDER = Network(reorder=True)
 STEPPING = Network(delay=False)
 
 SMALL = (
-    Configuration("standard, undirected ring of 3", both_ways(3), HopSetting()),
     Configuration("standard in fine steps, ring of 3", ring(3), HopSetting(), fine=True),
-    Configuration("standard, ring of 5", ring(5), HopSetting()),
-    Configuration("tokens max_ig 2, undirected ring of 3", both_ways(3), HopSetting(max_ig=2)),
-    Configuration("tokens max_ig 2 in fine steps, ring of 3", ring(3), HopSetting(max_ig=2), fine=True),
-    Configuration("tokens max_ig 1, ring with chord of 4", chord(4), HopSetting(max_ig=1)),
-    Configuration("staleness 1, ring of 3", ring(3), HopSetting(staleness=1)),
-    Configuration("staleness 1, tokens max_ig 2, ring of 3", ring(3), HopSetting(staleness=1, max_ig=2)),
+    Configuration("standard, undirected ring of 3", both_ways(3), HopSetting()),
     Configuration("standard, undirected ring of 3, reordered", both_ways(3), HopSetting(), REORDER),
-    Configuration("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), HopSetting(backup=1, max_ig=1)),
-    Configuration("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
-                  HopSetting(backup=(1, 0, 1), max_ig=1)),
-    Configuration("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
-                  HopSetting(backup=1, staleness=1, max_ig=1)),
-    Configuration("NOTIFY-ACK, ring of 4", ring(4), HopSetting(notify_ack=True)),
+    Configuration("staleness 1, ring of 3", ring(3), HopSetting(staleness=1)),
+    Configuration("NOTIFY-ACK, ring of 3", ring(3), HopSetting(notify_ack=True)),
+    Configuration("tokens max_ig 2, skips up to 2, ring of 3", ring(3), HopSetting(max_ig=2, max_jump=2)),
     Configuration("NOTIFY-ACK, undirected ring of 3", both_ways(3), HopSetting(notify_ack=True)),
     Configuration("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), HopSetting(notify_ack=True, max_ig=1)),
-    Configuration("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
-                  HopSetting(staleness=1, max_ig=2, max_jump=2)),
+    Configuration("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
+                  HopSetting(backup=(1, 0, 1), max_ig=1)),
+    Configuration("tokens max_ig 2 in fine steps, ring of 3", ring(3), HopSetting(max_ig=2), fine=True),
+    Configuration("staleness 1, tokens max_ig 2, ring of 3", ring(3), HopSetting(staleness=1, max_ig=2)),
+    Configuration("tokens max_ig 3, skips up to 3, ring of 3", ring(3), HopSetting(max_ig=3, max_jump=3)),
+    Configuration("tokens max_ig 1, diamond", diamond(), HopSetting(max_ig=1)),
+    Configuration("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), HopSetting(backup=1, max_ig=1)),
+    Configuration("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
+                  HopSetting(backup=1, staleness=1, max_ig=1)),
     Configuration("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
                   HopSetting(backup=1, staleness=1, max_ig=2, max_jump=2), STEPPING),
-    Configuration("skips up to 3, tokens max_ig 3, ring of 3", ring(3), HopSetting(max_ig=3, max_jump=3)),
+    Configuration("NOTIFY-ACK, ring of 4", ring(4), HopSetting(notify_ack=True)),
+    Configuration("standard, ring of 5", ring(5), HopSetting()),
+    Configuration("tokens max_ig 2, undirected ring of 3", both_ways(3), HopSetting(max_ig=2)),
+    Configuration("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
+                  HopSetting(staleness=1, max_ig=2, max_jump=2)),
 )  # fmt: skip
 
 MILLION = (

@@ -39,9 +39,10 @@ class Breadth:
         symmetry: bool,
         shift: bool,
         within: Callable[[View], bool] | None,
+        max_gap: int | None,
     ) -> None:
         self.system = System(machine, network)
-        self.properties, self.max_states, self.within = properties, max_states, within
+        self.properties, self.max_states, self.within, self.max_gap = properties, max_states, within, max_gap
         self.shift = shift and self.system.shiftable is not None
         folding = Symmetry(self.system) if symmetry else None
         self.folding = folding if folding is not None and folding.permutations else None
@@ -76,7 +77,8 @@ class Breadth:
         known: set[State] = {start}
         self.states.append(start)
         self.parents.append(-1)
-        successors, fold, within = self.system.successors, self.folding, self.within
+        successors, fold = self.system.successors, self.folding
+        limited = self.within is not None or self.max_gap is not None
         watch_deadlock = any(isinstance(p, NoDeadlock) for p in self.properties)
         index, checked, level_end, transitions = 0, 0, 1, 0
         states, parents = self.states, self.parents
@@ -91,7 +93,7 @@ class Breadth:
             for _, after in found:
                 target = after if fold is None else fold.canonical(after)
                 if target not in known:
-                    if within is not None and not self._keeps(target):
+                    if limited and not self._keeps(target):
                         continue
                     if len(states) >= self.max_states:
                         cut = True
@@ -115,9 +117,12 @@ class Breadth:
     def _keeps(self, state: State) -> bool:
         """Whether a state is inside the stated limits of the exploration; asked once per tuple of local states."""
         key = state[: self.system.size]
+        if self.max_gap is not None and max(clock or 0 for clock in map(self.system.clock, key)) > self.max_gap:
+            return False
+        if self.within is None:
+            return True
         known = self._inside.get(key)
         if known is None:
-            assert self.within is not None
             known = self._inside[key] = self.within(View.of(self.system, state))
         return known
 

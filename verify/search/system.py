@@ -8,6 +8,7 @@ it is what makes an exploration of ordinary Python objects fast. A global state 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable
@@ -21,8 +22,9 @@ State = tuple[int, ...]
 BITS = 32  # two interned numbers share one integer key
 
 
-class Stopped(NamedTuple):
-    """The state of a process that has crashed."""
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The state of a process that has crashed; equal to no state of any machine."""
 
 
 class Label(NamedTuple):

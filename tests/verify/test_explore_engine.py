@@ -1,0 +1,235 @@
+"""The explorer itself, on protocols whose answers are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from schedulers.protocols.base import Note, Received, Send
+from topo.errors import InputError, RefutedError, UnknownError
+from verify.explore import Network, NoDeadlock, PerProcess, PerState, Progress, explore, replay
+
+
+@dataclass(frozen=True)
+class StopAndWait:
+    """Sender 0 hands `items` numbers to receiver 1 over a bad line; with `bit` it is the alternating-bit protocol."""
+
+    items: int = 3
+    bit: bool = True
+    num_processes = 2
+    channels = ((0, 1), (1, 0))
+
+    def start(self, process):
+        return (("sending", 0, 0), ()) if process == 0 else ((0, 0), ())
+
+    def finished(self, process, state):
+        return process == 1 or state[1] == self.items
+
+    def ready(self, process, state):
+        return ("send",) if process == 0 and state[0] == "sending" and state[1] < self.items else (
+            ("timeout",) if process == 0 and state[0] == "waiting" else ()
+        )  # fmt: skip
+
+    def step(self, process, state, event):
+        match process, event:
+            case 0, "send" | "timeout":
+                return ("waiting", state[1], state[2]), (Send(1, ("item", state[1], state[2])),)
+            case 0, Received(_, ("ack", bit)):
+                if state[0] == "waiting" and (bit == state[2] or not self.bit):
+                    return ("sending", state[1] + 1, 1 - state[2]), ()
+                return state, ()
+            case 1, Received(_, ("item", number, bit)):
+                got, expected = state
+                if bit == expected or not self.bit:
+                    return (got + 1, 1 - expected), (Send(0, ("ack", bit)), Note(("took", number)))
+                return state, (Send(0, ("ack", bit)),)
+        raise AssertionError((process, event))
+
+
+def bounded_line(view):
+    """A line that holds few messages keeps the number of states finite."""
+    return all(len(messages) <= 2 for messages in view.in_flight.values())
+
+
+def in_order(view):
+    sender, receiver = view.processes
+    return None if receiver[0] in (sender[1], sender[1] + 1) else f"sent {sender[1]}, taken {receiver[0]}"
+
+
+SAFE = PerState("nothing lost or doubled", in_order)
+
+
+@dataclass(frozen=True)
+class Impatient(StopAndWait):
+    """At most one more copy of each item, so that the line stays short."""
+
+    def start(self, process):
+        return (("sending", 0, 0, 0), ()) if process == 0 else ((0, 0), ())
+
+    def ready(self, process, state):
+        if process or state[1] >= self.items:
+            return ()
+        return ("send",) if state[0] == "sending" else (("timeout",) if state[3] < 1 else ())
+
+    def step(self, process, state, event):
+        if process:
+            return super().step(process, state, event)
+        after, actions = super().step(process, state[:3], event)
+        copies = 0 if after[0] == "sending" else state[3] + (event == "timeout")
+        return (*after, copies), actions
+
+
+def test_alternating_bit_survives_a_line_that_loses_and_doubles():
+    found = explore(Impatient(), properties=(SAFE,), network=Network(losses=1, duplicates=1))
+    assert found.holds
+    assert found.states > 200
+
+
+def test_without_the_bit_a_doubled_message_is_taken_twice_and_the_trace_is_shortest():
+    found = explore(Impatient(bit=False), properties=(SAFE,), network=Network(duplicates=1))
+    finding = found.finding("nothing lost or doubled")
+    assert finding.verdict == "fails"
+    assert [step.verb for step in finding.trace.steps] == ["step", "repeat", "deliver"]
+    assert "will arrive again" in str(finding.trace)
+
+
+def test_a_lost_message_deadlocks_a_sender_without_timeout():
+    class Trusting(StopAndWait):
+        def ready(self, process, state):
+            return tuple(e for e in super().ready(process, state) if e != "timeout")
+
+    assert explore(Trusting(), network=Network()).holds
+    found = explore(Trusting(), network=Network(losses=1))
+    assert [step.verb for step in found.finding("no deadlock").trace.steps] == ["step", "lose"]
+    with pytest.raises(RefutedError, match="no deadlock"):
+        found.require()
+
+
+def test_a_cut_search_never_says_holds():
+    found = explore(StopAndWait(items=50), properties=(SAFE, NoDeadlock()), max_states=40)
+    assert not found.complete
+    assert not found.holds
+    assert {finding.verdict for finding in found.findings} == {"unknown"}
+    assert found.states == 40
+    with pytest.raises(UnknownError, match="40 states"):
+        found.require()
+
+
+def test_a_violation_found_before_the_cut_counts():
+    found = explore(Impatient(bit=False, items=9), properties=(SAFE,), network=Network(duplicates=1), max_states=60)
+    assert found.finding("nothing lost or doubled").verdict == "fails"
+
+
+@dataclass(frozen=True)
+class TwoSpinners:
+    """Two processes that turn for ever; with `greedy` process 1 can move only while process 0 is at its start."""
+
+    greedy: bool = False
+    num_processes = 2
+    channels = ((0, 1),)
+
+    def start(self, process):
+        return 0, ()
+
+    def ready(self, process, state):
+        return ("turn",)
+
+    def step(self, process, state, event):
+        return (1 - state, ()) if event == "turn" else (state, ())
+
+
+def test_weak_fairness_lets_every_process_that_stays_able_to_move():
+    goal = Progress("1 turns", lambda label: label.verb == "step" and label.process == 1)
+    assert explore(TwoSpinners(), properties=(goal,)).holds
+
+
+@dataclass(frozen=True)
+class Door:
+    """Process 1 waits to be let in; 0 opens and shuts the door for ever by messages, so 1 may always find it shut."""
+
+    num_processes = 2
+    channels = ((0, 1),)
+
+    def start(self, process):
+        return "shut", ()
+
+    def ready(self, process, state):
+        if process == 0:
+            return ("flip",)
+        return ("enter",) if state == "open" else ()
+
+    def step(self, process, state, event):
+        flipped = "open" if state == "shut" else "shut"
+        if process == 0:
+            return flipped, (Send(1, flipped),)
+        if event == "enter":
+            return "inside", ()
+        return ("inside" if state == "inside" else event.message), ()
+
+
+def test_a_fair_run_that_starves_a_process_is_found_as_a_lasso():
+    found = explore(
+        Door(),
+        properties=(Progress("1 gets in", lambda label: label.verb == "step" and label.process == 1),),
+        network=Network(delay=False),
+        within=lambda view: view.processes[1] != "inside",
+    )
+    finding = found.finding("1 gets in")
+    assert finding.verdict == "fails"
+    assert finding.trace.loop is not None
+    assert "repeat" in str(finding.trace)
+
+
+def test_a_crash_stops_a_process_and_can_be_detected():
+    seen = []
+
+    class Watching(TwoSpinners):
+        def step(self, process, state, event):
+            if isinstance(event, Received):
+                seen.append((process, event.source))
+                return 7, ()
+            return super().step(process, state, event) if state != 7 else (state, ())
+
+    found = explore(Watching(), network=Network(crashes=1, detect=True))
+    assert found.complete
+    assert set(seen) == {(1, 0)}
+    silent = explore(TwoSpinners(), network=Network(crashes=1))
+    assert silent.states == 2 * 2 + 2 + 2
+
+
+def test_replay_runs_given_events_and_names_the_impossible_one():
+    trace = replay(TwoSpinners(), [(0, "turn"), (1, "turn")])
+    assert [step.process for step in trace.steps] == [0, 1]
+    with pytest.raises(InputError, match=r"events\[1\]"):
+        replay(TwoSpinners(), [(0, "turn"), (1, "jump")])
+
+
+def test_reordering_reaches_more_states_than_first_in_first_out():
+    @dataclass(frozen=True)
+    class Talker(TwoSpinners):
+        def start(self, process):
+            return (), (Send(1, "a"), Send(1, "b")) if process == 0 else ()
+
+        def ready(self, process, state):
+            return ()
+
+        def step(self, process, state, event):
+            return (*state, event.message), ()
+
+        def finished(self, process, state):
+            return True
+
+    orders = {True: set(), False: set()}
+    for reorder, heard in orders.items():
+        keep = PerProcess("heard", lambda process, state, heard=heard: heard.add(state) if process else None)
+        assert explore(Talker(), properties=(keep,), network=Network(reorder=reorder)).holds
+    assert ("b", "a") in orders[True]
+    assert ("b", "a") not in orders[False]
+
+
+def test_two_properties_of_one_name_and_a_senseless_network_are_refused():
+    with pytest.raises(InputError, match="share a name"):
+        explore(TwoSpinners(), properties=(SAFE, SAFE))
+    with pytest.raises(InputError, match="set delay"):
+        Network(delay=False, losses=1)

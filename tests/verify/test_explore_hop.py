@@ -1,0 +1,100 @@
+"""Hop's worker through every interleaving: all properties hold, every bound is attained, a million states."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedulers.protocols.hop import Hop, HopSetting
+from verify.explore import Network, NoDeadlock, Progress, explore
+from verify.gaps.exact import exact_bounds
+from verify.protocols.suite import MILLION, SMALL, both_ways, ring
+
+EXPECTED_MILLION = {
+    "tokens max_ig 2, ring of 5": 314_976,
+    "tokens max_ig 1, ring of 6": 204_436,
+    "backup 1, tokens max_ig 2, undirected ring of 3": 202_883,
+    "skips up to 2, staleness 1, tokens max_ig 3, ring of 3": 121_666,
+    "tokens max_ig 1, undirected ring of 4": 41_152,
+    "staleness 1, ring of 5": 105_464,
+    "NOTIFY-ACK, ring of 5": 53_856,
+    "tokens max_ig 3, ring of 10, at once": 72_403,
+}
+
+
+def test_every_configuration_has_its_expected_number_and_they_exceed_a_million():
+    assert {c.name for c in MILLION} == set(EXPECTED_MILLION)
+    assert sum(EXPECTED_MILLION.values()) > 1_000_000
+    assert len({c.name for c in SMALL + MILLION}) == len(SMALL + MILLION)
+
+
+@pytest.mark.parametrize("configuration", SMALL + MILLION, ids=lambda c: c.name)
+def test_all_properties_hold_and_the_bound_is_attained(configuration, record_property):
+    found = configuration.run()
+    record_property("states", found.states)
+    assert found.holds, found
+    assert configuration.is_tight(found)
+    if configuration.name in EXPECTED_MILLION:
+        assert found.states == EXPECTED_MILLION[configuration.name]
+
+
+@pytest.mark.parametrize("setting", [HopSetting(), HopSetting(max_ig=2), HopSetting(staleness=1, max_ig=1)], ids=str)
+def test_late_messages_and_fine_steps_reach_the_same_gaps_as_messages_at_once(setting):
+    graph = ring(3)
+    delayed = explore(Hop(graph, setting))
+    fine = explore(Hop(graph, setting, fine=True))
+    at_once = explore(Hop(graph, setting), network=Network(delay=False))
+    assert delayed.gaps == fine.gaps == at_once.gaps == exact_bounds(graph, setting)
+    assert at_once.states < delayed.states < fine.states
+
+
+def test_folding_symmetric_states_changes_no_answer():
+    for graph in (ring(4), both_ways(3)):
+        machine = Hop(graph, HopSetting(max_ig=1))
+        folded, full = explore(machine), explore(machine, symmetry=False)
+        assert folded.holds
+        assert full.holds
+        assert folded.gaps == full.gaps
+        assert full.states / len(machine.symmetries()) <= folded.states < full.states
+
+
+def test_every_worker_goes_on_for_ever_under_fairness():
+    machine = Hop(ring(3), HopSetting(max_ig=1))
+    goals = [
+        Progress(f"worker {w} goes on", lambda label, w=w: label.verb == "step" and label.process == w)
+        for w in range(3)
+    ]
+    assert explore(machine, properties=(NoDeadlock(), *goals)).holds
+
+
+def test_skipping_without_staleness_can_deadlock_in_a_complete_graph():
+    found = explore(Hop(both_ways(3), HopSetting(max_ig=3, max_jump=3)), network=Network(delay=False))
+    finding = found.finding("no deadlock")
+    assert finding.verdict == "fails"
+    assert len(finding.trace.steps) == 3
+    assert "skips" in str(finding.trace)
+
+
+def test_lost_update_deadlocks_and_the_trace_names_it():
+    found = explore(Hop(ring(2), HopSetting()), network=Network(losses=1))
+    trace = str(found.finding("no deadlock").trace)
+    assert "is lost" in trace
+
+
+def test_after_a_crash_the_others_stop_where_the_bound_says():
+    machine = Hop(ring(4), HopSetting(max_ig=2))
+    found = explore(machine, network=Network(delay=False, crashes=1), symmetry=False)
+    finding = found.finding("no deadlock")
+    assert finding.verdict == "fails"
+    assert [step.verb for step in finding.trace.steps].count("crash") == 1
+    crashed = finding.trace.end.processes.index(None)
+    bounds = exact_bounds(machine.graph, machine.setting)
+    # The shortest run crashes a worker in step 0, and all others run until they wait for it.
+    ends = {w: state.step for w, state in enumerate(finding.trace.end.processes) if w != crashed}
+    assert ends == {w: bounds[w][crashed] for w in ends}
+
+
+def test_skip_needs_tokens_and_moves_as_many():
+    machine = Hop(ring(3), HopSetting(max_ig=2, max_jump=2))
+    found = explore(machine)
+    assert found.holds
+    assert found.gaps == exact_bounds(machine.graph, machine.setting)
