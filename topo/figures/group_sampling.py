@@ -81,16 +81,19 @@ def group_disagreement(motion: GroupMotion, *, probes: int, seed: int, seconds: 
     known = sum(pace * (len(partition.sizes) - 1) for partition in motion.partitions) / (period * n)
     known += (1 - 1 / n) * ((pace - 1) / 2 + (pace if motion.overlap else 0))
     generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
-    values, finished = [], True
+    values: list[float] = []
+    finished = True
     for _ in range(probes):
-        total = 0.0
+        total, complete = 0.0, True
         for start in range(period):
             unit = motion.units[start]
             probe = math.sqrt(pace) * generator.choice((-1.0, 1.0), size=len(unit))
             probe -= unit * inner(unit, probe)
             part, done = follow(motion.onward, period, probe, start, deadline)
-            total, finished = total + part, finished and done
-        values.append(known + total / (period * n))
+            total, complete = total + part, complete and done
+        if complete or not values:  # a probe that time cut off counts only if there is no other
+            values.append(known + total / (period * n))
+            finished = complete
         if time.monotonic() > deadline:
             break
     return summary(values, finished=finished)
@@ -101,7 +104,8 @@ def group_drift(
 ) -> Sampled:
     """As `sampled_drift`. O(probes · rounds · n), vectors of K entries."""
     generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
-    values, finished = [], True
+    values: list[float] = []
+    finished = True
     for _ in range(probes):
         if push == "worker":
             signs = generator.choice((-1.0, 1.0), size=motion.num_workers)
@@ -109,8 +113,9 @@ def group_drift(
             signs = generator.choice((-1.0, 1.0), size=int(motion.node_of.max()) + 1)[motion.node_of]
         signs -= signs.mean()
         value, done = _settle(motion, signs, deadline)
-        values.append(value)
-        finished = finished and done
+        if done or not values:  # a probe that time cut off counts only if there is no other
+            values.append(value)
+            finished = done
         if time.monotonic() > deadline:
             break
     return summary(values, finished=finished)

@@ -29,7 +29,7 @@ class Limits:
     dense_entries: int = 2**27
     lanczos_steps: int = 50
     probes: int = 2
-    seconds: float = 3.0
+    seconds: float = 6.0
     seed: int = 0
 
 

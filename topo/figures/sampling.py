@@ -92,17 +92,19 @@ def sampled_disagreement(motion: Motion, *, probes: int, seed: int, seconds: flo
     n, period, instants = len(motion.paces), motion.period, int(motion.paces.max())
     constant = (1 - 1 / n) * _inner_sum(motion.paces) / (n * instants)
     generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
-    values = []
+    values: list[float] = []
     finished = True
     for _ in range(probes):
-        total = 0.0
+        total, complete = 0.0, True
         for start in range(period):
             probe = motion.deviation(start) * generator.choice((-1.0, 1.0), size=n)
             probe -= probe.mean()
             part, done = follow(motion.average, period, probe, start, deadline)
             own = inner(probe, probe) if motion.overlap else 0.0
-            total, finished = total + own + part, finished and done
-        values.append(constant + total / (period * n))
+            total, complete = total + own + part, complete and done
+        if complete or not values:  # a probe that time cut off counts only if there is no other
+            values.append(constant + total / (period * n))
+            finished = complete
         if time.monotonic() > deadline:
             break
     return summary(values, finished=finished)
@@ -143,15 +145,17 @@ def sampled_drift(
     Pushes are random signs, one per worker or one per node, so that the mean over draws is the drift itself.
     """
     generator, deadline = np.random.default_rng(seed), time.monotonic() + seconds
-    values, finished = [], True
+    values: list[float] = []
+    finished = True
     for _ in range(probes):
         if push == "worker":
             signs = generator.choice((-1.0, 1.0), size=len(motion.paces))
         else:
             signs = generator.choice((-1.0, 1.0), size=int(motion.node_of.max()) + 1)[motion.node_of]
         value, done = _settle(motion, signs, deadline)
-        values.append(value)
-        finished = finished and done
+        if done or not values:  # a probe that time cut off counts only if there is no other
+            values.append(value)
+            finished = done
         if time.monotonic() > deadline:
             break
     return summary(values, finished=finished)
