@@ -1,0 +1,145 @@
+"""AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbour at a time, whenever it likes.
+
+An *active* worker picks a passive neighbour, asks it, and waits for the answer; a *passive* worker answers at once.
+When the graph is bipartite the two sides play these parts and nobody who is asked is ever waiting. Without such a split
+workers do both, and may wait for one another in a circle (Prague, Figure 2a).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from schedulers.protocols.digraph import Digraph, automorphisms
+from topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Role(StrEnum):
+    """The part a worker plays."""
+
+    ACTIVE = "active"
+    PASSIVE = "passive"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Event: the worker has computed and picks a neighbour to average with."""
+
+    partner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Message: my parameters; average them with yours and answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Message: the average that we both have now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairState:
+    """One worker: whom it waits for (−1: nobody) and who waits for it, in order of arrival."""
+
+    waits_for: int = -1
+    askers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """All workers over an undirected graph, with a role each; a `Machine` that the explorer can rename.
+
+    Two workers that ask each other at the same time have both sent their parameters, so each takes the other's question
+    as the answer. A worker that waits keeps other questions until it has its answer: the averaging is atomic.
+
+    Raises:
+        InputError: a directed graph, or a number of roles that is not the number of workers.
+    """
+
+    graph: Digraph
+    roles: tuple[Role, ...]
+
+    def __post_init__(self) -> None:
+        """Check the graph and the roles."""
+        if not self.graph.is_symmetric:
+            raise InputError("pairing: workers of a pair average with each other; give an undirected graph")
+        if len(self.roles) != self.graph.num_workers:
+            raise InputError(f"roles: has {len(self.roles)} entries for {self.graph.num_workers} workers")
+
+    @property
+    def num_processes(self) -> int:
+        """The number of workers."""
+        return self.graph.num_workers
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """Questions and answers go both ways along every edge."""
+        return self.graph.edges
+
+    def start(self, process: int) -> Outcome[PairState]:  # noqa: ARG002 - all start alike
+        """Nobody waits."""
+        return PairState(), ()
+
+    def ready(self, process: int, state: PairState) -> Sequence[Choose]:
+        """An active worker that waits for nobody may pick any neighbour that answers."""
+        if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
+            return ()
+        return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)
+
+    def step(self, process: int, state: PairState, event: object) -> Outcome[PairState]:  # noqa: ARG002 - as in Machine
+        """One event of one worker."""
+        match event:
+            case Choose(partner):
+                return replace(state, waits_for=partner), (Send(partner, Ask()),)
+            case Received(source, Ask()) if state.waits_for == source:
+                return self._served(state, source)
+            case Received(source, Ask()) if state.waits_for >= 0:
+                return replace(state, askers=(*state.askers, source)), ()
+            case Received(source, Ask()):
+                return state, (Send(source, Answer()), Note(("averaged", source)))
+            case Received(source, Answer()):
+                return self._served(state, source)
+        raise AssertionError(f"not an event of the pairing: {event}")
+
+    def _served(self, state: PairState, partner: int) -> Outcome[PairState]:
+        """The exchange is done: answer everybody who asked meanwhile."""
+        answers: tuple[Action, ...] = tuple(Send(asker, Answer()) for asker in state.askers)
+        return PairState(), (Note(("averaged", partner)), *answers)
+
+    def symmetries(self) -> Sequence[tuple[int, ...]]:
+        """The graph's automorphisms that keep the roles."""
+        return automorphisms(self.graph, self.roles)
+
+    def renamed(self, process: int, state: PairState, permutation: tuple[int, ...]) -> PairState:  # noqa: ARG002 - the state says it all
+        """The same with the new names."""
+        waits_for = state.waits_for if state.waits_for < 0 else permutation[state.waits_for]
+        return PairState(waits_for, tuple(permutation[asker] for asker in state.askers))
+
+    def renamed_message(self, message: Ask | Answer, permutation: tuple[int, ...]) -> Ask | Answer:  # noqa: ARG002 - names nobody
+        """No message names a worker."""
+        return message
+
+    def describe(self, process: int, event: Choose) -> str:
+        """As a reader would say it."""
+        return f"worker {process} picks worker {event.partner} and waits for it"
+
+    def describe_message(self, message: Ask | Answer) -> str:
+        """As a reader would say it."""
+        return "question" if isinstance(message, Ask) else "answer"
+
+
+def all_both(graph: Digraph) -> Pairing:
+    """The pairing in which every worker asks and answers: what a graph without two sides comes to."""
+    return Pairing(graph, (Role.BOTH,) * graph.num_workers)
+
+
+def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
+    """The pairing in which the workers of one side ask and all others answer."""
+    return Pairing(graph, tuple(Role.ACTIVE if v in active else Role.PASSIVE for v in range(graph.num_workers)))

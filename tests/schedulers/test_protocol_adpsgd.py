@@ -1,0 +1,115 @@
+"""AD-PSGD's pairing: free of deadlock on two sides, deadlocked by an odd cycle."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+
+from schedulers.protocols.adpsgd import Ask, Pairing, Role, all_both, two_sides
+from schedulers.protocols.digraph import Digraph
+from topo.errors import InputError
+from verify.explore import NoDeadlock, PerPair, Progress, explore
+from verify.pairing import shortest_deadlock, shortest_odd_cycle, two_sides_of
+
+
+def cycle(n):
+    return Digraph.undirected(n, [(i, (i + 1) % n) for i in range(n)])
+
+
+def served_once():
+    """A question is on its way, kept by the asked, or answered: exactly one of them while the asker waits."""
+
+    def check(pair):
+        asking = pair.first_state.waits_for == pair.second
+        kept = pair.second_state.askers.count(pair.first)
+        asked = sum(isinstance(m, Ask) for m in pair.there)
+        crossed = pair.second_state.waits_for == pair.first
+        answered = len(pair.back) - sum(isinstance(m, Ask) for m in pair.back)
+        if crossed or any(isinstance(m, Ask) for m in pair.back):
+            return None
+        return None if asked + kept + answered == asking else f"{pair}"
+
+    return check
+
+
+BIPARTITE = {
+    "path of 4": Digraph.undirected(4, [(0, 1), (1, 2), (2, 3)]),
+    "ring of 4": cycle(4),
+    "ring of 6": cycle(6),
+    "2 and 3": Digraph.undirected(5, [(a, b) for a in (0, 1) for b in (2, 3, 4)]),
+    "star of 5": Digraph.undirected(5, [(0, i) for i in range(1, 5)]),
+}
+
+
+@pytest.mark.parametrize("name", BIPARTITE)
+def test_two_sides_never_deadlock_and_every_active_worker_is_served(name):
+    graph = BIPARTITE[name]
+    sides = two_sides_of(graph)
+    assert sides.active is not None
+    assert all((u in sides.active) != (v in sides.active) for u, v in graph.edges)
+    machine = two_sides(graph, sides.active)
+    pairs = PerPair("served once", graph.edges, served_once())
+    found = explore(machine, properties=(NoDeadlock(), pairs))
+    assert found.holds, found
+    goals = [
+        Progress(f"{w} is served", lambda label, w=w: label.process == w and label.verb == "deliver")
+        for w in sorted(sides.active)
+    ]
+    assert explore(machine, properties=goals).holds
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_an_odd_cycle_deadlocks_in_as_many_picks_as_it_has_workers(n):
+    sides = two_sides_of(cycle(n))
+    assert sides.active is None
+    assert len(sides.odd_cycle) == n
+    waits = [state.waits_for for state in sides.deadlock.end.processes]
+    assert sorted(waits) == list(range(n))
+    assert sides.deadlock.end.in_flight == {}
+    assert not any(all_both(cycle(n)).ready(p, state) for p, state in enumerate(sides.deadlock.end.processes))
+    trace = shortest_deadlock(n)
+    picks = [step for step in trace.steps if step.verb == "step"]
+    assert len(picks) == n
+    assert "picks" in str(trace)
+
+
+def test_prague_figure_2a_replayed_step_by_step():
+    """Three workers A, B, C: A waits for B, B for C, C for A, and all questions are kept for ever."""
+    trace = shortest_deadlock(3)
+    ends = trace.end.processes
+    assert {state.waits_for for state in ends} == {0, 1, 2}
+    assert all(len(state.askers) == 1 for state in ends)
+    assert trace.end.in_flight == {}
+    assert len(trace.steps) == 6
+
+
+def test_an_even_ring_deadlocks_too_when_everybody_both_asks_and_answers():
+    """The graph is not enough: it is the split into two sides that keeps a bipartite graph free of deadlock."""
+    assert explore(all_both(cycle(4))).finding("no deadlock").verdict == "fails"
+
+
+def test_questions_that_cross_are_each_others_answers():
+    """Two workers that pick each other have both sent their parameters, and do not block."""
+    assert explore(all_both(Digraph.undirected(2, [(0, 1)]))).holds
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_odd_cycle_is_shortest_and_every_other_graph_is_bipartite(seed):
+    made = nx.gnp_random_graph(4 + seed % 9, 0.3, seed=seed)
+    graph = Digraph.undirected(made.number_of_nodes(), made.edges)
+    sides = two_sides_of(graph)
+    assert (sides.active is not None) == nx.is_bipartite(made)
+    if sides.active is None:
+        around = sides.odd_cycle
+        assert len(around) % 2 == 1
+        assert len(set(around)) == len(around)
+        assert all(made.has_edge(a, b) for a, b in zip(around, (*around[1:], around[0]), strict=True))
+        odd = [len(c) for c in nx.simple_cycles(made, length_bound=len(around)) if len(c) % 2]
+        assert min(odd) == len(shortest_odd_cycle(graph)) == len(around)
+
+
+def test_bad_graphs_and_roles_are_refused():
+    with pytest.raises(InputError, match="undirected"):
+        all_both(Digraph.of(2, [(0, 1)]))
+    with pytest.raises(InputError, match="roles"):
+        Pairing(cycle(3), (Role.BOTH,))
