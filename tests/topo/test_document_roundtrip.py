@@ -1,6 +1,7 @@
 """Schedules survive their documents: load and dump are inverse, and the hash sees the content and nothing else."""
 
 import json
+import resource
 from fractions import Fraction
 from math import prod
 
@@ -315,3 +316,19 @@ def test_certificate_is_kept_and_bounded_like_the_rest():
     text = schedule_text(schedule).replace('"1', "1").replace('1"', "1")
     with pytest.raises(DocumentError, match=r"certificate\.numbers\[0\]: is 1+\.\.\., an integer beyond"):
         parse_schedule(text.encode())
+
+
+def test_write_that_breaks_off_halfway_leaves_the_old_file_and_no_litter(tmp_path):
+    """The disk is "full" after 1,000 bytes: the kernel's own limit on file sizes plays that part."""
+    path = tmp_path / "schedule.json"
+    good = Schedule("good", Cluster.regular(2, 2), AllReduce())
+    write_schedule(path, good)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(FileProblem, match="cannot be written"):
+            write_schedule(path, good.with_certificate({"long": "x" * 5000}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert load_schedule(path) == good
+    assert len(list(tmp_path.iterdir())) == 1
