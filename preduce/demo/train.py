@@ -21,7 +21,11 @@ from preduce.demo.digits import Digits, load_digits, make_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run: the schedule files (name → path), equal hyper-parameters for all, and where results go."""
+    """What is run: the schedule files (name → path), equal hyper-parameters for all, and where results go.
+
+    With `pad` a step's computing lasts at least so many seconds: on a machine with fewer cores than workers it stands
+    for computing that does not share cores.
+    """
 
     schedules: dict[str, str]
     folder: str
@@ -31,6 +35,7 @@ class Plan:
     batch: int = 16
     learning_rate: float = 0.3
     seed: int = 0
+    pad: float = 0.0
 
     def write(self, path: Path) -> None:
         """As JSON."""
@@ -61,10 +66,13 @@ def work(plan: Plan, name: str, digits: Digits) -> None:
     generator = torch.Generator().manual_seed(1000 * plan.seed + rank)
     curve, losses, seconds, started = [], [], 0.0, time.perf_counter()
     for step in range(plan.steps):
+        begun = time.perf_counter()
         batch = shard[torch.randint(len(shard), (plan.batch,), generator=generator)]
         loss = torch.nn.functional.cross_entropy(model(digits.train_images[batch]), digits.train_labels[batch])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if plan.pad:
+            time.sleep(max(0.0, plan.pad - (time.perf_counter() - begun)))
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % plan.every == 0:
