@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.figures.sectors import spectral_norms, spectral_radii
+from topo.figures.sectors import spectral_norms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ def contraction_per_start(sectors: Sectors) -> tuple[float, ...]:
 
 def radius_of(sectors: Sectors) -> float:
     """The spectral radius of the period product off the mean; it does not depend on the start. O(Σ C g³)."""
-    return _clean(max(float(spectral_radii(batch.product()).max()) for batch in sectors.batches))
+    return _clean(sectors.radius)
 
 
 def spectrum_of(sectors: Sectors) -> tuple[npt.NDArray[np.complex128], npt.NDArray[np.int64]]:

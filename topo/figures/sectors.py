@@ -8,6 +8,7 @@ direction is projected out, so that J acts as zero everywhere.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class Batch:
         return adjoint(self.off_mean(adjoint(half)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Sectors:
     """All batches of one schedule: together they span the space of all n workers."""
 
@@ -77,6 +78,11 @@ class Sectors:
     batches: Sequence[Batch]
     overlap: bool
     how: str
+
+    @cached_property
+    def radius(self) -> float:
+        """The largest modulus of an eigenvalue of the period product off the mean; computed once, many figures ask."""
+        return max(float(spectral_radii(batch.product()).max()) for batch in self.batches)
 
 
 def adjoint(matrices: npt.NDArray[Any]) -> npt.NDArray[Any]:
