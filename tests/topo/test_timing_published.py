@@ -1,0 +1,94 @@
+"""Pipe-SGD's timing model and Parallax's transfer table."""
+
+import pytest
+
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.hardware import Hardware, Link
+from topo.phase import Phase
+from topo.timing import parallax, pipe_sgd
+from topo.timing.cost import group_seconds
+
+IT = pipe_sgd.Iteration(update=1.0, forward=2.0, backward=4.0, communicate=5.0)
+
+
+def test_synchronous_time_is_the_sum_and_pipelined_time_the_larger_part():
+    assert pipe_sgd.synchronous_seconds(IT, 10) == 120.0
+    assert pipe_sgd.pipelined_seconds(IT, 10) == 7 + 9 * 7 + 5
+    slow_link = pipe_sgd.Iteration(update=1.0, forward=2.0, backward=4.0, communicate=9.0)
+    assert pipe_sgd.pipelined_seconds(slow_link, 1000) / 1000 == pytest.approx(9.0, rel=1e-2)
+
+
+def test_a_width_beyond_two_gains_nothing_and_one_is_synchronous():
+    assert pipe_sgd.pipelined_seconds(IT, 10, width=3) == pipe_sgd.pipelined_seconds(IT, 10, width=2)
+    assert pipe_sgd.pipelined_seconds(IT, 10, width=1) == pipe_sgd.synchronous_seconds(IT, 10)
+    assert pipe_sgd.ideal_pipelined_seconds(IT, 10, width=2) <= pipe_sgd.pipelined_seconds(IT, 10)
+
+
+def test_pipelining_at_most_halves_the_time():
+    for communicate in (0.1, 3.0, 7.0, 20.0):
+        it = pipe_sgd.Iteration(update=1.0, forward=2.0, backward=4.0, communicate=communicate)
+        gain = pipe_sgd.synchronous_seconds(it, 500) / pipe_sgd.pipelined_seconds(it, 500)
+        assert 1.0 <= gain <= 2.0
+
+
+def test_the_ring_is_the_ring_of_the_cost_model():
+    hardware = Hardware(inside=Link(0.25, 0.5), model_bytes=64)
+    mine = pipe_sgd.ring_seconds(8, 64, latency=0.25, seconds_per_byte=0.5)
+    assert group_seconds(Phase.from_groups(8, [range(8)]), Cluster.regular(1, 8), hardware).tolist() == [mine]
+    assert pipe_sgd.ring_seconds(4, 8, latency=0, seconds_per_byte=0, add_seconds_per_byte=1.0, synchronise=2.0) == 8.0
+
+
+def test_layerwise_sending_hides_communication_but_pays_latency_for_each_layer():
+    assert pipe_sgd.layerwise_seconds(IT, 1, num_layers=1, latency_part=1.0) == 1 + 2 + 5
+    assert pipe_sgd.layerwise_seconds(IT, 1, num_layers=4, latency_part=1.0) == 1 + 2 + 8
+
+
+def test_compression_shrinks_messages_and_costs_time():
+    assert pipe_sgd.compressed(8.0, 4.0, compress_seconds_per_byte=1.0) == 3.0
+    with pytest.raises(InputError, match="do not grow"):
+        pipe_sgd.compressed(8.0, 0.5)
+
+
+def test_transfer_table():
+    n, w, a = 8, 100.0, 0.1
+    assert parallax.server_bytes(n, w, is_server=True) == 1400.0
+    assert parallax.server_bytes(n, w, is_server=False) == 200.0
+    assert parallax.server_bytes(n, w, touched=a, is_server=True) == pytest.approx(140.0)
+    assert parallax.allreduce_bytes(n, w) == 350.0
+    assert parallax.allgather_bytes(n, w, touched=a) == pytest.approx(140.0)
+
+
+def test_spread_servers_move_the_mean_of_server_and_worker():
+    n, w, a = 6, 30.0, 0.25
+    as_server = parallax.server_bytes(n, w, touched=a, is_server=True)
+    as_worker = parallax.server_bytes(n, w, touched=a, is_server=False)
+    assert parallax.spread_server_bytes(n, w, touched=a) == pytest.approx((as_server + (n - 1) * as_worker) / n)
+
+
+@pytest.mark.parametrize(
+    ("machines", "touched", "is_sparse", "route"),
+    [
+        (8, 0.01, True, parallax.Route.SERVER),
+        (8, 1.0, True, parallax.Route.ALLREDUCE),
+        (8, 0.01, False, parallax.Route.ALLREDUCE),
+        (2, 0.5, True, parallax.Route.SERVER),
+    ],
+)
+def test_sparse_goes_to_servers_and_dense_to_allreduce(machines, touched, is_sparse, route):
+    assert parallax.cheapest(machines, 1e6, touched=touched, is_sparse=is_sparse)[0] is route
+
+
+def test_more_than_two_machines_make_servers_cheaper_than_gathering():
+    for machines in range(2, 20):
+        servers = parallax.spread_server_bytes(machines, 1.0, touched=0.1)
+        gathered = parallax.allgather_bytes(machines, 1.0, touched=0.1)
+        assert (servers < gathered) == (machines > 2)
+
+
+@pytest.mark.parametrize("arguments", [{"touched": 1.5}, {"num_bytes": -1.0}, {"num_machines": 0}])
+def test_impossible_quantities_are_refused(arguments):
+    with pytest.raises(InputError):
+        parallax.spread_server_bytes(**({"num_machines": 2, "num_bytes": 1.0, "touched": 0.5} | arguments))
+    with pytest.raises(InputError, match="times are >= 0"):
+        pipe_sgd.Iteration(update=-1.0, forward=0, backward=0, communicate=0)
