@@ -13,6 +13,9 @@ from preduce.__main__ import main
 ROOT = Path(__file__).parent.parent.parent
 
 
+OURS = ("verify", "show", "simulate", "compare", "catalogue", "run", "schema", "demo")
+
+
 @pytest.fixture
 def figure_10(tmp_path):
     path = tmp_path / "figure10.json"
@@ -73,6 +76,31 @@ def test_every_verb_explains_itself(capsys):
     for verb in VERBS:
         assert main([verb, "--help"]) == 0
         assert "Usage: preduce" in capsys.readouterr().out
+
+
+def test_every_option_is_documented():
+    import typer.main
+
+    from preduce.commands import build_app
+
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    shared = text[text.index("## Quantities") : text.index("## design")]
+    commands = typer.main.get_command(build_app()).commands
+    for verb in OURS:
+        start = text.index(f"\n## {verb}\n")
+        section = shared + text[start : text.find("\n## ", start + 1)]
+        for parameter in commands[verb].params:
+            names = [name for name in parameter.opts if name.startswith("-")]
+            assert not names or any(name in section for name in names), f"{verb} {names}"
+
+
+def test_every_exit_code_is_documented():
+    from topo import errors
+
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.PreduceError)}
+    for code in codes | {0, 2, 70, 130}:
+        assert f"| {code} |" in text
 
 
 def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
@@ -231,7 +259,7 @@ def test_schema_is_what_the_loader_uses(capsys):
     ("arguments", "code", "words"),
     [
         (["bogus"], 2, "No such command"),
-        (["design", "4x4"], 2, "prague-figure-10"),
+        (["design", "4x4", "--param", "every=2"], 2, "--using"),
         (["design", "4by4", "--using", "allreduce"], 65, "4x4"),
         (["design", "4x4", "--using", "alreduce"], 65, "did you mean"),
         (["design", "4x4", "--using", "allreduce", "-p", "evry=2"], 65, "did you mean every"),
