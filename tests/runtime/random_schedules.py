@@ -139,8 +139,12 @@ def run_case(case: Case, world) -> str | None:
     rank = world.rank
     model = Quadratic(case.start[rank], case.dtype)
     optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1.0, foreach=False), model, case.schedule,
-        timeout=60, initial="keep", world=world,
+        torch.optim.SGD(model.parameters(), lr=1.0, foreach=False),
+        model,
+        case.schedule,
+        timeout=60,
+        initial="keep",
+        world=world,
     )
     steps = case.rounds * case.schedule.pace_of(rank)
     for step in range(steps):

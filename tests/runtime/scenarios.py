@@ -138,13 +138,19 @@ def same_losses_as_ddp() -> None:
 
 def unused_parameter() -> None:
     """A parameter without gradient on some or all workers."""
-    model = torch.nn.ParameterDict({"some": torch.nn.Parameter(torch.ones(2)), "never": torch.nn.Parameter(torch.ones(2))})
+    model = torch.nn.ParameterDict(
+        {"some": torch.nn.Parameter(torch.ones(2)), "never": torch.nn.Parameter(torch.ones(2))}
+    )
     optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.5), model, everyone(), timeout=30)
     if rank() == 0:
         model["some"].grad = torch.full((2,), 4.0)
     optimizer.step()
-    report(some=model["some"].tolist(), never=model["never"].tolist(), grad=model["some"].grad.tolist(),
-           never_grad=model["never"].grad is not None)
+    report(
+        some=model["some"].tolist(),
+        never=model["never"].tolist(),
+        grad=model["some"].grad.tolist(),
+        never_grad=model["never"].grad is not None,
+    )
 
 
 def differing(what) -> None:
@@ -176,8 +182,11 @@ def killed(when) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(1000, 2000 if when == "in mid-operation" else 2)
     optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.0), model, pairs() if when != "in mid-operation" else everyone(2),
-        timeout=3 if when == "stopped" else 60, initial="keep",
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        model,
+        pairs() if when != "in mid-operation" else everyone(2),
+        timeout=3 if when == "stopped" else 60,
+        initial="keep",
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -229,7 +238,9 @@ def infinite_gradient(schedule, kind="static") -> None:
         scaler.update()
         scales.append(scaler.get_scale())
         if step == 3:
-            report(step=3, unchanged=bool((weights(model) == before).all()), finite=bool(weights(model).isfinite().all()))
+            report(
+                step=3, unchanged=bool((weights(model) == before).all()), finite=bool(weights(model).isfinite().all())
+            )
     optimizer.finish()
     report(end=True, finite=bool(weights(model).isfinite().all()), checksum=weights(model).sum().item(), scales=scales)
 
@@ -285,8 +296,15 @@ def mean_model() -> None:
                 refused = str(error)
         same = bool((weights(model) == own).all() and (model[1].running_mean == statistics).all())
         train(optimizer, model, 5)
-        report(overlap=overlap, own=own.tolist(), inside=inside, statistics=statistics.tolist(),
-               inside_statistics=inside_statistics, same=same, refused=refused)
+        report(
+            overlap=overlap,
+            own=own.tolist(),
+            inside=inside,
+            statistics=statistics.tolist(),
+            inside_statistics=inside_statistics,
+            same=same,
+            refused=refused,
+        )
         optimizer.finish()
 
 
@@ -335,8 +353,12 @@ def policies() -> None:
     for buffers in ("average", "local", "broadcast"):
         model = torch.nn.BatchNorm1d(2)
         optimizer = DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, everyone(2),
-            timeout=20, buffers=buffers, optimizer_state="average" if buffers == "average" else "local",
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            model,
+            everyone(2),
+            timeout=20,
+            buffers=buffers,
+            optimizer_state="average" if buffers == "average" else "local",
         )
         for _ in range(2):
             optimizer.zero_grad()
@@ -405,8 +427,12 @@ def main() -> None:
         num_workers, function = SCENARIOS[request["name"]]
         output, start = io.StringIO(), time.monotonic()
         code = launch(
-            function, num_workers=num_workers, num_nodes=request.get("nodes", 1), output=output,
-            environment=request.get("environment", {}), grace=request.get("grace", 3.0),
+            function,
+            num_workers=num_workers,
+            num_nodes=request.get("nodes", 1),
+            output=output,
+            environment=request.get("environment", {}),
+            grace=request.get("grace", 3.0),
         )
         answer = {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
         print(json.dumps(answer), flush=True)

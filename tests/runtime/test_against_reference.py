@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from random_schedules import MAX_WORKERS, make_case, reference, run_case
 
-import runtime.strategies.group_means as group_means
 from runtime.communicators import GlooWorld
+from runtime.strategies import group_means
 
 CASES = 2000
 BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
@@ -86,7 +86,12 @@ def test_random_schedules_cover_what_they_claim():
     groups = [g for s in strategies if s.kind == "static" for phase in s.phases for g in phase]
     assert any(g.relax != 1 for g in groups)
     assert {len(g.members) for g in groups} >= {2, 3, 4, 5}
-    assert any(sum(len(g.members) for g in phase) < phase.num_workers for s in strategies if s.kind == "static" for phase in s.phases)
+    assert any(
+        sum(len(g.members) for g in phase) < phase.num_workers
+        for s in strategies
+        if s.kind == "static"
+        for phase in s.phases
+    )
 
 
 def test_exact_cases_make_no_rounding_error():

@@ -1,0 +1,341 @@
+"""Real worker processes over gloo: training, handshake, and everything that would otherwise hang.
+
+One driver process imports torch once and forks the workers of each scenario (scenarios.py).
+"""
+
+import json
+import os
+import random
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+pytestmark = pytest.mark.processes
+
+
+class Driver:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "scenarios.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, name: str, *, limit: float = 60, **request) -> dict:
+        self.process.stdin.write(json.dumps({"name": name, **request}) + "\n")
+        self.process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(limit), f"{name}: hangs; no answer within {limit} s"
+        answer = json.loads(self.process.stdout.readline())
+        lines = answer["output"].splitlines()
+        answer["reports"] = [json.loads(line.split("REPORT ", 1)[1]) for line in lines if "REPORT " in line]
+        answer["errors"] = {r["rank"]: r for r in answer["reports"] if "error" in r}
+        return answer
+
+    def close(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def driver():
+    started = Driver()
+    yield started
+    started.close()
+
+
+def reports(answer, rank=None, **facts):
+    chosen = [r for r in answer["reports"] if all(r.get(k) == v for k, v in facts.items())]
+    return [r for r in chosen if rank is None or r["rank"] == rank]
+
+
+def test_random_schedules_on_processes_equal_the_reference(driver):
+    base = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
+    print(f"seeds from {base}")
+    answer = driver.run(
+        "random schedules", limit=110, environment={"CASES_FROM": str(base), "CASES": os.environ.get("CASES", "40")}
+    )
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert len(answer["reports"]) == 6
+    assert [problem for report in answer["reports"] for problem in report["problems"]] == []
+    assert answer["reports"][0]["run"] > 0
+
+
+def test_allreduce_equals_ddp_for_sgd_momentum_and_adam(driver):
+    answer = driver.run("same losses as DDP")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    for name in ("sgd", "momentum", "adam"):
+        found = reports(answer, name=name)
+        assert len(found) == 4
+        for report in found:
+            assert report["ours"] == pytest.approx(report["theirs"], rel=1e-4)
+            assert report["difference"] < 1e-5
+            assert report["ours"][-1] < report["ours"][0]
+
+
+def test_a_parameter_without_gradient_counts_as_zero_and_none_stays_none(driver):
+    answer = driver.run("unused parameter")
+    for report in answer["reports"]:
+        assert report["grad"] == [2.0, 2.0]
+        assert report["some"] == pytest.approx([0.5, 0.5])
+        assert report["never"] == [1.0, 1.0]
+        assert not report["never_grad"]
+    assert len(answer["reports"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("schedule", ["schedule differs", "rank 2 has 'other pairs'", "the others have 'pairs'"]),
+        ("model", ["model differs", "rank 2", "0.weight 9×4", "0.weight 8×4"]),
+        ("size", ["number of workers differs", "rank 2 has 3", "the others have 4"]),
+        ("policy", ["buffers differs", "rank 2 has local"]),
+    ],
+)
+def test_all_ranks_name_the_differing_rank_and_field(driver, what, words):
+    answer = driver.run(f"differing {what}")
+    assert answer["code"] == 65
+    assert len(answer["errors"]) == 4
+    assert {report["error"] for report in answer["errors"].values()} == {"HandshakeError"}
+    assert len({report["text"] for report in answer["errors"].values()}) == 1
+    for word in words:
+        assert word in answer["errors"][0]["text"]
+
+
+def test_a_rank_that_never_arrives_is_named_by_all_others(driver):
+    answer = driver.run("differing missing")
+    assert answer["code"] == 69
+    assert set(answer["errors"]) == {0, 1, 3}
+    for report in answer["errors"].values():
+        assert report["error"] == "UnavailableError"
+        assert "rank 2 of 4 did not arrive within 3 s" in report["text"]
+        assert report["seconds"] < 10
+
+
+def test_a_schedule_for_another_number_of_workers_is_refused_by_all(driver):
+    answer = driver.run("wrong size")
+    assert {report["error"] for report in answer["errors"].values()} == {"InputError"}
+    assert len(answer["errors"]) == 3
+
+
+@pytest.mark.parametrize("when", ["between operations", "in mid-operation"])
+def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, when):
+    answer = driver.run(f"killed {when}")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    assert set(answer["errors"]) == {0, 1, 2}
+    for report in answer["errors"].values():
+        assert report["error"] == "PeerLostError"
+        assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
+        assert re.match(r"step \d+, round \d+: group \{", report["text"])
+        assert report["seconds"] < 15  # the timeout is 60 s
+    for report in (r for r in answer["reports"] if "values" in r):
+        # Means of {1,2,3,4} in the pairs' order; a partial sum would be 1, 3, 6, 10 or a mixture.
+        assert report["values"] in ([2.5], [1.5], [3.5], [1.0], [2.0], [3.0])
+
+
+def test_a_stopped_worker_is_named_after_the_timeout(driver):
+    answer = driver.run("killed stopped", grace=6)
+    assert set(answer["errors"]) == {0, 1, 2}
+    assert all(report["error"] == "PeerLostError" for report in answer["errors"].values())
+    assert "waits for worker 3" in answer["errors"][1]["text"]
+    assert "no sign of life" in answer["errors"][1]["text"]
+    assert all(report["seconds"] < 20 for report in answer["errors"].values())
+
+
+def test_an_exception_on_one_worker_reaches_the_others_with_its_name(driver):
+    answer = driver.run("exception")
+    assert "ValueError: a bug in the data loader" in answer["output"], "the fault fired"
+    assert set(answer["errors"]) == {0, 2, 3}
+    for report in answer["errors"].values():
+        assert "worker 1 stopped in round 4 with ValueError: a bug in the data loader" in report["text"]
+        assert report["seconds"] < 15
+
+
+def test_workers_in_different_rounds_are_told_by_the_tags(driver):
+    answer = driver.run("other round")
+    assert len(answer["errors"]) == 4
+    for report in answer["errors"].values():
+        assert "tags differ" in report["text"] or "gave up first" in report["text"]
+
+
+def test_gradscaler_skips_on_one_worker_and_nobody_waits(driver):
+    answer = driver.run("infinite gradient, static")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert all(report["finite"] for report in answer["reports"])
+    assert [reports(answer, rank=rank, end=True)[0]["scales"][-1] for rank in range(4)] == [1024, 512, 1024, 1024]
+    assert len({report["checksum"] for report in reports(answer, end=True)}) == 1
+
+
+def test_gradscaler_with_averaged_gradients_skips_on_all_workers_together(driver):
+    answer = driver.run("infinite gradient, all-reduce")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert all(report["unchanged"] for report in reports(answer, step=3))
+    assert len({report["checksum"] for report in reports(answer, end=True)}) == 1
+
+
+def test_skip_counts_the_step_and_keeps_the_round(driver):
+    answer = driver.run("nan guard")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    assert {report["steps"] for report in answer["reports"]} == {8}
+    assert len({report["checksum"] for report in answer["reports"]}) == 1
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("static", 12), ("overlap", 12), ("all-reduce", 12), ("pace", 12)])
+def test_join_lets_unequal_data_end_at_the_same_round(driver, kind, rounds):
+    answer = driver.run(f"unequal, joined, {kind}")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    found = [report for report in answer["reports"] if "rounds" in report]
+    assert {report["rounds"] for report in found} == {rounds}
+    assert len({report["checksum"] for report in found}) == 1
+    assert len(found) == 4
+
+
+def test_unequal_data_without_join_is_named_with_the_way_out(driver):
+    answer = driver.run("unequal, not joined")
+    assert set(answer["errors"]) == {0, 1, 2, 3}
+    for report in answer["errors"].values():
+        assert report["error"] == "PeerLostError"
+        assert "finished after 6 rounds" in report["text"]
+        assert "optimizer.join()" in report["text"]
+        assert report["seconds"] < 15  # the timeout is 20 s
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, overlap):
+    answer = driver.run("mean model")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    found = reports(answer, overlap=overlap)
+    assert len(found) == 4
+    for key, inside in (("own", "inside"), ("statistics", "inside_statistics")):
+        mean = [sum(values) / 4 for values in zip(*(report[key] for report in found), strict=True)]
+        assert all(report[inside] == pytest.approx(mean, abs=1e-6) for report in found)
+    assert all(report["same"] for report in found)
+    assert all("mean_model" in report["refused"] for report in found)
+    assert found[0]["own"] != found[1]["own"]
+
+
+def test_p_reduce_averages_groups_and_refuses_different_shapes(driver):
+    answer = driver.run("primitive")
+    for rank in range(4):
+        first = reports(answer, rank=rank)[0]
+        mean = 0.5 if rank < 2 else 2.5
+        assert first["a"] == [mean] * 5
+        assert first["b"] == [[2 * mean] * 3] * 2
+        assert first["c"] == [mean] * 3
+        assert reports(answer, rank=rank)[1]["relaxed"] == [mean + 0.5 * (1.5 - mean)] * 5
+    assert all(report["unchanged"] for report in answer["reports"] if "unchanged" in report)
+    assert len(answer["errors"]) == 4
+    assert all("different tensors" in report["text"] for report in answer["errors"].values())
+
+
+def test_policies_for_buffers_and_optimizer_state(driver):
+    answer = driver.run("policies")
+    assert answer["code"] == 0, answer["output"][-2000:]
+    for rank in range(4):
+        average, local, broadcast = (
+            reports(answer, rank=rank, buffers=p)[0] for p in ("average", "local", "broadcast")
+        )
+        assert average["running_mean"] == [1.5, 1.5]
+        assert local["running_mean"] == [rank, rank]
+        assert broadcast["running_mean"] == [0, 0]
+        assert average["momentum"] == pytest.approx([1.9 * 1.5] * 2)
+        assert local["momentum"] == pytest.approx([1.9 * rank] * 2)
+
+
+def test_launcher_sets_what_torchrun_sets(driver):
+    answer = driver.run("environment", nodes=2)
+    assert [reports(answer, rank=r)[0]["LOCAL_RANK"] for r in range(4)] == ["0", "1", "0", "1"]
+    assert [reports(answer, rank=r)[0]["GROUP_RANK"] for r in range(4)] == ["0", "0", "1", "1"]
+    assert all(r["threads"] == int(r["OMP_NUM_THREADS"]) for r in answer["reports"])
+
+
+def test_launcher_prefixes_lines_and_passes_on_the_first_failure(driver):
+    answer = driver.run("no newline")
+    assert sorted(answer["output"].splitlines()) == ["[0] half a line from 0", "[1] half a line from 1"]
+    answer = driver.run("exit code", grace=0.5)
+    assert answer["code"] == 7
+    assert answer["seconds"] < 20, "the sleeping workers were ended"
+
+
+def test_traces_are_written_and_merge(driver, tmp_path):
+    from runtime.recorder import merge_traces
+
+    answer = driver.run("traced", environment={"TRACE": str(tmp_path)})
+    assert answer["code"] == 0, answer["output"][-2000:]
+    merged = json.loads(merge_traces(tmp_path).read_text())
+    averages = [event for event in merged["traceEvents"] if event["name"].startswith("average")]
+    assert {event["pid"] for event in averages} == {0, 1, 2, 3}
+    assert len(averages) == 16
+    assert {event["name"] for event in averages} >= {"average {0,1}", "average {1,3}"}
+    assert min(event["ts"] for event in averages) >= 0
+
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from runtime import DistributedOptimizer
+from topo.cluster import Cluster
+from topo.schedule import Schedule
+from topo.strategies.allreduce import AllReduce
+model = torch.nn.Linear(2, 1)
+schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=30)
+for step in range(4):
+    model(torch.full((1, 2), float(optimizer.rank))).sum().backward()
+    optimizer.step()
+    if optimizer.rank == 1 and sys.argv[1] == "fail" and step == 2:
+        raise ValueError("on purpose")
+optimizer.finish()
+Path(sys.argv[2], str(optimizer.rank)).write_text(str(model.weight.tolist()))
+"""
+
+
+@pytest.mark.parametrize("how", ["good", "fail"])
+def test_runs_under_plain_torchrun(tmp_path, how):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(root=str(ROOT)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [*command, str(script), how, str(tmp_path)], capture_output=True, text=True, timeout=110, env=environment
+    )
+    if how == "good":
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert (tmp_path / "0").read_text() == (tmp_path / "1").read_text()
+    else:
+        assert result.returncode != 0
+        assert "ValueError: on purpose" in result.stderr
+
+
+def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    code = f"import sys; from runtime.launch import launch; sys.exit(launch({str(script)!r}, num_workers=2))"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while not all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+    finally:
+        process.kill()
+        process.communicate()
+    for rank in "01":
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / rank).read_text()), 0)
