@@ -28,7 +28,7 @@ class Limits:
     dense_workers: int = 512
     dense_entries: int = 2**27
     lanczos_steps: int = 50
-    probes: int = 2
+    probes: int = 3
     seconds: float = 6.0
     seed: int = 0
 
