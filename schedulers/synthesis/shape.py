@@ -25,9 +25,13 @@ def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     """Pace 1 for all, and paces in proportion to speed where speeds differ (the slowest worker keeps pace 1)."""
     hardware = cluster.hardware
     assert hardware is not None
-    slow = [hardware.slowdown_of(worker) for worker in range(cluster.num_workers)]
     same = (1,) * cluster.num_workers
-    proportional = tuple(min(MAX_PACE, max(1, round(max(slow) / factor))) for factor in slow)
+    factors = dict(hardware.slowdown)
+    if all(factor == 1 for factor in factors.values()):
+        return (same,)
+    slow = [factors.get(worker, 1.0) for worker in range(cluster.num_workers)]
+    slowest = max(slow)
+    proportional = tuple(min(MAX_PACE, max(1, round(slowest / factor))) for factor in slow)
     return (same,) if proportional == same else (same, proportional)
 
 
