@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/preduce demo
 
+test: export OPENBLAS_NUM_THREADS = 1
 test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest -q
 
