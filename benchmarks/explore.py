@@ -36,10 +36,8 @@ def main() -> int:
         failed |= not (found.holds and tight)
         total += found.states
         rate = found.states / found.seconds
-        print(
-            f"{configuration.name:72s} {found.states:9d} {found.transitions:12d} {found.depth:5d} {rate:9.0f}  {verdict}",
-            flush=True,
-        )
+        sizes = f"{found.states:9d} {found.transitions:12d} {found.depth:5d} {rate:9.0f}"
+        print(f"{configuration.name:72s} {sizes}  {verdict}", flush=True)
         properties = [finding.name for finding in found.findings]
         rows.append(
             {

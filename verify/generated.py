@@ -1,7 +1,7 @@
 """Generated schedules: Prague's convergence conditions, λ₂ of E[WᵀW] below 1 and independent draws, checked exactly.
 
-Groups drawn at run time have no fixed product to certify. Prague rests on the analysis of AD-PSGD, which asks that every
-W is doubly stochastic (group means always are), that λ₂ of E[WᵀW] is below 1, and that W does not depend on the past.
+Groups drawn at run time have no fixed product to certify. Prague rests on the analysis of AD-PSGD: every W must be
+doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past.
 The expectation is over the generator's draw when all workers take part.
 """
 

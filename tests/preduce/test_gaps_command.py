@@ -1,0 +1,115 @@
+"""`preduce gaps`: inputs, JSON, exit codes and pictures."""
+
+from __future__ import annotations
+
+import json
+
+import networkx as nx
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from preduce.commands.gaps import command
+from preduce.graph_input import load_graph
+from preduce.report.gaps import draw_gaps, draw_trace
+from schedulers.protocols.digraph import Digraph
+from schedulers.protocols.hop import HopSetting
+from topo.errors import DocumentError, InputError, UnknownError
+from verify.gaps import gaps
+from verify.pairing import shortest_deadlock
+
+KEYS = ["paper_bound", "exact_bound", "attained", "update_queue_capacity", "token_queue_capacity", "live"]
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, list(arguments), standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result
+
+
+def test_json_has_exactly_the_promised_keys():
+    result = run("directed-ring:3", "--max-ig", "1", "--json")
+    document = json.loads(result.stdout)
+    assert list(document) == KEYS
+    assert document["exact_bound"] == document["attained"] == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
+    assert document["update_queue_capacity"] == [[None, None, 2], [2, None, None], [None, 2, None]]
+    assert document["token_queue_capacity"] == [[None, None, 2], [2, None, None], [None, 2, None]]
+    assert document["live"] is True
+
+
+def test_unbounded_pairs_are_null_and_nothing_is_explored_on_request():
+    document = json.loads(run("ring:4", "--backup", "1", "--json").stdout)
+    assert document["exact_bound"][0] == document["attained"][0] == [0, None, None, None]
+    assert json.loads(run("ring:4", "--json", "--max-states", "0").stdout)["attained"] is None
+
+
+def test_a_dead_setting_ends_with_1_and_names_the_circle():
+    result = run("directed-ring:3", "--max-ig", "0")
+    assert result.return_value == 1
+    assert "enter 0" in result.stdout
+
+
+def test_people_see_paper_exact_and_attained_side_by_side():
+    shown = run("ring:6", "--notify-ack").stdout
+    assert "paper" in shown
+    assert "exact" in shown
+    assert "attained" in shown
+    assert "all 2785 states explored" in shown
+
+
+def test_edge_lists_node_links_and_names_give_the_same_graph(tmp_path):
+    made = nx.DiGraph([(0, 1), (1, 2), (2, 0)])
+    edges, named, links = tmp_path / "edges.txt", tmp_path / "named.txt", tmp_path / "links.json"
+    edges.write_text("# three workers\n0 1\n1 2 {'weight': 3}\n2 0\n")
+    named.write_text("a,b\nb,c\nc,a\n")
+    links.write_text(json.dumps(nx.node_link_data(made, edges="edges")))
+    ring = load_graph("directed-ring:3")
+    assert load_graph(str(edges), directed=True) == load_graph(str(named), directed=True) == ring
+    assert load_graph(str(links)) == ring
+    assert load_graph(str(edges)) == Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)]) == load_graph("ring:3")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("0\n", "line 1"),
+        ("", "is empty"),
+        ("7 7\n", "fewer than 2"),
+        ('{"nodes": [{"id": 0}], "edges": [{"source": 0, "target": 7}]}', r"edges\[0\]"),
+        ('{"nodes": [{"id": 0}, {"id": 0}], "edges": []}', "share an id"),
+        ('{"nodes": [{}], "edges": []}', r"nodes\[0\]"),
+        ('{"nodes": 3, "edges": []}', "node-link"),
+        ('{"nodes": [{"id": 0}, {"id": 0}', "graph"),
+    ],
+)
+def test_broken_graph_files_are_one_line(tmp_path, content, words):
+    path = tmp_path / "graph"
+    path.write_text(content)
+    with pytest.raises(DocumentError, match=words) as caught:
+        load_graph(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["nosuch:4", "nosuch", "ring-based:7", "ring:1", "double-ring:6"])
+def test_unknown_graphs_say_what_there_is(text):
+    with pytest.raises(InputError) as caught:
+        load_graph(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_options_are_input_errors():
+    with pytest.raises(InputError, match="--backup"):
+        run("ring:4", "--backup", "x")
+    with pytest.raises(UnknownError, match="1024"):
+        run("ring:2000")
+
+
+def test_pictures_are_written(tmp_path):
+    found = gaps(load_graph("ring:4"), HopSetting(backup=1))
+    draw_gaps(found, tmp_path / "gaps.png", title="ring:4")
+    draw_trace(shortest_deadlock(3), tmp_path / "trace.svg", title="AD-PSGD on an odd cycle")
+    assert (tmp_path / "gaps.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "trace.svg").read_text()
