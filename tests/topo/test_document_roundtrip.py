@@ -26,7 +26,18 @@ from topo.errors import DocumentError, FileProblem, ScheduleError
 from topo.phase import Group, Phase
 from topo.rule import Block
 from topo.schedule import Schedule
-from topo.strategies import AllReduce, Averaging, Neighbor, Round, Static
+from topo.strategies import (
+    AllReduce,
+    Averaging,
+    Division,
+    Generated,
+    InitiatorRule,
+    Neighbor,
+    Pairwise,
+    Round,
+    Server,
+    Static,
+)
 
 laws = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -76,7 +87,7 @@ def common(draw, num_workers):
 
 @st.composite
 def schedules(draw):
-    kind = draw(st.sampled_from(["rule", "groups", "allreduce", "neighbor"]))
+    kind = draw(st.sampled_from(["rule", "groups", "allreduce", "neighbor", "generated", "pairwise", "server"]))
     if kind == "rule":
         radices = tuple(draw(st.lists(st.integers(2, 4), max_size=3)))
         cluster = Cluster.regular(prod(radices), draw(st.integers(2, 4)))
@@ -96,6 +107,30 @@ def schedules(draw):
             strategy = Static(phases=tuple(listed), prologue=draw(st.integers(0, 3)), **common(draw, n))
         elif kind == "allreduce":
             strategy = AllReduce(**common(draw, n))
+        elif kind == "generated":
+            strategy = Generated(
+                group_size=draw(st.integers(2, n)),
+                division=draw(st.sampled_from(Division)),
+                initiator=draw(st.sampled_from(InitiatorRule)),
+                slow_threshold=draw(st.none() | st.integers(1, 9)),
+                seed=draw(st.integers(0, 2**53 - 1)),
+                **common(draw, n),
+            )
+        elif kind == "pairwise":
+            active = draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n - 1, unique=True))
+            between = [(a, b) for a in range(n) for b in range(n) if a < b and (a in active) != (b in active)]
+            edges = st.lists(st.sampled_from(between), unique=True, min_size=1, max_size=6).map(tuple)
+            strategy = Pairwise(
+                active=tuple(active), edges=draw(st.none() | edges), seed=draw(st.integers(0, 9)), **common(draw, n)
+            )
+        elif kind == "server":
+            synchronous = draw(st.booleans())
+            strategy = Server(
+                hosts=tuple(draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=3, unique=True))),
+                synchronous=synchronous,
+                staleness=None if synchronous else draw(st.none() | st.integers(0, 9)),
+                **common(draw, n),
+            )
         else:
             pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
             edges = st.lists(st.sampled_from(pairs), unique=True, max_size=8)

@@ -12,6 +12,9 @@ MODULES: dict[str, str] = {
     "static": "topo.document.kinds.static",
     "allreduce": "topo.document.kinds.allreduce",
     "neighbor": "topo.document.kinds.neighbor",
+    "generated": "topo.document.kinds.generated",
+    "pairwise": "topo.document.kinds.pairwise",
+    "server": "topo.document.kinds.server",
 }
 
 

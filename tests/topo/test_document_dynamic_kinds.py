@@ -1,0 +1,78 @@
+"""Kinds without fixed phases in documents: what is refused, and what the canonical form forgets."""
+
+import json
+
+import pytest
+
+from topo.document import canonical_bytes, dump_schedule, parse_schedule
+from topo.errors import DocumentError
+from topo.strategies import Division, InitiatorRule
+
+
+def document(strategy):
+    return json.dumps(
+        {
+            "format": "preduce.schedule",
+            "version": 1,
+            "name": "x",
+            "cluster": {"num_nodes": 2, "workers_per_node": 2},
+            "strategy": strategy,
+        }
+    ).encode()
+
+
+def test_defaults_of_generated_are_not_written():
+    schedule = parse_schedule(document({"kind": "generated"}))
+    assert dump_schedule(schedule)["strategy"] == {"kind": "generated"}
+    strategy = schedule.strategy
+    assert (strategy.division, strategy.initiator) == (Division.INTER_INTRA, InitiatorRule.LAGGARD_LOCAL)
+    spelled = {"kind": "generated", "group_size": 3, "division": "inter-intra", "slow_threshold": 4, "seed": 0}
+    assert parse_schedule(document(spelled)) == schedule
+
+
+def test_no_filter_is_null_and_kept():
+    schedule = parse_schedule(document({"kind": "generated", "slow_threshold": None}))
+    assert schedule.strategy.slow_threshold is None
+    assert dump_schedule(schedule)["strategy"] == {"kind": "generated", "slow_threshold": None}
+
+
+def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
+    one = {"kind": "pairwise", "active": [0, 3], "edges": [[0, 1], [3, 2]]}
+    other = {"kind": "pairwise", "active": [3, 0], "edges": [[2, 3], [1, 0]]}
+    assert canonical_bytes(parse_schedule(document(one))) == canonical_bytes(parse_schedule(document(other)))
+    shards = [canonical_bytes(parse_schedule(document({"kind": "server", "hosts": h}))) for h in ([0, 1], [1, 0])]
+    assert shards[0] != shards[1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "place", "problem"),
+    [
+        ({"kind": "generated", "group_size": 1}, "strategy.group_size", "is 1; it must be >= 2"),
+        ({"kind": "generated", "group_size": 5}, "strategy.group_size", "between 2 and the number of workers, 4"),
+        ({"kind": "generated", "group_size": True}, "strategy.group_size", "must be an integer"),
+        ({"kind": "generated", "division": "smart"}, "strategy.division", "must be"),
+        ({"kind": "generated", "initiator": "anybody"}, "strategy.initiator", "must be"),
+        ({"kind": "generated", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
+        ({"kind": "generated", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),
+        ({"kind": "generated", "groupsize": 2}, "strategy", 'did you mean "group_size"?'),
+        ({"kind": "generated", "pace": [1, 2]}, "strategy.pace", "2 entries"),
+        ({"kind": "pairwise"}, "strategy", 'the key "active" is missing'),
+        ({"kind": "pairwise", "active": []}, "strategy.active", "too short"),
+        ({"kind": "pairwise", "active": [0, 1, 2, 3]}, "strategy.active", "at least 1 passive"),
+        ({"kind": "pairwise", "active": [0, 0]}, "strategy.active", "at most once"),
+        ({"kind": "pairwise", "active": [0], "edges": [[1, 2]]}, "strategy.edges[0]", "joins two passive workers"),
+        ({"kind": "pairwise", "active": [0], "edges": [[0, 4]]}, "strategy.edges[0]", "outside 0..3"),
+        ({"kind": "pairwise", "active": [0], "edges": [[0, 1, 2]]}, "strategy.edges[0]", "too long"),
+        ({"kind": "pairwise", "active": [0], "edges": [[0, 1], [1, 0]]}, "strategy.edges[1]", "given twice"),
+        ({"kind": "server", "hosts": []}, "strategy.hosts", "too short"),
+        ({"kind": "server", "hosts": [4]}, "strategy.hosts", "rank of 0..3"),
+        ({"kind": "server", "hosts": [1, 1]}, "strategy.hosts", "each once"),
+        ({"kind": "server", "staleness": 2}, "strategy.staleness", "only for an asynchronous server"),
+        ({"kind": "server", "synchronous": 1}, "strategy.synchronous", "is 1"),
+    ],
+)
+def test_refusals_name_the_place(strategy, place, problem):
+    with pytest.raises(DocumentError) as caught:
+        parse_schedule(document(strategy))
+    assert caught.value.place == place
+    assert problem in caught.value.problem

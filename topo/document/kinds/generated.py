@@ -1,0 +1,58 @@
+"""Kind `generated` in documents: the rules by which the group generator hands out groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from topo.document.kinds.base import Kind, dump_common, pace_value
+from topo.document.model import Count, Model, PaceField, Rounds, validate
+from topo.strategies.base import Averaging
+from topo.strategies.generated import Division, Generated, InitiatorRule
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+
+GroupSize = Annotated[Count, Field(ge=2)]
+DEFAULT = Generated()
+
+
+class GeneratedModel(Model):
+    """Groups handed out on request by the group generator."""
+
+    kind: Literal["generated"]
+    group_size: GroupSize = DEFAULT.group_size
+    division: Literal["random", "global", "inter-intra"] = "inter-intra"
+    initiator: Literal["paper", "laggard-local"] = "laggard-local"
+    slow_threshold: Count | None = DEFAULT.slow_threshold
+    seed: Rounds = 0
+    pace: PaceField = 1
+    overlap: bool = False
+    averaging: Literal["mean", "step-normalised"] = "mean"
+
+
+def _load(raw: dict[str, Any], cluster: Cluster, place: str) -> Generated:  # noqa: ARG001 - the signature of all kinds
+    model = validate(GeneratedModel, raw, place)
+    return Generated(
+        group_size=model.group_size,
+        division=Division(model.division),
+        initiator=InitiatorRule(model.initiator),
+        slow_threshold=model.slow_threshold,
+        seed=model.seed,
+        pace=pace_value(model.pace),
+        overlap=model.overlap,
+        averaging=Averaging(model.averaging),
+    )
+
+
+def _dump(strategy: Generated) -> dict[str, Any]:
+    result = dump_common(strategy)
+    for name in ("group_size", "division", "initiator", "slow_threshold", "seed"):
+        value = getattr(strategy, name)
+        if value != getattr(DEFAULT, name):
+            result[name] = str(value) if isinstance(value, str) else value
+    return result
+
+
+KIND = Kind((GeneratedModel,), _load, _dump)
