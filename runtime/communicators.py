@@ -19,6 +19,8 @@ from runtime.tags import sums_agree, tag_of
 from runtime.torch_api import PrefixStore, ProcessGroupGloo, default_group, sum_options
 from topo.errors import InputError, UnavailableError
 from topo.phase import Group
+from topo.strategies.allreduce import AllReduce
+from topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,6 +64,28 @@ class Communicator:
         except RuntimeError as error:
             raise UnavailableError(_first_line(error)) from None
         return work
+
+    def exchange(
+        self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
+    ) -> list[Work]:
+        """Start sending and receiving whole tensors, as (place in the group, tensor) pairs in equal order on both ends.
+
+        All receives are posted before the first send: a send over gloo blocks until its receive is posted, so no order
+        of workers can wait in a circle.
+
+        Raises:
+            UnavailableError: the group was destroyed, or a connection of it is broken.
+        """
+        try:
+            backend = self._live()
+            if not isinstance(backend, ProcessGroupGloo):
+                operations = [dist.P2POp(dist.irecv, tensor, place) for place, tensor in receives]
+                operations += [dist.P2POp(dist.isend, tensor, place) for place, tensor in sends]
+                return list(dist.batch_isend_irecv(operations)) if operations else []
+            works: list[Work] = [backend.recv([tensor], place, 0) for place, tensor in receives]
+            return works + [backend.send([tensor], place, 0) for place, tensor in sends]
+        except RuntimeError as error:
+            raise UnavailableError(_first_line(error)) from None
 
     def broadcast(self, tensor: torch.Tensor) -> Work:
         """Start a copy from the lowest rank to the others, in place."""
@@ -290,7 +314,12 @@ def _drop(backends: list[list[object]]) -> None:
 
 
 def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
-    """The distinct groups of one worker over prologue and period. O(period · group size) for rules."""
+    """The distinct groups of one worker over prologue and period, none for strategies whose groups the file does not say.
+
+    O(period · group size) for rules.
+    """
+    if not isinstance(schedule.strategy, AllReduce | Static):
+        return set()
     rounds = range(schedule.period + (1 if schedule.prologue else 0))
     first = max(schedule.prologue - 1, 0)
     groups = (schedule.group_of(rank, first + index) for index in rounds)
@@ -300,6 +329,8 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 def distinct_partitions(schedule: Schedule) -> list[tuple[tuple[int, ...], ...]]:
     """The distinct phases of a schedule as member lists, in order of first use; phases without groups cost nothing."""
     seen: dict[tuple[tuple[int, ...], ...], None] = {}
+    if not isinstance(schedule.strategy, AllReduce | Static):
+        return []
     for index in range(schedule.period):
         partition = tuple(group.members for group in schedule.phase(index))
         if partition:

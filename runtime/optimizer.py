@@ -275,6 +275,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._strategy.drain()
         average_everywhere(self._run, self._steps, self.round)
         self._state = "finished"
+        self._strategy.close()
         self._watch.stop()
         self._recorder.write_trace()
         if self._exit is not None:
@@ -354,6 +355,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not isinstance(error, InputError) and self._state != "finished":
                 self._state = "broken after a failure"
                 self._world.abandon()
+                self._strategy.close()
                 self._watch.note("failed", f"gave up in round {self.round}")
                 self._watch.record_failure(str(error)[:300])
                 self._watch.stop()
@@ -372,6 +374,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with contextlib.suppress(OSError):
                 self._recorder.write_trace()
         self._watch.stop()
+        self._strategy.close()
         self._world.abandon()
 
 

@@ -47,3 +47,6 @@ class Strategy(Protocol):
 
     def drain(self) -> None:
         """Wait for what is in flight and drop it: the run ends."""
+
+    def close(self) -> None:
+        """End threads and sockets of this strategy, after success and after failure; may be called twice."""
