@@ -24,6 +24,37 @@ _MODULES = {
     "rotating-heads": "schedulers.rules.rotating_heads",
     "node-digits": "schedulers.rules.node_digits",
     "hyper-cuboid": "schedulers.rules.hyper_cuboid",
+    # constructions: fixed graphs
+    "ring": "schedulers.constructions.ring",
+    "ring-based": "schedulers.constructions.ring_based",
+    "double-ring": "schedulers.constructions.double_ring",
+    "hop-figure-21": "schedulers.constructions.hop_figure_21",
+    "torus": "schedulers.constructions.torus",
+    "grid": "schedulers.constructions.grid",
+    "star": "schedulers.constructions.star",
+    "complete": "schedulers.constructions.complete",
+    "hypercube": "schedulers.constructions.hypercube",
+    "exponential": "schedulers.constructions.exponential",
+    "de-bruijn": "schedulers.constructions.de_bruijn",
+    "kautz": "schedulers.constructions.kautz",
+    "random-regular": "schedulers.constructions.random_regular",
+    "erdos-renyi": "schedulers.constructions.erdos_renyi",
+    "d-equistatic": "schedulers.constructions.d_equistatic",
+    "u-equistatic": "schedulers.constructions.u_equistatic",
+    # constructions: another graph or other groups each round
+    "one-peer-hypercube": "schedulers.constructions.one_peer_hypercube",
+    "one-peer-exponential": "schedulers.constructions.one_peer_exponential",
+    "base-k-plus-1": "schedulers.constructions.base_k_plus_1",
+    "simple-base-k-plus-1": "schedulers.constructions.simple_base_k_plus_1",
+    "moshpit-grid": "schedulers.constructions.moshpit_grid",
+    "random-partitions": "schedulers.constructions.random_partitions",
+    "od-equidyn": "schedulers.constructions.od_equidyn",
+    "ou-equidyn": "schedulers.constructions.ou_equidyn",
+    "matcha": "schedulers.constructions.matcha",
+    "sgp": "schedulers.constructions.sgp",
+    "gossipgrad": "schedulers.constructions.gossipgrad",
+    # analysis only
+    "ceca-2p": "schedulers.constructions.ceca_2p",
 }
 
 

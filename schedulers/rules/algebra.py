@@ -141,7 +141,13 @@ def schedule(name: str, cluster: Cluster, rule: Rule) -> Schedule:
     """
     sizes = rule.radices
     phases = tuple(
-        tuple(b for b in phase if len(b.local) * prod(sizes[d] for d in b.across) > 1) for phase in rule.phases
+        tuple(
+            sorted(
+                (b for b in phase if len(b.local) * prod(sizes[d] for d in b.across) > 1),
+                key=lambda b: (b.local, b.across),
+            )
+        )
+        for phase in rule.phases
     )
     if cluster.is_regular:
         return Schedule(name, cluster, Static(phases=phases, node_radices=rule.radices))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from fractions import Fraction
-from importlib import import_module, util
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,7 +82,11 @@ def test_every_round_is_doubly_stochastic_in_exact_arithmetic(name, cluster):
         matrix = exact_matrix(schedule, t)
         assert all(sum(row) == 1 for row in matrix)
         assert all(sum(column) == 1 for column in zip(*matrix, strict=True))
-        assert all(entry >= 0 for row in matrix for entry in row)
+        own = {matrix[i][i] for i in range(len(matrix))}
+        others = [matrix[i][j] for i in range(len(matrix)) for j in range(len(matrix)) if i != j]
+        assert min(others) >= 0
+        # MATCHA's best weight lets a worker of two active matchings overshoot: its own weight may be negative.
+        assert name == "matcha" or min(own) >= 0
 
 
 @pytest.mark.parametrize(("name", "cluster"), CASES)
@@ -101,8 +105,6 @@ def test_every_period_reaches_everyone(name, cluster):
 
 @pytest.mark.parametrize(("name", "cluster"), CASES)
 def test_json_round_trip(name, cluster):
-    if not hasattr(document, "parse_schedule"):
-        pytest.skip("the document reader is not written yet")
     schedule = build(name, cluster)
     if schedule is None:
         return
@@ -130,8 +132,6 @@ def test_one_worker_is_refused_in_one_line(name):
 
 @pytest.mark.parametrize("package", ["schedulers.rules", "schedulers.constructions"])
 def test_every_file_in_the_folder_is_registered(package):
-    if util.find_spec(package) is None:
-        pytest.skip(f"{package} does not exist")
     registered = set(registry.modules().values())
     for module in pkgutil.iter_modules(import_module(package).__path__, package + "."):
         defines_entry = hasattr(import_module(module.name), "ENTRY")

@@ -1,0 +1,52 @@
+"""Rectangular grid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedulers.constructions.common import WEIGHTS, fixed, sides
+from schedulers.entry import Entry, Parameter
+from topo.graphs.grid import grid
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+    from topo.schedule import Schedule
+
+LEAST_SIDE = 2
+
+
+def make(cluster: Cluster, shape: tuple[int, ...] | None, weights: str) -> Schedule:
+    """Rows × columns over all workers in rank order."""
+    chosen = shape or sides(cluster.num_workers, LEAST_SIDE)
+    assert chosen is not None
+    graph = grid(chosen[0], chosen[1])
+    return fixed(ENTRY.label(shape=shape, weights=weights), cluster, graph, weights)
+
+
+def refuse(cluster: Cluster, shape: tuple[int, ...] | None, weights: str) -> str | None:
+    """Both sides have a least length and multiply to the number of workers."""
+    del weights
+    count = cluster.num_workers
+    best = sides(count, LEAST_SIDE)
+    if shape is None and best is None:
+        larger = next(m for m in range(count + 1, 2 * count + 10) if sides(m, LEAST_SIDE))
+        return f"{count} is not a product of two sides ≥ {LEAST_SIDE}; the next number that is: {larger}"
+    if shape is not None and (len(shape) != 2 or min(shape) < LEAST_SIDE or shape[0] * shape[1] != count):
+        near = f"{best[0]}x{best[1]} fits" if best else "no shape fits; use ring"
+        return f"shape {'x'.join(map(str, shape))} is not two sides ≥ {LEAST_SIDE} with product {count}; {near}"
+    return None
+
+
+ENTRY = Entry(
+    name="grid",
+    summary="Workers on a rectangle, with the neighbours that exist.",
+    source="folklore; figures as in Ying et al., NeurIPS 2021",
+    kind="graph",
+    make=make,
+    refuse=refuse,
+    parameters=(Parameter(name="shape", kind="ints", help="rows x columns; auto: as square as possible"), WEIGHTS),
+    condition="n = a·b with a, b ≥ 2",
+    degree="up to 4",
+    period="1",
+    figures="",
+)
