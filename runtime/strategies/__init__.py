@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from topo.errors import MissingFeatureError
 from topo.strategies.allreduce import AllReduce
+from topo.strategies.neighbor import Neighbor
 from topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ def build(run: Run) -> Strategy:
         from runtime.strategies.group_means import GroupMeans
 
         return GroupMeans(run, overlap=strategy.overlap)
+    if isinstance(strategy, Neighbor):
+        from runtime.strategies.neighbor import NeighborMeans
+
+        return NeighborMeans(run)
     raise MissingFeatureError(
         f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed; static and allreduce can"
     )

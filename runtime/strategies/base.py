@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ class Run:
     def pace(self) -> int:
         """Steps per round of this worker."""
         return self.schedule.pace_of(self.rank)
+
+    def with_reducer(self, reducer: Reducer) -> Run:
+        """The same run with its group operations done by another reducer."""
+        return replace(self, reducer=reducer)
 
 
 class Strategy(Protocol):

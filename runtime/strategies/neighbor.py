@@ -1,0 +1,42 @@
+"""Strategy `neighbor`: weighted averaging over a graph, fixed or one per round (D-PSGD, SGP's graphs, MATCHA, …)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.neighbourhood import Neighbourhood, PeerReducer
+from runtime.strategies.group_means import GroupMeans
+from topo.errors import InputError
+from topo.strategies.neighbor import Neighbor
+
+if TYPE_CHECKING:
+    from runtime.strategies.base import Run
+    from topo.phase import Group
+
+
+class NeighborMeans(GroupMeans):
+    """x ← W_k (x + u) after each round; with overlap x ← W_k x + u(x), Hop's serial and parallel order (its Figure 2).
+
+    The exchange of the parallel order runs while the round computes. A worker without edges in a round keeps its
+    parameters. Step-normalised averaging brings every worker's progress to the mean pace of all, since neighbourhoods
+    overlap.
+
+    Raises:
+        InputError: a buffer policy that needs a group with one lowest rank.
+    """
+
+    def __init__(self, run: Run) -> None:
+        strategy = run.schedule.strategy
+        assert isinstance(strategy, Neighbor), "build() chose this class"
+        if any(rider.broadcast for lane in run.flat.lanes for rider in lane.riders):
+            raise InputError("buffers='broadcast': neighbours have no common first worker; use 'average' or 'local'")
+        near = [Neighbourhood(strategy, t, run.rank) for t in range(len(strategy.rounds))]
+        reducer = PeerReducer(run.reducer, near)
+        super().__init__(run.with_reducer(reducer), overlap=strategy.overlap)
+        self._groups = [one.group for one in near]
+
+    def _group(self, round_: int) -> Group | None:
+        return self._groups[round_ % len(self._groups)]
+
+    def _mean_pace(self, group: Group) -> float:  # noqa: ARG002 - as said in the class
+        return float(self.run.schedule.paces().mean())

@@ -1,0 +1,227 @@
+"""Weighted averaging over graphs: values equal a NumPy reference, edges cannot wait in a circle, faults are named."""
+
+import random
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_schedules import Quadratic
+from thread_ranks import ThreadRanks
+
+from runtime.optimizer import DistributedOptimizer
+from topo.cluster import Cluster
+from topo.errors import InputError, PeerLostError
+from topo.schedule import Schedule
+from topo.strategies.base import Averaging
+from topo.strategies.neighbor import Neighbor, Round
+
+WIDTH = 3
+CASES = 150
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(6)
+
+
+def random_case(seed):
+    """A schedule with directed or symmetric rounds (some empty), pace, overlap and normalisation."""
+    rng = random.Random(seed)
+    n = rng.randint(2, 6)
+    rounds = []
+    for _ in range(rng.randint(1, 3)):
+        edges = [(s, t) for s in range(n) for t in range(n) if s != t and rng.random() < rng.choice([0.0, 0.3, 0.9])]
+        if rng.random() < 0.3:
+            edges = sorted({(min(e), max(e)) for e in edges})
+            edges += [(t, s) for s, t in edges]
+        rounds.append(Round.from_edges(n, [(s, t, Fraction(rng.randint(1, 4), 4 * n)) for s, t in edges]))
+    pace = tuple(rng.randint(1, 3) for _ in range(n)) if rng.random() < 0.4 else rng.choice([1, 1, 2])
+    averaging = rng.choice([Averaging.MEAN, Averaging.STEP_NORMALISED])
+    strategy = Neighbor(rounds=tuple(rounds), pace=pace, overlap=rng.random() < 0.5, averaging=averaging)
+    return Schedule(f"random {seed}", Cluster.regular(1, n), strategy), rng.randint(1, 6)
+
+
+def reference(schedule, num_rounds, data):
+    """Dense matrices in float64: x ← W(x + u), or with overlap x ← Wx + u(x)."""
+    start, decay, push = data
+    strategy, n, paces = schedule.strategy, schedule.num_workers, schedule.paces()
+    x, done = start.copy(), np.zeros(n, dtype=int)
+    for k in range(num_rounds):
+        begin = x.copy()
+        for i in range(n):
+            for _ in range(paces[i]):
+                x[i] = x[i] - (decay[i] * x[i] - push[i, done[i]])
+                done[i] += 1
+        round_ = strategy.rounds[k % len(strategy.rounds)]
+        w = np.eye(n)
+        for source, target, weight in round_.edges():
+            w[target, source] = float(weight)
+            w[target, target] -= float(weight)
+        if strategy.averaging is Averaging.STEP_NORMALISED:
+            # A worker without any edge in the round takes no part in it.
+            busy = np.isin(np.arange(n), np.concatenate([round_.sources, round_.targets]))
+            factor = np.where(busy, paces.mean() / paces, 1.0)
+            x = begin + factor[:, None] * (x - begin)
+        x = w @ begin + (x - begin) if strategy.overlap else w @ x
+    return x
+
+
+def train(world, schedule, num_rounds, data):
+    start, decay, push = data
+    rank = world.rank
+    model = Quadratic(start[rank], torch.float64)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = DistributedOptimizer(inner, model, schedule, timeout=30, initial="keep", world=world)
+    for step in range(num_rounds * schedule.pace_of(rank)):
+        model.set_gradient(float(decay[rank]), push[rank, step])
+        optimizer.step()
+    optimizer._strategy.drain()
+    return model.values().numpy().copy()
+
+
+def case_data(schedule, num_rounds, seed):
+    numbers = np.random.default_rng(seed)
+    n, steps = schedule.num_workers, num_rounds * int(schedule.paces().max())
+    return numbers.normal(size=(n, WIDTH)), numbers.uniform(0, 0.5, n), numbers.normal(size=(n, steps, WIDTH))
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_values_equal_the_numpy_reference_on_random_rounds(ranks, part):
+    for seed in range(part * CASES // 3, (part + 1) * CASES // 3):
+        schedule, num_rounds = random_case(seed)
+        data = case_data(schedule, num_rounds, seed)
+        got = ranks.run(schedule.num_workers, lambda world: train(world, schedule, num_rounds, data))  # noqa: B023
+        wanted = reference(schedule, num_rounds, data)
+        np.testing.assert_allclose(np.stack(got), wanted, rtol=1e-12, atol=1e-12, err_msg=f"seed {seed}")
+
+
+def test_random_rounds_cover_what_they_claim():
+    schedules = [random_case(seed)[0] for seed in range(CASES)]
+    assert {s.num_workers for s in schedules} == {2, 3, 4, 5, 6}
+    assert {s.strategy.overlap for s in schedules} == {True, False}
+    assert any(len(r) == 0 for s in schedules for r in s.strategy.rounds), "a round without edges"
+    assert any(len(set(s.paces().tolist())) > 1 for s in schedules)
+    directed = [
+        set(zip(r.sources.tolist(), r.targets.tolist(), strict=True)) for s in schedules for r in s.strategy.rounds
+    ]
+    assert any({(t, s) for s, t in edges} != edges for edges in directed), "a directed round"
+
+
+def ring(n, **options):
+    edges = [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)]
+    return Schedule("ring", Cluster.regular(1, n), Neighbor(rounds=(Round.from_edges(n, edges),), **options))
+
+
+def big_model(world, schedule, *, dtype=torch.float32, buffers="average"):
+    model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.BatchNorm1d(200), torch.nn.Linear(200, 1)).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(world.rank))
+        model[1].running_mean.fill_(float(world.rank))
+    inner = torch.optim.SGD(model.parameters(), lr=0.0)
+    return model, DistributedOptimizer(inner, model, schedule, timeout=2, initial="keep", buffers=buffers, world=world)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_directed_circle_of_large_messages_does_not_deadlock(ranks, overlap):
+    """Everybody sends to the next before receiving from the previous: blocking sends would wait for ever."""
+    n = 5
+    edges = [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)]
+    strategy = Neighbor(rounds=(Round.from_edges(n, edges),), overlap=overlap)
+    schedule = Schedule("directed circle", Cluster.regular(1, n), strategy)
+
+    def work(world):
+        model, optimizer = big_model(world, schedule)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for _ in range(3):
+            optimizer.step()
+        optimizer.finish()
+        return [float(p.detach().mean()) for p in model.parameters()]
+
+    for values in ranks.run(n, work):
+        assert values == pytest.approx([2.0] * len(values))
+
+
+def test_batchnorm_statistics_take_part_in_the_average(ranks):
+    def work(world):
+        model, optimizer = big_model(world, ring(3))
+        optimizer.step()
+        return float(model[1].running_mean.mean())
+
+    assert ranks.run(3, work) == pytest.approx([1.0] * 3)
+
+
+def test_half_precision_carries_its_tag_beside_it(ranks):
+    def work(world):
+        model, optimizer = big_model(world, ring(3), dtype=torch.bfloat16)
+        optimizer.step()
+        return float(model[0].weight.detach().float().mean())
+
+    assert ranks.run(3, work) == pytest.approx([1.0] * 3, abs=0.02)
+
+
+def test_mean_model_inside_a_parallel_round_leaves_it_as_it_was(ranks):
+    """The exchange in flight is put aside while all workers average, and goes on afterwards."""
+
+    def work(world):
+        schedule = ring(4, overlap=True)
+        results = []
+        for look in (False, True):
+            model, optimizer = big_model(world, schedule)
+            for k in range(4):
+                for parameter in model.parameters():
+                    parameter.grad = torch.full_like(parameter, 1.0 + world.rank + k)
+                optimizer.step()
+                if look:
+                    with optimizer.mean_model() as mean:
+                        seen = float(mean[0].weight.detach().mean())
+            results.append(model[0].weight.detach().clone())
+            optimizer.finish()
+        assert seen == pytest.approx(1.5)
+        return bool(torch.equal(*results))
+
+    assert ranks.run(4, work) == [True] * 4
+
+
+def test_broadcast_of_buffers_is_refused_with_the_way_out(ranks):
+    ranks.fresh()
+    refused = ranks.run(3, lambda world: big_model(world, ring(3), buffers="broadcast"), catch=InputError)
+    assert all("use 'average' or 'local'" in str(error) for error in refused)
+    ranks.fresh()
+
+
+def test_neighbours_in_different_rounds_are_told_by_the_tags(ranks):
+    ranks.fresh()
+
+    def work(world):
+        _, optimizer = big_model(world, ring(3))
+        if world.rank == 1:
+            optimizer._steps = 7
+        optimizer.step()
+
+    errors = ranks.run(3, work, catch=PeerLostError)
+    assert any("tags differ" in str(error) for error in errors)
+    assert all(isinstance(error, PeerLostError) for error in errors)
+    ranks.fresh()
+
+
+def test_a_neighbour_that_never_comes_is_named_in_time(ranks):
+    ranks.fresh()
+
+    def work(world):
+        _, optimizer = big_model(world, ring(3))
+        if world.rank != 2:
+            optimizer.step()
+        else:
+            optimizer._guard(lambda: None)
+
+    errors = ranks.run(3, work, catch=PeerLostError)
+    assert all("step 0, round 0: group {0,1,2}" in str(error) for error in errors[:2])
+    ranks.fresh()
