@@ -35,13 +35,15 @@ class Hardware:
 
     `inside` is the link between two workers of one node, `nic` the link of a node to the others, shared by every
     group that crosses it; `node_nic` and `node_inside` override them for single nodes; `num_nics` is the number of
-    NICs (rails) of a node. `slowdown` gives the factor on the compute time of single workers (5.0 = five times as
-    long), `jitter` the coefficient of variation of a step's compute time. `model_bytes` and `compute` (seconds per
-    step) describe the job.
+    NICs (rails) of a node. `bus` is what all workers of a node share whenever they send (the memory bus, or the host's
+    processors under gloo): every message and every byte that leaves a worker passes it; it is free by default.
+    `slowdown` gives the factor on the compute time of single workers (5.0 = five times as long), `jitter` the
+    coefficient of variation of a step's compute time. `model_bytes` and `compute` (seconds per step) describe the job.
     """
 
     inside: Link = field(default_factory=Link)
     nic: Link = field(default_factory=Link)
+    bus: Link = field(default_factory=Link)
     node_inside: tuple[tuple[int, Link], ...] = ()
     node_nic: tuple[tuple[int, Link], ...] = ()
     num_nics: int = 1

@@ -83,6 +83,17 @@ def test_latency_counts_the_hops_of_each_form():
     assert group_seconds(phase, two, hardware, form=Form.HIERARCHICAL).tolist() == [6.0 + 20.0]
 
 
+def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
+    """Two pairs of one node send 4 messages of 1 byte in 2 hops each over a bus of 1 byte/s and 10 s per message."""
+    hardware = Hardware(bus=Link(10.0, 1.0), model_bytes=1)
+    one = Schedule("one pair", Cluster.regular(1, 4), Static(phases=(Phase.from_groups(4, [(0, 1)]),)))
+    two = Schedule("two pairs", Cluster.regular(1, 4), Static(phases=(Phase.from_groups(4, [(0, 1), (2, 3)]),)))
+    assert communication(one, hardware).per_step == pytest.approx(2 * (2 * 10 + 1))
+    assert communication(two, hardware).per_step == pytest.approx(4 * (2 * 10 + 1))
+    apart = Schedule("apart", Cluster.regular(2, 2), Static(phases=(Phase.from_groups(4, [(0, 1), (2, 3)]),)))
+    assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a bus of its own"
+
+
 def test_rails_let_the_shards_of_a_hierarchical_allreduce_use_every_nic():
     hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(1e12), model_bytes=552_000_000, num_nics=4)
     every = Schedule("a", C, AllReduce())
@@ -140,6 +151,7 @@ def rules(draw):
         nic=draw(links),
         node_nic=tuple((node, draw(links)) for node in own),
         node_inside=tuple((node, draw(links)) for node in own if draw(st.booleans())),
+        bus=draw(st.just(Link()) | links),
         num_nics=draw(st.integers(1, 3)),
         model_bytes=3,
     )

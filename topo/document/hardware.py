@@ -76,6 +76,7 @@ class HardwareModel(Model):
 
     inside: LinkModel = LinkModel()
     nic: LinkModel = LinkModel()
+    bus: LinkModel = LinkModel()
     node_inside: dict[RankKey, LinkModel] = Field(default_factory=dict)
     node_nic: dict[RankKey, LinkModel] = Field(default_factory=dict)
     num_nics: Count = 1
@@ -102,6 +103,7 @@ def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardwa
     return Hardware(
         inside=_link(model.inside, child(place, "inside")),
         nic=_link(model.nic, child(place, "nic")),
+        bus=_link(model.bus, child(place, "bus")),
         node_inside=_links(model.node_inside, child(place, "node_inside")),
         node_nic=_links(model.node_nic, child(place, "node_nic")),
         num_nics=model.num_nics,
@@ -131,7 +133,7 @@ def _link(model: LinkModel, place: str) -> Link:
 def dump_hardware(hardware: Hardware) -> dict[str, Any]:
     """The document of a hardware value, without members that equal their default; reads back to the same value."""
     result: dict[str, Any] = {}
-    for name in ("inside", "nic"):
+    for name in ("inside", "nic", "bus"):
         if (link := getattr(hardware, name)) != Link():
             result[name] = _dump_link(link)
     for name in ("node_inside", "node_nic"):

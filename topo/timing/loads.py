@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from topo.hardware import Link
 from topo.rule import representative
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from topo.cluster import Cluster
-    from topo.hardware import Hardware, Link
+    from topo.hardware import Hardware
     from topo.phase import Phase
     from topo.rule import RulePhase
 
@@ -39,6 +40,7 @@ class Loads:
     inverse: npt.NDArray[np.float64]
     num_nics: int
     fixed_bytes: float | None = None
+    bus: Loads | None = None
 
     @classmethod
     def fixed(cls, seconds: npt.NDArray[np.float64], busiest: float) -> Loads:
@@ -50,7 +52,8 @@ class Loads:
         """Seconds of each group when all start together, shape (groups,). O(crossings log crossings)."""
         result = self.inside.copy()
         np.maximum.at(result, self.group, self._shared())
-        return result + self.latency
+        result += self.latency
+        return result if self.bus is None else np.maximum(result, self.bus.seconds())
 
     def busiest_node_bytes(self) -> float:
         """Bytes that leave the busiest node through its NICs in this phase."""
@@ -96,13 +99,14 @@ class _Links:
     nic_inverse: npt.NDArray[np.float64]
     inside_latency: npt.NDArray[np.float64]
     inside_inverse: npt.NDArray[np.float64]
+    bus: Link
 
     @classmethod
-    def of(cls, links: Sequence[tuple[Link, Link]]) -> _Links:
-        """From (NIC, inside) pairs."""
+    def of(cls, links: Sequence[tuple[Link, Link]], bus: Link) -> _Links:
+        """From (NIC, inside) pairs and the bus that every node has."""
         columns = [(n.latency, n.seconds_per_byte, i.latency, i.seconds_per_byte) for n, i in links]
         table = np.array(columns, dtype=float).reshape(-1, 4)
-        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3])
+        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3], bus)
 
 
 def nic_arrays(cluster: Cluster, hardware: Hardware) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -135,8 +139,8 @@ def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes:
     most, least = np.zeros(len(phase)), np.full(len(phase), np.inf)
     np.maximum.at(most, pair_group, here)
     np.minimum.at(least, pair_group, here)
-    links = _Links(*nic_arrays(cluster, hardware), *inside_arrays(cluster, hardware))
-    shape = _Shape(sizes, num_nodes, most, most == least)
+    links = _Links(*nic_arrays(cluster, hardware), *inside_arrays(cluster, hardware), hardware.bus)
+    shape = _Shape(sizes, num_nodes, most, most == least, here.astype(float))
     return _assemble(
         shape,
         np.stack([pair_group, pair_node], 1),
@@ -156,8 +160,9 @@ def of_everyone(cluster: Cluster, hardware: Hardware, *, model_bytes: int, form:
         np.array([cluster.num_nodes]),
         np.array([float(counts.max())]),
         np.array([bool(counts.max() == counts.min())]),
+        counts.astype(float),
     )
-    links = _Links(*nic_arrays(cluster, hardware), *inside_arrays(cluster, hardware))
+    links = _Links(*nic_arrays(cluster, hardware), *inside_arrays(cluster, hardware), hardware.bus)
     pairs = np.stack([np.zeros_like(nodes), nodes], 1)
     return _assemble(shape, pairs, links, num_nics=hardware.num_nics, model_bytes=model_bytes, form=form)
 
@@ -199,22 +204,34 @@ def of_rule(
     for groups in mixed:
         pairs += [(groups[min(j, len(groups) - 1)], len(special) + j) for j in range(stand_ins)]
     links = [(hardware.nic_of(node), hardware.inside_of(node)) for node in special]
-    shape = _Shape(np.array(sizes, dtype=np.int64), np.array(spans, dtype=np.int64), np.array(locals_), None)
     incidence = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    members = np.array(locals_)
+    shape = _Shape(
+        np.array(sizes, dtype=np.int64), np.array(spans, dtype=np.int64), members, None, members[incidence[:, 0]]
+    )
     usual = [(hardware.nic, hardware.inside)] * stand_ins
     return _assemble(
-        shape, incidence, _Links.of([*links, *usual]), num_nics=hardware.num_nics, model_bytes=model_bytes, form=form
+        shape,
+        incidence,
+        _Links.of([*links, *usual], hardware.bus),
+        num_nics=hardware.num_nics,
+        model_bytes=model_bytes,
+        form=form,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Per group: its workers, its nodes, the most workers it has on one node, whether every node has as many."""
+    """Per group: its workers, its nodes, the most workers it has on one node, whether every node has as many.
+
+    `here` holds, per (group, node) incidence, the workers of the group there.
+    """
 
     sizes: npt.NDArray[np.int64]
     num_nodes: npt.NDArray[np.int64]
     most: npt.NDArray[np.float64]
     even: npt.NDArray[np.bool_] | None
+    here: npt.NDArray[np.float64]
 
 
 def _assemble(
@@ -238,6 +255,12 @@ def _assemble(
     across = np.maximum(worst_nic, np.where(few > 1, worst_inside, 0.0))
     flat = hops * np.where(crosses, across, worst_inside)
     latency = np.where(split, 2 * (few - 1) * worst_inside + 2 * (m - 1) * worst_nic, flat)
+    bus = None
+    if links.bus != Link() and len(k):
+        # On the bus each member's messages and bytes count, wherever they go; times are shared like bytes on a NIC.
+        own = hops * links.bus.latency + whole * model_bytes * links.bus.seconds_per_byte
+        nothing, ones = np.zeros(len(k)), np.ones(len(pair_group))
+        bus = Loads(nothing, nothing, pair_group, pair_node, shape.here * own[pair_group], ones, ones, 1)
     used = crosses[pair_group] if len(k) else np.zeros(0, dtype=bool)
     group, node = pair_group[used], pair_node[used]
     return Loads(
@@ -249,4 +272,5 @@ def _assemble(
         np.where(split, few, 1.0)[group],
         links.nic_inverse[node],
         num_nics,
+        bus=bus,
     )
