@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from topo.errors import InputError, RefutedError, UnknownError
-from verify.search.breadth import Breadth
+from verify.search.breadth import NO_ERROR, Breadth
 from verify.search.liveness import replay_loop, starving_loop
 from verify.search.network import Network
 from verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What a search found.
+    """What a search found: one finding per property, and one more if the protocol itself raised an error.
 
     `complete` says whether every reachable state (inside `within`, if given) was visited. `gaps[i][j]` is the largest
     clock(i) − clock(j) seen, for machines with clocks; it is what is attained only if the search is complete.
@@ -154,6 +154,8 @@ def explore(
         raise InputError("max_gap: limits step numbers counted from the slowest process; the machine has none to shift")
     search.run()
     findings = tuple(_finding(search, prop) for prop in properties)
+    if NO_ERROR in search.violations:
+        findings = (_failure(search, NO_ERROR), *findings)
     gaps = None if search.gaps is None else tuple(map(tuple, search.gaps.tolist()))
     return Exploration(
         findings,
@@ -189,9 +191,7 @@ def replay(machine: Any, labels: Sequence[tuple[int, Any]], *, network: Network 
 
 def _finding(search: Breadth, prop: Property) -> Finding:
     if prop.name in search.violations:
-        index, problem = search.violations[prop.name]
-        labels, states = path_to(search, index)
-        return Finding(prop.name, "fails", problem, trace_of(search.system, labels, states))
+        return _failure(search, prop.name)
     if isinstance(prop, Progress) and not search.violations:
         if not search.complete:
             return Finding(prop.name, "unknown")
@@ -199,6 +199,12 @@ def _finding(search: Breadth, prop: Property) -> Finding:
         if loop is not None:
             return _lasso(search, prop.name, loop)
     return Finding(prop.name, "holds" if search.complete else "unknown")
+
+
+def _failure(search: Breadth, name: str) -> Finding:
+    index, problem = search.violations[name]
+    labels, states = path_to(search, index)
+    return Finding(name, "fails", problem, trace_of(search.system, labels, states))
 
 
 def _lasso(search: Breadth, name: str, loop: tuple[int, list[Label]]) -> Finding:

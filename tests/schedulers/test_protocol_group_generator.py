@@ -220,10 +220,7 @@ ARENA = (
 def first_killer(bug):
     for sizes, network in ARENA:
         machine = bug(**sizes)
-        try:
-            found = explore(machine, properties=group_generator_properties(machine), network=network)
-        except (AssertionError, KeyError, IndexError) as error:
-            return sizes, type(error).__name__
+        found = explore(machine, properties=group_generator_properties(machine), network=network)
         failed = [finding.name for finding in found.findings if finding.verdict == "fails"]
         if failed:
             return sizes, failed[0]

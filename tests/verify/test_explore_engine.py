@@ -198,6 +198,21 @@ def test_a_crash_stops_a_process_and_can_be_detected():
     assert silent.states == 2 * 2 + 2 + 2
 
 
+def test_an_error_in_the_protocol_is_a_finding_with_its_trace():
+    class Fragile(TwoSpinners):
+        def step(self, process, state, event):
+            if process == 1 and state == 1:
+                raise KeyError("spindle")
+            return super().step(process, state, event)
+
+    found = explore(Fragile())
+    assert not found.holds
+    finding = found.finding("no error in a transition")
+    assert finding.verdict == "fails"
+    assert "spindle" in finding.problem
+    assert [step.process for step in finding.trace.steps] == [1]
+
+
 def test_replay_runs_given_events_and_names_the_impossible_one():
     trace = replay(TwoSpinners(), [(0, "turn"), (1, "turn")])
     assert [step.process for step in trace.steps] == [0, 1]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from verify.search.system import State
 
 CHUNK = 1 << 15
+NO_ERROR = "no error in a transition"
+"""The name of the finding that is added when the protocol itself raises."""
 
 
 class Breadth:
@@ -85,7 +87,11 @@ class Breadth:
         cut = False
         while index < len(states) and not cut:
             state = states[index]
-            found = successors(state, lower=self.shift)
+            try:
+                found = successors(state, lower=self.shift)
+            except Exception as error:  # noqa: BLE001 - whatever a protocol raises is a finding, with its trace
+                self._violated(NO_ERROR, index, f"{type(error).__name__}: {error}")
+                break
             transitions += len(found)
             if not found and watch_deadlock and not self.system.finished(state):
                 self._violated("no deadlock", index, "nothing more can happen")
