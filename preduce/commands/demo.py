@@ -98,6 +98,7 @@ def _say_end(candidates: "list[Candidate]", measured: "list[Result]", page: Path
 
     out = console()
     listed = table("3 Result", *HEADER)
+    listed.columns[0].no_wrap = True
     for row in table_rows(candidates, measured):
         listed.add_row(*row)
     out.print(listed)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preduce.api import design
@@ -19,7 +20,6 @@ from verify.prove import prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from preduce.demo.train import Plan
     from topo.schedule import Schedule
@@ -105,8 +105,7 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
     path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
     plan.write(path)
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "preduce.demo.train", str(path)]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(_command(path), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
             while True:
                 try:
@@ -126,6 +125,13 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
         raise UnavailableError(f"training ended with exit code {process.returncode}; what the workers said is in {log}")
     for name in plan.schedules:
         watch(name, plan.steps)
+
+
+def _command(plan: Path) -> list[str]:
+    """Start the runs without looking for packages in the working directory, where a folder may shadow one of ours."""
+    home = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.append({home!r}); from preduce.demo.train import main; sys.exit(main(sys.argv[1]))"
+    return [sys.executable, "-P", "-c", code, str(plan)]
 
 
 def results(plan: Plan, candidates: list[Candidate]) -> list[Result]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COMPUTE = "#4e79a7"
 COMMUNICATE = "#f28e2b"
 WAIT = "#e3e3e3"
-MAX_ROWS = 64
+MAX_ROWS = 40
 MAX_EVENTS = 500_000
 
 
@@ -49,7 +49,7 @@ def draw_timeline(timeline: Timeline, title: str, *, max_rows: int = MAX_ROWS, m
                 for a, b in zip(start[:rounds, worker].tolist(), end[:rounds, worker].tolist(), strict=True)
                 if b > a
             ]
-            axis.broken_barh(spans, (row + low, high - low), facecolors=colour, linewidth=0)
+            axis.broken_barh(spans, (row + low, high - low), facecolors=colour, edgecolor="white", linewidth=0.4)
 
         bars(begin, timeline.finish, WAIT, 0.1, 0.9)
         bars(timeline.compute_start, timeline.compute_end, COMPUTE, 0.1, 0.5 if timeline.overlap else 0.9)
