@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 MAX_TABLE = 40_000_000
 """Entries of the largest table of windows that is built."""
 DAMPING = np.float32(0.7)
-SAFETY = 1e-5
-"""Taken off every bound: far above the rounding of the single-precision tables."""
+SAFETY = 5e-6
+"""Taken off every bound for the rounding of the single-precision tables, whose entries are below 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,12 +95,27 @@ def age_tables(alphabet: Alphabet, depth: int) -> AgeTables:
     return AgeTables(tuple(tables), alphabet.costs / space.instants, space.floor)
 
 
+class Potential:
+    """The last potential found, from which the iteration at the next price starts: a good guess saves most of it."""
+
+    def __init__(self) -> None:
+        self.values: npt.NDArray[np.float32] | None = None
+
+
 def cycle_mean_bound(
-    tables: AgeTables, price: float, expired: Callable[[], bool], *, max_iterations: int = 200
+    tables: AgeTables,
+    price: float,
+    expired: Callable[[], bool],
+    *,
+    guess: Potential | None = None,
+    max_iterations: int = 200,
 ) -> float:
     """A proved lower bound on the least long-run average of the truncated disagreement + price · communication."""
     edges = tables.edge_costs(price)
-    potential = np.zeros(edges.shape[:-1], dtype=np.float32)
+    if guess is not None and guess.values is not None:
+        potential = guess.values
+    else:
+        potential = np.zeros(edges.shape[:-1], dtype=np.float32)
     best = float(edges.min())
     for _ in range(max_iterations):
         # The successor of state (p, q, …, r) under phase s is (q, …, r, s); depth 1 has a single state.
@@ -110,10 +125,15 @@ def cycle_mean_bound(
         bound = float(gain.min())
         best = max(best, bound)
         # Undamped iteration would circle for ever where the best cycle is longer than one phase.
-        potential = (potential + DAMPING * gain - gain.min()).astype(np.float32)
+        potential = (potential + DAMPING * gain).astype(np.float32)
+        potential -= potential.min()
         if float(gain.max()) - bound < 1e-5 or expired():
             break
-    return best + tables.floor - SAFETY
+    if guess is not None:
+        guess.values = potential
+    # Each comparison adds two single-precision numbers; their rounding is far below this share of their size.
+    rounding = 1e-6 * float(np.abs(edges).max() + potential.max())
+    return best + tables.floor - SAFETY - rounding
 
 
 def dual_bound(
@@ -133,11 +153,11 @@ def dual_bound(
     tables = age_tables(alphabet, depth if depth is not None else greatest_depth(len(alphabet)))
     full = alphabet.full_average()
     scale = float(alphabet.costs[full] if full is not None else alphabet.costs.max()) / alphabet.space.instants
-    lines = [(0.0, cycle_mean_bound(tables, 0.0, expired))]
+    lines, guess = [(0.0, cycle_mean_bound(tables, 0.0, expired))], Potential()
     for price in np.geomspace(0.2, 60.0, num_prices) / scale if scale > 0 else ():
         if expired():
             break
-        lines.append((float(price), cycle_mean_bound(tables, float(price), expired)))
+        lines.append((float(price), cycle_mean_bound(tables, float(price), expired, guess=guess)))
     for budget in budgets if len(lines) > 2 else ():
         lines += _tune(tables, lines, budget, expired)
     return DualBound(tuple(lines), tables.depth)
@@ -151,9 +171,10 @@ def _tune(
     place = max(range(len(ordered)), key=lambda i: ordered[i][1] - ordered[i][0] * budget)
     low, high = ordered[max(0, place - 1)][0], ordered[min(len(ordered) - 1, place + 1)][0]
     found: list[tuple[float, float]] = []
+    guess = Potential()
 
     def gain(price: float) -> float:
-        found.append((price, cycle_mean_bound(tables, price, expired)))
+        found.append((price, cycle_mean_bound(tables, price, expired, guess=guess)))
         return found[-1][1] - price * budget
 
     ratio = 0.5 * (5**0.5 - 1)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
-BOUND_SHARE = 0.25
+BOUND_SHARE = 0.3
 MAX_REPORTED = 40
 
 

@@ -1,0 +1,82 @@
+"""The best catalogue entries for a cluster, and by how much a front of found schedules beats them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+from schedulers import registry
+from schedulers.synthesis import Candidate, Problem
+from topo import figures
+from topo.errors import PreduceError
+from topo.strategies.neighbor import Neighbor
+from topo.timing.cost import communication
+
+SWEPT = {"every": range(1, 25), "node_rounds": range(1, 24), "pair_rounds": range(1, 24), "rounds": range(1, 9)}
+
+
+@dataclass(frozen=True)
+class Point:
+    name: str
+    seconds: float
+    disagreement: float
+
+
+def catalogue_points(problem: Problem) -> list[Point]:
+    """Every group schedule and round schedule of the registry that the cluster can have, parameters swept."""
+    result = []
+    for name in registry.names():
+        entry = registry.entry(name)
+        if entry.kind == "analysis" or name == "local-sgd":
+            continue
+        swept = [p.name for p in entry.parameters if p.name in SWEPT and not (p.name == "rounds" and entry.kind != "rule")]
+        for values in product(*(SWEPT[p] for p in swept)):
+            parameters = dict(zip(swept, values, strict=True))
+            try:
+                schedule = registry.build(name, problem.cluster, **parameters)
+                seconds = communication(schedule, problem.hardware, form=problem.form).per_step
+                value = float(figures.disagreement(schedule))
+            except PreduceError:
+                continue
+            if math.isfinite(value):
+                label = name + "".join(f" {k}={v}" for k, v in parameters.items())
+                kind = " (graph)" if isinstance(schedule.strategy, Neighbor) else ""
+                result.append(Point(label + kind, seconds, value))
+    return result
+
+
+@dataclass(frozen=True)
+class Gain:
+    disagreement_ratio: float
+    communication_ratio: float
+    at_seconds: Candidate | None
+    at_disagreement: Candidate | None
+    against_seconds: Point | None
+    against_disagreement: Point | None
+
+
+def gain(points: list[Point], found: tuple[Candidate, ...]) -> Gain:
+    """The largest ratios over the front: catalogue over found, at equal (or less) of the other figure."""
+    best = Gain(0.0, 0.0, None, None, None, None)
+    d_ratio, c_ratio = 0.0, 0.0
+    a = b = pa = pb = None
+    for point in points:
+        # At the catalogue's own communication, and at its own disagreement: the fairest places to compare.
+        rivals = [p for p in points if p.seconds <= point.seconds * (1 + 1e-9)]
+        rival = min(rivals, key=lambda p: p.disagreement)
+        ours = [c for c in found if c.communication_seconds_per_step <= point.seconds * (1 + 1e-9)]
+        if ours and rival.disagreement > 1e-9:
+            mine = min(ours, key=lambda c: c.disagreement)
+            if mine.disagreement > 1e-9 and rival.disagreement / mine.disagreement > d_ratio:
+                d_ratio, a, pa = rival.disagreement / mine.disagreement, mine, rival
+        rivals = [p for p in points if p.disagreement <= point.disagreement * (1 + 1e-9)]
+        rival = min(rivals, key=lambda p: p.seconds)
+        ours = [c for c in found if c.disagreement <= point.disagreement * (1 + 1e-9)]
+        if ours and rival.seconds > 0:
+            mine = min(ours, key=lambda c: c.communication_seconds_per_step)
+            ratio = rival.seconds / mine.communication_seconds_per_step
+            if ratio > c_ratio:
+                c_ratio, b, pb = ratio, mine, rival
+    del best
+    return Gain(d_ratio, c_ratio, a, b, pa, pb)
