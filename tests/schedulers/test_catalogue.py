@@ -1,0 +1,261 @@
+"""Constructions of the literature against their published lengths, exactness and rates."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from math import ceil, lcm, log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schedulers import base_graph, registry
+from schedulers.constructions import ceca_2p
+from schedulers.constructions.ou_equidyn import matching
+from schedulers.constructions.random_partitions import phase as random_phase
+from schedulers.shifts import round_of, shifts
+from topo.cluster import Cluster
+from topo.errors import ScheduleError
+from topo.strategies import Neighbor
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
+
+
+def build(name, n, **parameters):
+    return registry.build(name, Cluster.regular(1, n), **parameters)
+
+
+def dense(schedule):
+    if isinstance(schedule.strategy, Neighbor):
+        result = []
+        for round_ in schedule.strategy.rounds:
+            matrix = np.zeros((round_.num_workers,) * 2)
+            matrix[round_.targets, round_.sources] = round_.edge_weights()
+            result.append(matrix + np.diag(1 - matrix.sum(axis=1)))
+        return result
+    return [schedule.phase(t).apply(np.eye(schedule.num_workers)) for t in range(schedule.period)]
+
+
+def contraction(schedule):
+    product = np.eye(schedule.num_workers)
+    for matrix in dense(schedule):
+        product = matrix @ product
+    return np.linalg.norm(product - 1 / len(product), 2)
+
+
+def exactly_the_mean(exchanges, n):
+    """Whether the rounds take every starting vector to its mean, in fractions, and every worker's partners."""
+    rows = [{i: Fraction(1)} for i in range(n)]
+    most = 0
+    for exchange in exchanges:
+        round_ = base_graph.as_round(exchange)
+        partners = [0] * n
+        old = rows
+        rows = [dict(row) for row in old]
+        for source, target, weight in round_.edges():
+            partners[target] += 1
+            assert weight > 0
+            for column, value in old[source].items():
+                rows[target][column] = rows[target].get(column, Fraction(0)) + weight * value
+            for column, value in old[target].items():
+                rows[target][column] -= weight * value
+        most = max(most, *partners)
+    return all(row.get(j, 0) == Fraction(1, n) for row in rows for j in range(n)), most
+
+
+@pytest.mark.parametrize("n", [int(n) for n in GOLDEN["base_k_plus_1_rounds"] if n != "about"])
+def test_base_k_plus_1_has_its_published_length(n):
+    lengths = [len(base_graph.base(n, k)) for k in (1, 2, 3, 4)]
+    assert lengths == GOLDEN["base_k_plus_1_rounds"][str(n)]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_base_k_plus_1_is_exact_for_all_n_to_100(k):
+    for n in range(2, 101):
+        for build_ in (base_graph.base, base_graph.simple_base):
+            numerators = np.array([[int(i == j) for j in range(n)] for i in range(n)], dtype=object)
+            denominator = 1
+            exchanges = build_(n, k)
+            for exchange in exchanges:
+                round_ = base_graph.as_round(exchange)
+                assert np.bincount(round_.targets, minlength=n).max(initial=0) <= k
+                scale = lcm(*(weight.denominator for weight in round_.weights))
+                old, numerators, denominator = numerators, numerators * scale, denominator * scale
+                for source, target, weight in round_.edges():
+                    numerators[target] = numerators[target] + int(weight * scale) * (old[source] - old[target])
+            assert (numerators * n == denominator).all()
+            assert len(exchanges) <= 2 * log(n, k + 1) + 2 + 1e-9
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [3, 5, 7, 11, 12, 14, 19, 23, 31])
+def test_base_k_plus_1_is_exact_in_fractions(n, k):
+    for build_ in (base_graph.base, base_graph.simple_base):
+        exact, partners = exactly_the_mean(build_(n, k), n)
+        assert exact
+        assert partners <= k
+
+
+@pytest.mark.parametrize("n", [2, 6, 9, 13, 30, 100])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_base_schedules_contract_to_zero_in_both_forms(n, k):
+    if k >= n:
+        return
+    schedule = build("base-k-plus-1", n, k=k)
+    assert contraction(schedule) == pytest.approx(0, abs=1e-12)
+    assert k > 1 or schedule.strategy.kind == "static"
+    rounds = tuple(base_graph.as_round(exchange) for exchange in base_graph.base(n, k))
+    neighbor = type(schedule)("rounds", schedule.cluster, Neighbor(rounds=rounds))
+    for a, b in zip(dense(schedule), dense(neighbor), strict=True):
+        assert np.allclose(a, b, atol=1e-15)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64, 128])
+def test_powers_of_two_are_exact_in_log2_rounds(n):
+    rounds = n.bit_length() - 1
+    for name in ("one-peer-hypercube", "one-peer-exponential", "base-k-plus-1", "de-bruijn", "gossipgrad"):
+        schedule = build(name, n, **({"sweeps": 1} if name == "gossipgrad" else {}))
+        matrices = dense(schedule) * (rounds if name == "de-bruijn" else 1)
+        assert len(matrices) == rounds
+        product = np.linalg.multi_dot([np.eye(n), *matrices[::-1], np.eye(n)])
+        assert np.abs(product - 1 / n).max() < 1e-12
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 12, 17, 25, 100])
+def test_one_peer_exponential_contraction_otherwise(n):
+    golden = GOLDEN["one_peer_exponential_contraction"][str(n)]
+    assert contraction(build("one-peer-exponential", n)) == pytest.approx(golden, abs=6e-5)
+
+
+def test_one_peer_hypercube_agrees_in_rule_and_explicit_form():
+    rule = registry.build("one-peer-hypercube", Cluster.parse("4x4"))
+    explicit = registry.build("one-peer-hypercube", Cluster.parse("4,3,5,2,2"))
+    assert rule.strategy.is_rule
+    assert not explicit.strategy.is_rule
+    assert [rule.phase(t) for t in range(4)] == [explicit.phase(t) for t in range(4)]
+    assert rule.group_of(5, 1).members == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("n", "hyper_cuboid_groups", "rounds"), [(16, 4, 2), (25, 5, 2), (32, 4, 3), (64, 4, 3), (100, 5, 3)]
+)
+def test_rounds_of_the_comparison_table(n, hyper_cuboid_groups, rounds):
+    assert build("hyper-cuboid", n, max_group=hyper_cuboid_groups).period == rounds
+    table = {16: (4, 4, 2, 2), 25: (9, 6, 5, 2), 32: (5, 5, 3, 3), 64: (6, 6, 3, 3), 100: (11, 8, 6, 3)}
+    assert tuple(build("base-k-plus-1", n, k=k).period for k in (1, 2, 3, 4)) == table[n]
+
+
+@pytest.mark.parametrize("n", [4, 9, 16, 25])
+def test_moshpit_grid_is_exact_when_full_and_connected_otherwise(n):
+    assert contraction(build("moshpit-grid", n)) == pytest.approx(0, abs=1e-12)
+    assert 1e-3 < contraction(build("moshpit-grid", n + 1)) < 1
+
+
+@pytest.mark.parametrize("n", range(2, 64))
+def test_ceca_2p_is_exact_in_log2_rounds(n):
+    history = ceca_2p.averages(n)
+    assert len(history) == (n - 1).bit_length()
+    assert all(value == Fraction(1, n) for row in history[-1] for value in row)
+
+
+def test_ceca_2p_says_that_it_is_analysis_only():
+    with pytest.raises(ScheduleError, match=r"two vectors a worker .* \(4 rounds\); use base-k-plus-1"):
+        build("ceca-2p", 12)
+
+
+@pytest.mark.parametrize("key", ["16,2", "16,4", "12,3", "8,2"])
+def test_random_partition_factor(key):
+    n, group = map(int, key.split(","))
+    rng = np.random.default_rng(7)
+    start = rng.standard_normal(n)
+    start -= start.mean()
+    factors = [np.sum(random_phase(n, group, rng).apply(start) ** 2) / np.sum(start**2) for _ in range(4000)]
+    assert np.mean(factors) == pytest.approx(
+        GOLDEN["random_partition_factor"][key], abs=5 * np.std(factors) / 4000**0.5
+    )
+
+
+@pytest.mark.parametrize("n", [5, 8, 16])
+def test_od_equidyn_expected_factor(n):
+    """Mean of ‖Wx‖²/‖x‖² over all shifts is 1/2 − 1/(2n) for η = 1/2."""
+    start = np.random.default_rng(1).standard_normal(n)
+    start -= start.mean()
+    weight = 0.5 * (n - 1) / n
+    after = [(1 - weight) * start + weight * np.roll(start, a) for a in range(1, n)]
+    assert np.mean([np.sum(x**2) for x in after]) / np.sum(start**2) == pytest.approx(0.5 - 0.5 / n)
+    rounds = build("od-equidyn", n, rounds=5).strategy.rounds
+    assert {w for round_ in rounds for w in round_.weights} == {Fraction(n - 1, 2 * n)}
+
+
+def test_equistatic_matrices():
+    directed = round_of(10, [3, 3, 7], undirected=False)
+    assert directed.weights == (Fraction(9, 30), Fraction(18, 30))
+    undirected = round_of(10, [3, 3, 7], undirected=True)
+    assert undirected.weights == (Fraction(27, 60),)
+    assert shifts(12, 3, seed=5) == shifts(12, 3, seed=5)
+    for n in (16, 64, 100):
+        schedule = build("u-equistatic", n, num_shifts=ceil(8 * log(2 * n / 0.01) / (3 * 0.6**2)))
+        assert contraction(schedule) < 0.6
+
+
+@pytest.mark.parametrize("n", [5, 6, 9, 12])
+def test_ou_equidyn_matchings_are_as_large_as_their_cycles_allow(n):
+    for distance in range(1, n):
+        for start in range(n):
+            round_ = matching(n, distance, start)
+            assert np.bincount(round_.targets, minlength=n).max() == 1
+            assert {(int(t - s) % n) for s, t in zip(round_.sources, round_.targets, strict=True)} <= {
+                distance,
+                n - distance,
+            }
+            cycles = np.gcd(n, distance)
+            assert len(round_) // 2 == cycles * (n // cycles // 2)
+
+
+def test_sgp_variants():
+    assert build("sgp", 8).period == 5  # ±1, ±2, and 4 once: it is its own reverse
+    for round_ in build("sgp", 16, variant="bipartite").strategy.rounds:
+        assert ((round_.sources - round_.targets) % 2 == 1).all()
+    with pytest.raises(ScheduleError, match="variant=alternating"):
+        build("sgp", 7, variant="bipartite")
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "parameters", "wanted"),
+    [
+        ("hypercube", 12, {}, "the nearest are 8 or 16"),
+        ("torus", 14, {}, "the next number that is: 15"),
+        ("torus", 16, {"shape": "2x8"}, "4x4 fits"),
+        ("kautz", 7, {}, "the next number that is: 12"),
+        ("de-bruijn", 12, {"base": 2}, "use base=12"),
+        ("random-regular", 5, {"degree": 7}, "the largest degree here is 4"),
+        ("random-regular", 7, {"degree": 3}, "such as 4"),
+        ("base-k-plus-1", 4, {"k": 4}, "the largest k here is 3"),
+        ("moshpit-grid", 4, {"side": 9}, "use side=4"),
+        ("random-partitions", 4, {"group": 5}, "the largest group is 4"),
+        ("random-partitions", 100, {"group": 2, "phases": 1}, "phases=8 or more"),
+        ("erdos-renyi", 100, {"probability": 0.001}, "leaves the graph in pieces"),
+        ("ring", 2, {}, "at least 3 workers"),
+        ("ring-based", 7, {}, "the nearest is 8"),
+        ("double-ring", 10, {}, "the nearest is 12"),
+        ("hop-figure-21", 9, {}, "use ring-based"),
+        ("matcha", 16, {"budget": 0}, "never communicates"),
+        ("one-peer-hypercube", 12, {}, "or use base-k-plus-1"),
+        ("complete", 6000, {}, "use allreduce"),
+    ],
+)
+def test_impossible_wishes_name_the_nearest_possible_thing(name, n, parameters, wanted):
+    with pytest.raises(ScheduleError) as caught:
+        build(name, n, **parameters)
+    assert wanted in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["random-regular", "erdos-renyi", "od-equidyn", "ou-equidyn", "random-partitions", "matcha"]
+)
+def test_seeds_repeat_and_differ(name):
+    n = 40
+    assert build(name, n, seed=1) == build(name, n, seed=1)
+    assert build(name, n, seed=1).strategy != build(name, n, seed=2).strategy

@@ -1,0 +1,350 @@
+"""Topologies, their weights and their matchings against closed forms and printed figures."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from math import ceil, cos, log2, pi
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topo.errors import ScheduleError
+from topo.graphs import Graph
+from topo.graphs.complete import complete
+from topo.graphs.de_bruijn import de_bruijn
+from topo.graphs.double_ring import double_ring
+from topo.graphs.erdos_renyi import erdos_renyi
+from topo.graphs.exponential import exponential
+from topo.graphs.grid import grid
+from topo.graphs.hop_figure_21 import hop_figure_21
+from topo.graphs.hypercube import hypercube
+from topo.graphs.kautz import kautz
+from topo.graphs.matchings import activation, matchings, mixing_weight, sample
+from topo.graphs.random_regular import random_regular
+from topo.graphs.ring import ring
+from topo.graphs.ring_based import ring_based
+from topo.graphs.star import star
+from topo.graphs.torus import torus
+from topo.graphs.weights import METHODS, weigh
+from topo.graphs.weights.best_constant import best_constant
+from topo.graphs.weights.constant import constant
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
+
+
+def dense(round_):
+    matrix = np.zeros((round_.num_workers,) * 2)
+    matrix[round_.targets, round_.sources] = round_.edge_weights()
+    return matrix + np.diag(1 - matrix.sum(axis=1))
+
+
+def slem_gap(matrix):
+    return 1 - np.sort(np.abs(np.linalg.eigvals(matrix)))[-2]
+
+
+def norm(matrix):
+    return np.linalg.norm(matrix - 1 / len(matrix), 2)
+
+
+def hop_gap(graph):
+    walk = graph.adjacency() / graph.in_degrees()[:, None]
+    return 1 - np.sort(np.linalg.eigvals(walk).real)[-2]
+
+
+def exact_columns(round_):
+    """What leaves each worker minus what reaches it, in fractions; all 0 iff doubly stochastic."""
+    balance = [Fraction(0)] * round_.num_workers
+    for source, target, weight in round_.edges():
+        balance[source] += weight
+        balance[target] -= weight
+    return balance
+
+
+@pytest.mark.parametrize("n", [4, 5, 8, 16, 32, 64])
+def test_ring_gap(n):
+    gap = slem_gap(dense(weigh(ring(n), "uniform")))
+    assert gap == pytest.approx(GOLDEN["spectral_gap_slem"]["ring_third_weights"][str(n)], abs=1e-6)
+    assert gap == pytest.approx(1 - max(abs(1 + 2 * cos(2 * pi * k / n)) / 3 for k in range(1, n)), abs=1e-9)
+
+
+@pytest.mark.parametrize("shape", ["3x3", "4x4", "5x5", "4x8", "8x8"])
+def test_torus_gap(shape):
+    rows, columns = map(int, shape.split("x"))
+    gap = slem_gap(dense(weigh(torus(rows, columns))))
+    assert gap == pytest.approx(GOLDEN["spectral_gap_slem"]["torus_fifth_weights"][shape], abs=1e-6)
+
+
+@pytest.mark.parametrize("dimension", range(1, 8))
+def test_hypercube_gap(dimension):
+    graph = hypercube(dimension)
+    assert slem_gap(dense(weigh(graph))) == pytest.approx(2 / (1 + dimension), abs=1e-9)
+    assert nx.is_isomorphic(graph.to_networkx(), nx.hypercube_graph(dimension))
+
+
+@pytest.mark.parametrize("n", [4, 6, 8, 10, 12, 16, 24, 64, 100, 128])
+def test_static_exponential_gap_is_2_over_1_plus_c_for_even_n(n):
+    assert slem_gap(dense(weigh(exponential(n)))) == pytest.approx(2 / (1 + ceil(log2(n))), abs=1e-9)
+
+
+@pytest.mark.parametrize(("n", "gap"), [(5, 0.75), (7, 0.646447), (17, 0.452379), (25, 0.489139), (33, 0.3922)])
+def test_static_exponential_gap_is_larger_for_odd_n(n, gap):
+    assert slem_gap(dense(weigh(exponential(n)))) == pytest.approx(gap, abs=1e-6)
+
+
+@pytest.mark.parametrize("setting", "abc")
+def test_hop_figure_21_printed_gaps(setting):
+    golden = GOLDEN["hop_figure_21"][setting]
+    assert hop_gap(hop_figure_21(setting)) == pytest.approx(float(Fraction(str(golden["gap"]))), abs=1e-9)
+    assert round(hop_gap(hop_figure_21(setting)), 4) == golden["printed"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "polynomial"),
+    [("b", lambda r: 45 * r**3 - 20 * r - 3), ("c", lambda r: 24 * r**3 - 2 * r**2 - 10 * r - 1)],
+)
+def test_hop_figure_21_gaps_solve_their_polynomials(setting, polynomial):
+    assert polynomial(1 - hop_gap(hop_figure_21(setting))) == pytest.approx(0, abs=1e-12)
+
+
+def test_ring_based_16():
+    assert hop_gap(ring_based(16)) == pytest.approx(0.1953, abs=1e-4)
+    assert slem_gap(dense(weigh(ring_based(16)))) == pytest.approx(0.1464, abs=1e-4)
+    assert slem_gap(dense(weigh(ring_based(8)))) == pytest.approx(0.5, abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [8, 16, 40])
+def test_double_ring_joins_two_ring_based_graphs(n):
+    graph = double_ring(n)
+    assert set(graph.in_degrees().tolist()) == {4}
+    half = graph.to_networkx().subgraph(range(n // 2))
+    assert nx.is_isomorphic(half, ring_based(n // 2).to_networkx())
+    assert graph.is_connected
+
+
+@pytest.mark.parametrize(("base", "length"), [(2, 3), (2, 4), (3, 2), (3, 3)])
+def test_de_bruijn_reaches_the_exact_mean(base, length):
+    matrix = dense(constant(de_bruijn(base, length), Fraction(1, base)))
+    assert norm(matrix) == pytest.approx(1, abs=1e-12)
+    assert norm(np.linalg.matrix_power(matrix, length)) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("degree", "diameter"), [(2, 2), (2, 3), (3, 2), (3, 3)])
+def test_kautz_norms(degree, diameter):
+    graph = kautz(degree, diameter)
+    assert set(graph.in_degrees().tolist()) == {degree}
+    matrix = dense(constant(graph, Fraction(1, degree)))
+    for t in range(1, diameter + 4):
+        wanted = 1 if t < diameter else degree ** -(t - diameter + 1)
+        assert norm(np.linalg.matrix_power(matrix, t)) == pytest.approx(wanted, abs=1e-9)
+    assert nx.diameter(graph.to_networkx()) == diameter
+
+
+@pytest.mark.parametrize(("n", "degree"), [(6, 5), (6, 4), (7, 4), (8, 2), (9, 6), (64, 6), (501, 4)])
+def test_random_regular_is_regular_connected_and_repeatable(n, degree):
+    graph = random_regular(n, degree, seed=3)
+    assert set(graph.in_degrees().tolist()) == {degree}
+    assert graph.is_connected
+    assert graph == random_regular(n, degree, seed=3)
+    assert n < 60 or graph != random_regular(n, degree, seed=4)
+
+
+def test_erdos_renyi_has_the_expected_number_of_edges():
+    counts = [len(erdos_renyi(60, 0.3, seed)) // 2 for seed in range(40)]
+    assert abs(np.mean(counts) - 0.3 * 60 * 59 / 2) < 4 * (60 * 59 / 2 * 0.21 / 40) ** 0.5
+    assert erdos_renyi(12, 1.0, 0) == complete(12)
+    with pytest.raises(ScheduleError, match=r"ln n / n = 0\.0"):
+        erdos_renyi(200, 0.001, 0)
+
+
+def test_large_graphs_are_vectorised():
+    for graph in (ring(10**5), torus(300, 300), exponential(10**4), random_regular(10**4, 4, 0), hypercube(13)):
+        round_ = weigh(graph)
+        assert len(round_) == len(graph)
+        assert graph.is_connected
+
+
+def test_grid_and_star():
+    assert nx.is_isomorphic(grid(3, 5).to_networkx(), nx.grid_2d_graph(3, 5))
+    assert norm(dense(weigh(star(7)))) == pytest.approx(1 - 1 / 7)
+
+
+GRAPHS = st.builds(
+    lambda n, p, seed: Graph.from_networkx(nx.gnp_random_graph(n, p, seed=seed)),
+    st.integers(2, 9),
+    st.floats(0.3, 1),
+    st.integers(0, 10**6),
+).filter(lambda graph: graph.is_connected)
+
+
+@pytest.mark.parametrize("method", ["metropolis", "best-constant", "fastest"])
+@given(graph=GRAPHS)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_weights_are_exactly_doubly_stochastic_and_contract(method, graph):
+    round_ = weigh(graph, method)
+    assert set(exact_columns(round_)) == {0}
+    assert norm(dense(round_)) < 1 - 1e-4
+    if method != "best-constant":
+        assert dense(round_).min() >= -1e-12
+
+
+@given(graph=GRAPHS)
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_fastest_is_not_slower_than_metropolis(graph):
+    assert norm(dense(weigh(graph, "fastest"))) <= norm(dense(weigh(graph, "metropolis"))) + 1e-5
+
+
+def test_fastest_equals_a_general_solver():
+    import warnings
+
+    graph = Graph.from_networkx(nx.gnp_random_graph(7, 0.5, seed=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the solver library warns about its own dependencies
+        import cvxpy as cp
+
+        weights = cp.Variable((7, 7), symmetric=True)
+        absent = 1 - graph.adjacency() - np.eye(7)
+        program = cp.Problem(
+            cp.Minimize(cp.sigma_max(weights - 1 / 7)),
+            [weights >= 0, cp.sum(weights, axis=1) == 1, cp.multiply(absent, weights) == 0],
+        )
+        program.solve(solver=cp.CLARABEL)
+    assert norm(dense(weigh(graph, "fastest"))) == pytest.approx(program.value, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("graph", "optimum"),
+    [
+        (Graph.undirected(2, [0], [1]), 0.0),
+        (complete(6), 0.0),
+        (ring(4), 1 / 3),  # edge weight 1/3: eigenvalues 1 − (2 − 2cos)/3
+        (ring(5), 5**-0.5),
+        (star(5), 3 / 4),  # every leaf keeps 1 − 1/4, the hub nothing
+        (Graph.undirected(4, [0, 1, 2], [1, 2, 3]), 2**-0.5),  # the path: edge weight 1/2 (Boyd, Diaconis, Sun, Xiao)
+    ],
+)
+def test_fastest_against_closed_forms(graph, optimum):
+    assert norm(dense(weigh(graph, "fastest"))) == pytest.approx(optimum, abs=1e-5)
+
+
+def test_best_constant_is_optimal_on_edge_transitive_graphs():
+    for graph in (ring(7), hypercube(3), complete(5)):
+        assert norm(dense(weigh(graph, "best-constant"))) == pytest.approx(
+            norm(dense(weigh(graph, "fastest"))), abs=1e-5
+        )
+    assert best_constant(hypercube(3)) == pytest.approx(2 / (2 + 6))
+
+
+def test_weights_refuse_in_one_line():
+    with pytest.raises(ScheduleError, match=r"^edge 0→1: has no reverse"):
+        weigh(Graph.directed(3, [0, 1, 2, 0], [1, 2, 0, 2]), "metropolis")
+    two = Graph.undirected(4, [0, 2], [1, 3])
+    for method in ("best-constant", "fastest"):
+        with pytest.raises(ScheduleError, match="workers 0 and 2 do not reach each other"):
+            weigh(two, method)
+    with pytest.raises(ScheduleError, match="is not one of metropolis"):
+        weigh(ring(4), "best")
+    with pytest.raises(ScheduleError, match="1000 edges"):
+        weigh(complete(60), "fastest")
+    with pytest.raises(ScheduleError, match="3000 workers"):
+        weigh(ring(3001), "best-constant")
+    with pytest.raises(ScheduleError, match=r"edge 0→5: ranks are 0\.\.3"):
+        Graph.directed(4, [0], [5])
+
+
+def test_every_weight_file_is_listed():
+    folder = Path(__file__).parents[2] / "topo" / "graphs" / "weights"
+    methods = {path.stem for path in folder.glob("*.py")} - {"__init__", "constant"}
+    assert methods == {module.rsplit(".", 1)[1] for module in METHODS.values()}
+
+
+@given(graph=GRAPHS)
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_matchings_make_up_the_graph(graph):
+    listed = matchings(graph)
+    assert sum(len(m) for m in listed) == len(graph)
+    assert all(m.in_degrees().max() == 1 for m in listed)
+    union = Graph.directed(
+        graph.num_workers, np.concatenate([m.sources for m in listed]), np.concatenate([m.targets for m in listed])
+    )
+    assert union == graph
+
+
+def test_matcha_on_two_workers():
+    """One pair, active with probability p: E[W²] off the mean is 1 − p + p(1−2α)², least at α = 1/2."""
+    alpha, rho = mixing_weight([complete(2)], np.array([0.3]))
+    assert alpha == pytest.approx(0.5, abs=1e-6)
+    assert rho == pytest.approx(0.7, abs=1e-9)
+
+
+@pytest.mark.parametrize("graph", [ring(6), hypercube(3), torus(3, 4), complete(5)])
+def test_matcha_with_full_budget_is_the_best_constant_weight(graph):
+    listed = matchings(graph)
+    probabilities = activation(listed, 1.0)
+    assert set(probabilities.tolist()) == {1.0}
+    alpha, rho = mixing_weight(listed, probabilities)
+    assert alpha == pytest.approx(best_constant(graph), abs=1e-6)
+    assert rho == pytest.approx(norm(dense(constant(graph, Fraction(alpha)))) ** 2, abs=1e-9)
+
+
+@pytest.mark.parametrize("budget", [0.25, 0.5, 0.8])
+def test_matcha_equals_a_general_solver(budget):
+    import warnings
+
+    graph = Graph.undirected(6, [0, 0, 1, 2, 2, 3, 4], [1, 2, 2, 3, 5, 4, 5])
+    listed = matchings(graph)
+    probabilities = activation(listed, budget)
+    laplacians = [m.laplacian() for m in listed]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the solver library warns about its own dependencies
+        import cvxpy as cp
+
+        p = cp.Variable(len(listed))
+        mean = sum(p[j] * laplacians[j] for j in range(len(listed)))
+        program = cp.Problem(
+            cp.Maximize(cp.lambda_sum_smallest(mean, 2)), [p >= 0, p <= 1, cp.sum(p) <= budget * len(listed)]
+        )
+        program.solve(solver=cp.CLARABEL)
+        gap = np.linalg.eigvalsh(np.tensordot(probabilities, laplacians, 1))[1]
+        assert gap == pytest.approx(program.value, abs=1e-5)
+        bar = np.tensordot(probabilities, laplacians, 1)
+        tilde = np.tensordot(probabilities * (1 - probabilities), laplacians, 1)
+        s, a, b = cp.Variable(), cp.Variable(), cp.Variable()
+        second = cp.Problem(
+            cp.Minimize(s),
+            [(1 - s) * np.eye(6) - 2 * a * bar - 1 / 6 + b * (bar @ bar + 2 * tilde) << 0, cp.square(a) <= b],
+        )
+        second.solve(solver=cp.CLARABEL)
+    alpha, rho = mixing_weight(listed, probabilities)
+    assert rho == pytest.approx(second.value, abs=1e-5)
+    assert alpha == pytest.approx(float(a.value), abs=1e-2)
+
+
+def test_matcha_samples_are_active_as_often_as_asked():
+    listed = matchings(ring(6))
+    probabilities = np.array([0.3, 0.8])
+    rounds = sample(listed, probabilities, Fraction(1, 3), 2000, np.random.default_rng(0))
+    for matching, p in zip(listed, probabilities, strict=True):
+        edge = (int(matching.sources[0]), int(matching.targets[0]))
+        share = np.mean([any((s, t) == edge for s, t, _ in round_.edges()) for round_ in rounds])
+        assert abs(share - p) < 0.05
+    with pytest.raises(ScheduleError, match="share of the matchings"):
+        activation(listed, 0.0)
+
+
+@given(st.integers(2, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=40))
+@settings(deadline=None, derandomize=True)
+def test_graph_agrees_with_networkx(n, pairs):
+    pairs = [(a % n, b % n) for a, b in pairs]
+    graph = Graph.directed(n, [a for a, _ in pairs], [b for _, b in pairs])
+    reference = nx.DiGraph()
+    reference.add_nodes_from(range(n))
+    reference.add_edges_from((a, b) for a, b in pairs if a != b)
+    assert graph.is_connected == nx.is_strongly_connected(reference)
+    assert Graph.from_networkx(reference) == graph
+    assert Graph.from_networkx(graph.to_networkx()) == graph
+    assert graph.in_degrees().tolist() == [reference.in_degree(i) for i in range(n)]
