@@ -324,3 +324,21 @@ def test_a_reader_that_leaves_is_no_error(figure_10):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("verb", ["show", "simulate", "compare"])
+def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path, verb):
+    from topo.cluster import Cluster
+    from topo.document import write_schedule
+    from topo.schedule import Schedule
+    from topo.strategies import Generated
+
+    path = tmp_path / "generated.json"
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
+    assert "'generated'" in refusal(capsys, verb, path, code=65)
+
+
+def test_a_timeline_that_would_not_fit_memory_is_refused_with_what_fits(capsys, tmp_path):
+    path = tmp_path / "big.json"
+    assert main(["design", "250000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    assert "at most 50 rounds fit" in refusal(capsys, "simulate", path, code=65)

@@ -1,0 +1,43 @@
+"""`preduce run`: torchrun's environment, the schedule's shape, the script's own arguments and exit code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from preduce.__main__ import main
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = """
+import os, sys
+print(*(os.environ[k] for k in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")), sys.argv[1:])
+print("schedule", os.environ.get("PREDUCE_SCHEDULE", "none"))
+sys.exit(int(sys.argv[-1]) if os.environ["RANK"] == "2" else 0)
+"""
+
+
+@pytest.mark.processes
+def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_code_on(tmp_path):
+    script, schedule = tmp_path / "script.py", tmp_path / "s.json"
+    script.write_text(SCRIPT)
+    assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    command = [sys.executable, "-m", "preduce", "run", "--schedule", str(schedule), str(script), "--debug", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 7
+    lines = done.stdout.splitlines()
+    assert "[3] 3 1 2 4 ['--debug', '7']" in lines, "--debug after the script is the script's"
+    assert f"[0] schedule {schedule}" in lines
+
+
+def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
+    schedule = tmp_path / "s.json"
+    assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    assert main(["run", "--schedule", str(schedule), "--workers", "3", "train.py"]) == 65
+    assert "is for 4 workers" in capsys.readouterr().err
+
+
+def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr("preduce.lazy.find_spec", lambda name: None)
+    assert main(["run", "--workers", "2", "train.py"]) == 77
+    assert "pip install 'preduce[torch]'" in capsys.readouterr().err
