@@ -167,3 +167,16 @@ def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, form):
     explicit_cost = communication(explicit, hardware, form=form)
     assert rule_cost.phases == pytest.approx(explicit_cost.phases)
     assert rule_cost.nic_bytes_per_step == pytest.approx(explicit_cost.nic_bytes_per_step)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(list(Form)), st.integers(1, 3))
+def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics):
+    cluster = Cluster.parse(",".join(map(str, sizes))) if sum(sizes) > 1 else Cluster.regular(1, 2)
+    hardware = Hardware(
+        inside=Link(0.5, 1.0), nic=Link(2.0, 3.0), node_nic=((0, Link(1.0, 4.0)),), num_nics=num_nics, model_bytes=5
+    )
+    everyone = Static(phases=(Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)]),))
+    every = communication(Schedule("a", cluster, AllReduce()), hardware, form=form)
+    explicit = communication(Schedule("e", cluster, everyone), hardware, form=form)
+    assert every == explicit
