@@ -92,7 +92,7 @@ def _worded(system: System, label: Label, before: State) -> TraceStep:
     if isinstance(event, Received):
         what = _message(machine, event.message)
         verbs = {"deliver": "arrives", "lose": "is lost", "repeat": "arrives and will arrive again"}
-        text = f"{what} {event.source} → {process} {verbs[label.verb]}{notes}"
+        text = f"{event.source} → {process}: {what} {verbs[label.verb]}{notes}"
         return TraceStep(label.verb, process, event.source, text, sends)
     worded = machine.describe(process, event) if isinstance(machine, Describing) else f"{process}: {event}"
     return TraceStep(label.verb, process, -1, worded + notes, sends)
