@@ -45,7 +45,6 @@ class Slot:
     owners: tuple[tuple[torch.nn.Module, str], ...]
     start: int
     stride: tuple[int, ...]
-    pointer: int
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """This parameter's part of an array that is laid out as the lane."""
@@ -84,6 +83,7 @@ class Lane:
     riders: list[Rider] = field(default_factory=list)
     length: int = 0
     _scratch: torch.Tensor | None = None
+    _home: torch.Tensor | None = None
     _aside: torch.Tensor | None = None
 
     @property
@@ -107,6 +107,20 @@ class Lane:
             count = self.length + len(self.slots) + (TAG_LENGTH if self.exact else 0)
             self._scratch = torch.zeros(count, dtype=self.dtype, device=self.device)
         return self._scratch
+
+    def swap(self) -> None:
+        """Make the scratch array's parameters the live ones, without copying; the old live array is scratch next."""
+        if self._home is None:
+            # The first array holds parameters only; the one that takes its place as scratch has room for the tail.
+            self.flat.copy_(self.scratch()[: self.size])
+            fresh = torch.empty_like(self.scratch())
+            fresh[: self.size] = self.flat
+            self._home = fresh
+        else:
+            self._home, self._scratch = self.scratch(), self._home
+        self.flat = self._home[: self.size]
+        for slot in self.slots:
+            slot.parameter.data = slot.view(self.flat)
 
     def put_aside(self) -> None:
         """Keep the sums of a finished operation for later and free the scratch array for another one."""
@@ -168,6 +182,7 @@ class FlatModel:
             InputError: naming the parameter.
         """
         for lane in self.lanes:
+            base, width = lane.flat.data_ptr(), lane.dtype.itemsize
             for slot in lane.slots:
                 for module, attribute in slot.owners:
                     # Walking named_parameters() in each step would cost far more
@@ -176,7 +191,7 @@ class FlatModel:
                             f"model: parameter {slot.names[0]!r} was replaced by another after DistributedOptimizer "
                             "was made, so it would be trained without being averaged; change the model first, then wrap"
                         )
-                if slot.parameter.data_ptr() != slot.pointer or slot.parameter.dtype != lane.dtype:
+                if slot.parameter.data_ptr() != base + slot.start * width or slot.parameter.dtype != lane.dtype:
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
                         "was made (model.to(), .half(), .cuda(), load_state_dict(assign=True) do that); do it before"
@@ -284,7 +299,7 @@ def _flatten(
             view = torch.as_strided(flat, parameter.shape, stride, start)
             view.copy_(parameter)
             parameter.data = view
-            lane.slots.append(Slot(names, parameter, owners, start, tuple(stride), view.data_ptr()))
+            lane.slots.append(Slot(names, parameter, owners, start, tuple(stride)))
     return lane
 
 

@@ -14,24 +14,26 @@ if TYPE_CHECKING:
     from runtime.buffers import Lane
 
 
-def commit_mean(lane: Lane, num_members: int, relax: float, ok: torch.Tensor | None) -> None:
-    """Commit x ← x + relax · (mean − x), in one pass for relax = 1."""
+def commit_mean(lane: Lane, relax: float, ok: torch.Tensor | None, *, swap: bool = False) -> None:
+    """Commit x ← x + relax · (mean − x).
+
+    With `swap`, relax 1 and no `ok` nothing is copied: the array with the mean becomes the parameters' storage and the
+    old one the next scratch array.
+    """
     mean, live = lane.scratch()[: lane.size], lane.flat
-    if lane.exact and relax == 1 and ok is None:
-        torch.div(mean, num_members, out=live)
-        return
-    if lane.exact:
-        mean.div_(num_members)
     if relax != 1:
-        torch.lerp(live, mean, relax, out=mean)
+        torch.lerp(live, mean, relax, out=mean if ok is not None else live)
+        if ok is None:
+            return
+    elif swap and ok is None:
+        lane.swap()
+        return
     _replace(live, mean, ok)
 
 
-def commit_delayed(lane: Lane, snapshot: torch.Tensor, num_members: int, relax: float, ok: torch.Tensor | None) -> None:
+def commit_delayed(lane: Lane, snapshot: torch.Tensor, relax: float, ok: torch.Tensor | None) -> None:
     """Commit x ← x + relax · (mean of snapshots − own snapshot): what was learned since the snapshot stays."""
     change, live = lane.scratch()[: lane.size], lane.flat
-    if lane.exact:
-        change.div_(num_members)
     change.sub_(snapshot[: lane.size])
     if ok is not None:
         change.mul_(ok)
@@ -49,9 +51,7 @@ def snapshot_riders(lane: Lane) -> list[torch.Tensor | None]:
     return [None if value is None else value.detach().clone() for value in values]
 
 
-def commit_riders(
-    lane: Lane, num_members: int, ok: torch.Tensor | None, before: list[torch.Tensor | None] | None = None
-) -> None:
+def commit_riders(lane: Lane, ok: torch.Tensor | None, before: list[torch.Tensor | None] | None = None) -> None:
     """Write averaged buffers and optimizer state back; with `before` what changed since that snapshot stays."""
     scratch = lane.scratch()
     for index, rider in enumerate(lane.riders):
@@ -59,8 +59,6 @@ def commit_riders(
         if value is None:
             continue
         new = rider.view(scratch)
-        if lane.exact and not rider.broadcast:
-            new = new / num_members
         old = before[index] if before is not None else None
         if old is not None:
             new = new + (value - old)
@@ -69,17 +67,15 @@ def commit_riders(
         _replace(value, new, ok)
 
 
-def commit_gradients(lane: Lane, num_members: int, ok: torch.Tensor | None) -> None:
+def commit_gradients(lane: Lane, ok: torch.Tensor | None) -> None:
     """Each parameter's gradient becomes the mean over the group, as a view of the scratch array.
 
     A parameter without gradient on every member keeps none; one without gradient here only counts as zero here.
     """
     scratch = lane.scratch()
-    sums = scratch[: lane.size]
-    if lane.exact:
-        sums.div_(num_members)
+    means = scratch[: lane.size]
     if ok is not None:
-        sums.mul_(ok)
+        means.mul_(ok)
     presence: list[float] | None = None
     for index, slot in enumerate(lane.slots):
         if slot.parameter.grad is None:

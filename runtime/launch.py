@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import selectors
 import signal
@@ -86,10 +87,22 @@ def launch(
         _end_all(workers)
 
 
+IMPORTED_ONCE = (
+    "torch",
+    "torch._dynamo",  # torch.optim imports it when the first optimizer is made, which costs seconds
+    "runtime.optimizer",
+    "runtime.strategies.gradient_means",
+    "runtime.strategies.group_means",
+    "topo.document.canonical",
+    "topo.document.schedule",
+)
+
+
 def _import_once() -> None:
-    """Import torch, and what the first optimizer would import, here, so that the forked workers need not."""
-    with contextlib.suppress(ImportError):
-        pass  # torch.optim imports it when the first optimizer is made: 2 s a worker
+    """Import here what every worker would import for itself after the fork."""
+    for name in IMPORTED_ONCE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None) -> dict[str, str]:

@@ -29,8 +29,8 @@ def average_everywhere(run: Run, step: int, round_: int) -> None:
         with torch.no_grad():
             for lane in reducer.lanes:
                 with reducer.stream(lane.device):
-                    commit_mean(lane, reduction.num_members, 1.0, reduction.ok)
-                    commit_riders(lane, reduction.num_members, reduction.ok)
+                    commit_mean(lane, 1.0, reduction.ok)
+                    commit_riders(lane, reduction.ok)
         reducer.rejoin()
 
 

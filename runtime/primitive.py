@@ -93,7 +93,7 @@ class _PReducer:
         with torch.no_grad():
             for lane in lanes:
                 with reducer.stream(lane.device):
-                    commit_mean(lane, len(members), relax, reduction.ok)
+                    commit_mean(lane, relax, reduction.ok)
                     _spread(lane.flat, [t for t in tensors if (t.device, t.dtype) == (lane.device, lane.dtype)])
         reducer.rejoin()
 

@@ -20,14 +20,12 @@ from topo.phase import Group
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.buffers import Lane, Slot
+    from runtime.buffers import Lane
     from runtime.communicators import Communicator, World
     from runtime.recorder import Operation, Recorder
     from runtime.torch_api import Work
     from runtime.watch import Watch
 
-CHUNK_BYTES = 8 * 2**20
-"""CPU arrays are copied and reduced in pieces of this size, so that copying hides behind the wire."""
 LOOK_SECONDS = 1.0
 DIAGNOSE_SECONDS = 1.5
 MAX_IN_FLIGHT = 2
@@ -61,7 +59,6 @@ class Reducer:
     ) -> None:
         self.world, self.lanes, self.recorder, self.watch = world, lanes, recorder, watch
         self.key, self.timeout = key, timeout
-        self.chunk_bytes = CHUNK_BYTES
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._deferred: list[tuple[torch.cuda.Event, torch.Tensor, Operation]] = []
 
@@ -170,49 +167,29 @@ class Reducer:
             torch.cuda.current_stream(device).wait_stream(side)
 
     def _launch(self, reduction: Reduction, index: int, lane: Lane, *, gradients: bool) -> None:
-        """Fill the lane's scratch array piece by piece and start reducing each piece as soon as it is filled."""
+        """Fill the lane's scratch array and start reducing it.
+
+        One operation for all of it: cutting it up, to copy one piece while another is on the wire, costs more in
+        context switches than it hides.
+        """
         scratch, communicator = lane.scratch(), reduction.communicator
-        scale = 1.0 if lane.exact else 1.0 / reduction.num_members
-        pieces = self._gradient_pieces(lane) if gradients else self._pieces(lane)
+        # Every member contributes its share x / k, so that the sum is the mean: no pass over the result is needed and
+        # half precision does not overflow. A division, since multiplying by a rounded 1/k would drift in one direction.
+        divisor = reduction.num_members
         with torch.no_grad():
-            for start, end, slots in pieces:
-                part = scratch[start:end]
-                if gradients:
-                    _load_gradients(slots, scratch)
-                else:
-                    part.copy_(lane.flat[start:end])
-                if scale != 1.0:
-                    part.mul_(scale)
-                if end < lane.size:
-                    reduction.works.append(communicator.all_reduce(part))
-            _load_riders(lane, scratch, is_first=communicator.is_first, scale=scale)
             if gradients:
+                _load_gradients(lane, scratch, divisor)
                 _load_presence(lane, scratch)
+            else:
+                torch.div(lane.flat, divisor, out=scratch[: lane.size])
+            load_riders(lane, scratch, divisor, is_first=communicator.is_first)
             if lane.exact:
                 scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=lane.dtype), non_blocking=True)
-            last = pieces[-1][0] if pieces else 0
-            reduction.works.append(communicator.all_reduce(scratch[last:]))
+            reduction.works.append(communicator.all_reduce(scratch))
             if not lane.exact:
                 side = torch.tensor(reduction.tag, dtype=torch.float32, device=lane.device)
                 reduction.sides[index] = side
                 reduction.works.append(communicator.all_reduce(side))
-
-    def _pieces(self, lane: Lane) -> list[tuple[int, int, Sequence[Slot]]]:
-        step = lane.size if lane.device.type == "cuda" else max(1, self.chunk_bytes // lane.flat.element_size())
-        return [(start, min(start + step, lane.size), ()) for start in range(0, lane.size, step)] if lane.size else []
-
-    def _gradient_pieces(self, lane: Lane) -> list[tuple[int, int, Sequence[Slot]]]:
-        """Pieces of whole parameters."""
-        limit = lane.size if lane.device.type == "cuda" else max(1, self.chunk_bytes // lane.flat.element_size())
-        pieces: list[tuple[int, int, Sequence[Slot]]] = []
-        start, held = 0, list["Slot"]()
-        for slot, following in zip(lane.slots, [*lane.slots[1:], None], strict=True):
-            held.append(slot)
-            end = lane.size if following is None else following.start
-            if end - start >= limit or following is None:
-                pieces.append((start, end, held))
-                start, held = end, []
-        return pieces
 
     def _await(self, work: Work, reduction: Reduction) -> None:
         """Wait for one collective; give up early when a member's note says that it cannot come."""
@@ -288,21 +265,29 @@ class Reducer:
                 raise GoneError(f"in {operation} the members ran different operations (their tags differ)")
 
 
-def _load_gradients(slots: Sequence[Slot], scratch: torch.Tensor) -> None:
-    present = [slot for slot in slots if slot.parameter.grad is not None]
+def _load_gradients(lane: Lane, scratch: torch.Tensor, divisor: int) -> None:
+    """Each gradient's share; zeros for a parameter without one."""
+    present = [slot for slot in lane.slots if slot.parameter.grad is not None]
     for slot in present:
         if slot.parameter.grad is not None and slot.parameter.grad.layout is not torch.strided:
             raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
-    targets = [slot.view(scratch) for slot in present]
-    if targets:
-        torch._foreach_copy_(targets, [slot.parameter.grad for slot in present])  # type: ignore[misc]
-    if len(present) < len(slots):
-        for slot in slots:
+    if len(present) < len(lane.slots):
+        for slot in lane.slots:
             if slot.parameter.grad is None:
                 slot.view(scratch).zero_()
+    if lane.device.type == "cuda" and present:
+        targets = [slot.view(scratch) for slot in present]
+        torch._foreach_copy_(targets, [slot.parameter.grad for slot in present])  # type: ignore[misc]
+        scratch[: lane.size].div_(divisor)
+        return
+    for slot in present:
+        gradient = slot.parameter.grad
+        assert gradient is not None, "present slots have one"
+        torch.div(gradient, divisor, out=slot.view(scratch))
 
 
-def _load_riders(lane: Lane, scratch: torch.Tensor, *, is_first: bool, scale: float) -> None:
+def load_riders(lane: Lane, scratch: torch.Tensor, divisor: int, *, is_first: bool) -> None:
+    """Copy what rides along into the scratch array, divided by the number of members; zero where there is nothing."""
     for rider in lane.riders:
         value = rider.fetch()
         part = rider.view(scratch)
@@ -311,7 +296,7 @@ def _load_riders(lane: Lane, scratch: torch.Tensor, *, is_first: bool, scale: fl
         elif rider.broadcast:
             part.copy_(value)
         else:
-            part.copy_(value).mul_(scale)
+            torch.div(value.detach(), divisor, out=part)
 
 
 def _load_presence(lane: Lane, scratch: torch.Tensor) -> None:

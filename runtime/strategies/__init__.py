@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from topo.errors import MissingFeatureError
 from topo.strategies.allreduce import AllReduce
 from topo.strategies.neighbor import Neighbor
+from topo.strategies.server import Server
 from topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def build(run: Run) -> Strategy:
         from runtime.strategies.neighbor import NeighborMeans
 
         return NeighborMeans(run)
+    if isinstance(strategy, Server):
+        from runtime.strategies.server import AsynchronousServer, SynchronousServer
+
+        return SynchronousServer(run) if strategy.synchronous else AsynchronousServer(run)
     raise MissingFeatureError(
         f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed; static and allreduce can"
     )

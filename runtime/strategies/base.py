@@ -47,10 +47,10 @@ class Strategy(Protocol):
         """Called after the last step of a round."""
 
     def settle(self) -> None:
-        """Wait for what is in flight, without committing it."""
+        """Wait for what is in flight, so that the live parameters of all workers may be averaged; the run goes on."""
 
     def drain(self) -> None:
-        """Wait for what is in flight and drop it: the run ends."""
+        """Wait for what is in flight and drop it: the run ends, or goes on from other parameters."""
 
     def close(self) -> None:
         """End threads and sockets of this strategy, after success and after failure; may be called twice."""

@@ -31,8 +31,8 @@ class GradientMeans:
         with torch.no_grad():
             for lane in self.run.flat.lanes:
                 with reducer.stream(lane.device):
-                    commit_gradients(lane, reduction.num_members, reduction.ok)
-                    commit_riders(lane, reduction.num_members, reduction.ok)
+                    commit_gradients(lane, reduction.ok)
+                    commit_riders(lane, reduction.ok)
         reducer.rejoin()
 
     def end_round(self, step: int, round_: int) -> None:
@@ -43,3 +43,6 @@ class GradientMeans:
 
     def drain(self) -> None:
         """Nothing is ever in flight between steps."""
+
+    def close(self) -> None:
+        """Nothing runs beside the training loop."""

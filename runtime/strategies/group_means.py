@@ -45,7 +45,7 @@ class GroupMeans:
         """Run or complete the round's group operation and commit it."""
         if self._started < round_:
             self._begin_round(step, round_)
-        group = self.run.schedule.group_of(self.run.rank, round_)
+        group = self._group(round_)
         if self.normalises and group is not None:
             self._normalise(group)
         if self.overlap:
@@ -71,6 +71,13 @@ class GroupMeans:
         for lane in self.run.flat.lanes:
             lane.take_back()
 
+    def close(self) -> None:
+        """Nothing runs beside the training loop."""
+
+    def _group(self, round_: int) -> Group | None:
+        """The workers that this one averages with in a round."""
+        return self.run.schedule.group_of(self.run.rank, round_)
+
     def _begin_round(self, step: int, round_: int) -> None:
         self._started = round_
         lanes = self.run.flat.lanes
@@ -80,15 +87,19 @@ class GroupMeans:
             return
         with torch.no_grad():
             self._snapshots = _copy_to(self._snapshots, [lane.flat for lane in lanes])
-        group = self.run.schedule.group_of(self.run.rank, round_)
+        group = self._group(round_)
         if group is not None:
             self._riders = [snapshot_riders(lane) for lane in lanes]
             self._pending = self.run.reducer.begin("average", step, round_, group)
             self._waited = False
 
-    def _normalise(self, group: Group) -> None:
+    def _mean_pace(self, group: Group) -> float:
+        """The pace that everybody's progress is brought to."""
         paces = [self.run.schedule.pace_of(member) for member in group.members]
-        factor = sum(paces) / len(paces) / self.run.pace
+        return sum(paces) / len(paces)
+
+    def _normalise(self, group: Group) -> None:
+        factor = self._mean_pace(group) / self.run.pace
         if factor != 1.0:
             starts = self._snapshots if self.overlap else self._starts
             for lane, start in zip(self.run.flat.lanes, starts, strict=True):
@@ -99,8 +110,8 @@ class GroupMeans:
         with torch.no_grad():
             for lane in self.run.flat.lanes:
                 with reducer.stream(lane.device):
-                    commit_mean(lane, reduction.num_members, relax, reduction.ok)
-                    commit_riders(lane, reduction.num_members, reduction.ok)
+                    commit_riders(lane, reduction.ok)  # first: the next line may swap the arrays
+                    commit_mean(lane, relax, reduction.ok, swap=True)
         reducer.rejoin()
 
     def _commit_delayed(self, group: Group | None) -> None:
@@ -117,8 +128,8 @@ class GroupMeans:
         with torch.no_grad():
             for lane, snapshot, riders in zip(self.run.flat.lanes, self._snapshots, self._riders, strict=True):
                 with reducer.stream(lane.device):
-                    commit_delayed(lane, snapshot, pending.num_members, float(pending.group.relax), pending.ok)
-                    commit_riders(lane, pending.num_members, pending.ok, riders)
+                    commit_delayed(lane, snapshot, float(pending.group.relax), pending.ok)
+                    commit_riders(lane, pending.ok, riders)
         reducer.rejoin()
 
 

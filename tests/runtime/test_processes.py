@@ -222,7 +222,7 @@ def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, overlap):
         assert all(report[inside] == pytest.approx(mean, abs=1e-6) for report in found)
     assert all(report["same"] for report in found)
     assert all("mean_model" in report["refused"] for report in found)
-    assert found[0]["own"] != found[1]["own"]
+    assert len({tuple(report["own"]) for report in found}) > 1
 
 
 def test_p_reduce_averages_groups_and_refuses_different_shapes(driver):
