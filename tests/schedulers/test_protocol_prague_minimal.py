@@ -7,52 +7,52 @@ from dataclasses import replace
 import pytest
 
 from schedulers.protocols.base import Received, Send
-from schedulers.protocols.group_generator import (
+from schedulers.protocols.prague_minimal import (
     Computed,
     Done,
     Draw,
     Grant,
-    GroupGenerator,
     Join,
+    PragueModel,
     Request,
     Result,
 )
 from topo.errors import InputError
 from verify.explore import Network, Progress, explore
-from verify.protocols.group_generator import group_generator_properties
+from verify.protocols.prague_minimal import prague_properties
 
 CONFIGURATIONS = {
-    "random, 2 workers, 3 rounds": (GroupGenerator(2, 2, 3), 464),
-    "random pairs, 3 workers, 2 rounds": (GroupGenerator(3, 2, 2), 16_490),
-    "random triples, 3 workers, 2 rounds": (GroupGenerator(3, 3, 2), 3_721),
-    "random pairs, 4 workers, 1 round": (GroupGenerator(4, 2, 1), 36_014),
-    "global division, 3 workers, 2 rounds": (GroupGenerator(3, 2, 2, division=True), 37_520),
-    "filter at 1, 3 workers, 2 rounds": (GroupGenerator(3, 2, 2, slow_threshold=1), 40_314),
+    "random, 2 workers, 3 rounds": (PragueModel(2, 2, 3), 464),
+    "random pairs, 3 workers, 2 rounds": (PragueModel(3, 2, 2), 16_490),
+    "random triples, 3 workers, 2 rounds": (PragueModel(3, 3, 2), 3_721),
+    "random pairs, 4 workers, 1 round": (PragueModel(4, 2, 1), 36_014),
+    "global division, 3 workers, 2 rounds": (PragueModel(3, 2, 2, division=True), 37_520),
+    "filter at 1, 3 workers, 2 rounds": (PragueModel(3, 2, 2, slow_threshold=1), 40_314),
 }
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_all_properties_hold(name):
     machine, states = CONFIGURATIONS[name]
-    found = explore(machine, properties=group_generator_properties(machine))
+    found = explore(machine, properties=prague_properties(machine))
     assert found.holds, found
     assert found.states == states
 
 
 @pytest.mark.parametrize("network", [Network(reorder=True), Network(duplicates=1), Network(reorder=True, duplicates=1)])
 def test_reordered_and_doubled_messages_do_no_harm(network):
-    machine = GroupGenerator(2, 2, 2) if network.reorder and network.duplicates else GroupGenerator(3, 2, 1)
-    found = explore(machine, properties=group_generator_properties(machine), network=network)
+    machine = PragueModel(2, 2, 2) if network.reorder and network.duplicates else PragueModel(3, 2, 1)
+    found = explore(machine, properties=prague_properties(machine), network=network)
     assert found.holds, found
 
 
 def test_every_worker_gets_its_rounds_under_fairness():
-    machine = GroupGenerator(2, 2, 2)
+    machine = PragueModel(2, 2, 2)
     goals = [Progress(f"{w} averages", lambda label, w=w: label.process == w and bool(label.notes)) for w in range(2)]
     assert explore(machine, properties=goals).holds
 
 
-class Seeded(GroupGenerator):
+class Seeded(PragueModel):
     """A generator that differs in one decision."""
 
 
@@ -220,7 +220,7 @@ ARENA = (
 def first_killer(bug):
     for sizes, network in ARENA:
         machine = bug(**sizes)
-        found = explore(machine, properties=group_generator_properties(machine), network=network)
+        found = explore(machine, properties=prague_properties(machine), network=network)
         failed = [finding.name for finding in found.findings if finding.verdict == "fails"]
         if failed:
             return sizes, failed[0]
@@ -233,11 +233,11 @@ def test_seeded_bug_is_killed(bug):
 
 
 def test_the_generator_itself_survives_the_same_hunt():
-    assert first_killer(GroupGenerator) is None
+    assert first_killer(PragueModel) is None
 
 
 def test_global_division_covers_all_idle_workers_but_at_most_one():
-    machine = GroupGenerator(5, 2, 1, division=True)
+    machine = PragueModel(5, 2, 1, division=True)
     state, _ = machine.start(5)
     state, _ = machine.step(5, state, Received(3, Request(0)))
     draws = machine.ready(5, state)
@@ -249,7 +249,7 @@ def test_global_division_covers_all_idle_workers_but_at_most_one():
 
 
 def test_a_repeated_request_is_harmless_and_groups_run_in_number_order():
-    machine = GroupGenerator(3, 2, 2)
+    machine = PragueModel(3, 2, 2)
     state, _ = machine.start(3)
     once, _ = machine.step(3, state, Received(0, Request(0)))
     twice, _ = machine.step(3, once, Received(0, Request(0)))
@@ -264,7 +264,7 @@ def test_a_repeated_request_is_harmless_and_groups_run_in_number_order():
 
 
 def test_a_leader_may_hear_of_a_group_before_its_own_grant():
-    machine = GroupGenerator(2, 2, 1)
+    machine = PragueModel(2, 2, 1)
     state, _ = machine.start(0)
     state, _ = machine.step(0, state, Received(1, Join(0)))
     state, _ = machine.step(0, state, Computed())
@@ -276,6 +276,6 @@ def test_a_leader_may_hear_of_a_group_before_its_own_grant():
 def test_senseless_numbers_are_refused():
     for sizes in ({"group_size": 1, "rounds": 1}, {"group_size": 4, "rounds": 1}, {"group_size": 2, "rounds": 0}):
         with pytest.raises(InputError):
-            GroupGenerator(3, **sizes)
+            PragueModel(3, **sizes)
     with pytest.raises(InputError, match="slow_threshold"):
-        GroupGenerator(3, 2, 1, slow_threshold=0)
+        PragueModel(3, 2, 1, slow_threshold=0)

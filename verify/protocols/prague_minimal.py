@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.group_generator import Draw, GeneratorState, GroupGenerator, Result, WorkerState
+from schedulers.protocols.prague_minimal import Draw, GeneratorState, PragueModel, Result, WorkerState
 from verify.search.properties import NoDeadlock, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
     from verify.search.view import View
 
 
-def group_generator_properties(machine: GroupGenerator) -> tuple[Property, ...]:
+def prague_properties(machine: PragueModel) -> tuple[Property, ...]:
     """All properties. Runs are finite, as rounds are counted, so "no deadlock" says that every run ends well."""
     return (
         NoDeadlock(),
@@ -53,7 +53,7 @@ def _computed(process: int, state: object) -> str | None:
     return f"worker {process} averages in {state.current} while it computes"
 
 
-def _fair_draw(machine: GroupGenerator, process: int, state: object) -> str | None:
+def _fair_draw(machine: PragueModel, process: int, state: object) -> str | None:
     if not isinstance(state, GeneratorState) or not state.waiting:
         return None
     first = state.waiting[0]
