@@ -1,0 +1,114 @@
+"""Lower bounds on the number of rounds to exact consensus. Each names itself, so that an answer can say why it is best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from topo.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsBound:
+    """No schedule needs fewer than `rounds`; None means that none exists at all. `name` is the argument that shows it."""
+
+    rounds: int | None
+    name: str
+
+
+def prime_factors(number: int) -> dict[int, int]:
+    """Prime → exponent."""
+    result: dict[int, int] = {}
+    divisor = 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            result[divisor] = result.get(divisor, 0) + 1
+            number //= divisor
+        divisor += 1
+    if number > 1:
+        result[number] = result.get(number, 0) + 1
+    return result
+
+
+def log_bound(num_workers: int, max_group: int) -> int:
+    """⌈log_g n⌉: in T rounds a value reaches at most g^T workers."""
+    rounds, reach = 0, 1
+    while reach < num_workers:
+        rounds, reach = rounds + 1, reach * max_group
+    return rounds
+
+
+def pair_bound(num_workers: int) -> RoundsBound:
+    """Rounds of pairs (relaxed or not): ⌈log₂ n⌉ for even n and one more for odd n, where somebody idles in each round.
+
+    Source: gossiping in the complete graph, one call at a time for each person (Knödel 1975).
+    """
+    check(num_workers, 2)
+    if num_workers % 2 == 0 or num_workers == 1:
+        return RoundsBound(log_bound(num_workers, 2), "log")
+    return RoundsBound(log_bound(num_workers, 2) + 1, "gossip parity")
+
+
+def mean_bound(num_workers: int, max_group: int) -> RoundsBound:
+    """The best of the bounds for plain means of groups of at most `max_group`.
+
+    prime: every entry of the product is a sum of 1/(s₁…s_T), so each prime of n divides some group size ≤ g.
+    log: as above. two-round: W₂W₁ = J needs orthogonal partitions, which exist iff n = a·b with a, b ≤ g.
+    p-adic: every worker is reached by a path whose product of sizes has at least n's power of p.
+    """
+    check(num_workers, max_group)
+    factors = prime_factors(num_workers)
+    if any(p > max_group for p in factors):
+        return RoundsBound(None, "prime")
+    best = RoundsBound(log_bound(num_workers, max_group), "log")
+    for p, power in factors.items():
+        rounds = best.rounds or 0
+        while _greatest_product(rounds, p, power, max_group) < num_workers:
+            rounds += 1
+        if rounds > (best.rounds or 0):
+            best = RoundsBound(rounds, "p-adic")
+    if best.rounds == 2 and not any(
+        num_workers % a == 0 and num_workers // a <= max_group for a in range(2, max_group + 1)
+    ):
+        best = RoundsBound(3, "two-round")
+    return best
+
+
+@cache
+def _greatest_product(rounds: int, prime: int, power: int, max_group: int) -> int:
+    """The greatest product of `rounds` sizes ≤ g whose valuations at `prime` sum to at least `power`; 0 if none."""
+    if rounds == 0:
+        return 1 if power == 0 else 0
+    best, valuation = 0, 0
+    while prime**valuation <= max_group:
+        size = max_group - max_group % prime**valuation
+        rest = _greatest_product(rounds - 1, prime, max(0, power - valuation), max_group)
+        best = max(best, size * rest)
+        valuation += 1
+    return best
+
+
+@cache
+def least_factors(number: int, limit: int) -> tuple[int, ...] | None:
+    """The fewest factors between 2 and `limit` with the given product, None if there are none."""
+    if number == 1:
+        return ()
+    best: tuple[int, ...] | None = None
+    for factor in range(min(limit, number), 1, -1):
+        if number % factor == 0:
+            rest = least_factors(number // factor, limit)
+            if rest is not None and (best is None or len(rest) + 1 < len(best)):
+                best = (factor, *rest)
+    return best
+
+
+def check(num_workers: int, max_group: int) -> None:
+    """Refuse numbers that make no sense.
+
+    Raises:
+        InputError: fewer than 2 workers, or groups of fewer than 2.
+    """
+    if num_workers < 2:
+        raise InputError(f"num_workers: is {num_workers}; there is nobody to average with below 2 workers")
+    if max_group < 2:
+        raise InputError(f"max_group: is {max_group}; the smallest group has 2 workers")
