@@ -1,6 +1,6 @@
 """Prague's group generator (Luo et al., ASPLOS 2020) as a minimal model: what is proved about its order and its locks.
 
-The complete service is in `group_generator`; this model leaves out epochs, crashes, recovery and the inter/intra phases,
+The complete service is in `group_generator`; this model leaves out epochs, crashes, recovery and inter/intra phases,
 so that whole runs of three and four workers can be explored.
 
 A worker asks for a group when a round begins, computes, and averages with the group that it is granted. The generator
