@@ -272,6 +272,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._refuse_unless_running("finish")
         self._flat.check()
         self._ends.meet(self.round)
+        self._strategy.settle()
         self._strategy.drain()
         average_everywhere(self._run, self._steps, self.round)
         self._state = "finished"

@@ -167,7 +167,7 @@ class AsynchronousServer:
         for index, host in enumerate(self.server.hosts):
             frames = [
                 to_bytes(part[bounds[index][0] : bounds[index][1]])
-                for part, bounds in zip(progress, self._bounds, strict=True)
+                for part, bounds in zip(progress, self._bounds, strict=kind == "push")
             ]
             self._post.send(host, kind, (self._generation, self._number, round_), frames)
 

@@ -42,3 +42,8 @@ class Server:
             raise ScheduleError(f"hosts: lists at least one rank of 0..{n - 1}, each once; it is {list(self.hosts)}")
         if self.staleness is not None and (self.synchronous or self.staleness < 0):
             raise ScheduleError("staleness: is a number of rounds >= 0, and only for an asynchronous server")
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether gradients are averaged rather than parameters."""
+        return self.synchronous and self.pace == 1 and not self.overlap

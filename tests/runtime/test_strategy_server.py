@@ -1,0 +1,264 @@
+"""Parameter servers: synchronous sums equal all-reduce; asynchronous ones apply every push once, bounded in staleness."""
+
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_schedules import Quadratic
+from thread_ranks import ThreadRanks
+
+from runtime.optimizer import DistributedOptimizer
+from runtime.strategies import server as server_module
+from topo.cluster import Cluster
+from topo.errors import InputError, PeerLostError
+from topo.schedule import Schedule
+from topo.strategies.allreduce import AllReduce
+from topo.strategies.server import Server
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(6)
+
+
+_building = threading.Lock()
+
+
+def schedule(n, **options):
+    return Schedule("server", Cluster.regular(1, n), Server(**options))
+
+
+def network(seed=3):
+    with _building:  # the seed belongs to the process, and all ranks are threads of it
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
+
+
+def losses(world, plan, make, steps=8, *, seed=3):
+    model = network(seed)
+    optimizer = DistributedOptimizer(make(model.parameters()), model, plan, timeout=20, world=world)
+    generator = torch.Generator().manual_seed(100 + world.rank)
+    found = []
+    for _ in range(steps):
+        x = torch.randn(8, 5, generator=generator)
+        loss = (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    optimizer.finish()
+    return found, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+MAKERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("hosts", [(0,), (1, 3), (3, 0, 2, 1)])
+def test_synchronous_server_has_the_losses_of_all_reduce(ranks, maker, hosts):
+    """All-reduce on gradients has DDP's losses (test_processes.py), so the server has them too."""
+
+    def work(world):
+        server = losses(world, schedule(4, hosts=hosts), MAKERS[maker])
+        reduced = losses(world, Schedule("all", Cluster.regular(1, 4), AllReduce()), MAKERS[maker])
+        return server, reduced
+
+    results = ranks.run(4, work)
+    for (mine, weights), (wanted, their_weights) in results:
+        assert mine == pytest.approx(wanted, rel=1e-4)
+        assert torch.allclose(weights, their_weights, atol=1e-5)
+    assert all(torch.equal(weights, results[0][0][1]) for (_, weights), _ in results)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_synchronous_server_averages_parameters_at_the_end_of_a_section(ranks, overlap):
+    def work(world):
+        server = losses(world, schedule(3, hosts=(2,), pace=2, overlap=overlap), MAKERS["sgd"], steps=6)
+        reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(pace=2, overlap=overlap))
+        return server, losses(world, reduced, MAKERS["sgd"], steps=6)
+
+    for (mine, weights), (wanted, their_weights) in ranks.run(3, work):
+        assert mine == pytest.approx(wanted, rel=1e-4)
+        assert torch.allclose(weights, their_weights, atol=1e-5)
+
+
+def push_model(world, plan, start, **options):
+    model = Quadratic(np.array(start, dtype=float), torch.float64)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, DistributedOptimizer(inner, model, plan, timeout=20, initial="keep", world=world, **options)
+
+
+@pytest.mark.parametrize("hosts", [(0,), (1, 2)])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("pace", [1, (1, 2, 3)])
+def test_every_push_is_applied_exactly_once(ranks, hosts, overlap, pace):
+    """Dyadic pushes make the sum exact: the final model is the start plus every push of every worker."""
+    rounds = 12
+
+    def work(world):
+        plan = schedule(3, hosts=hosts, synchronous=False, overlap=overlap, pace=pace)
+        model, optimizer = push_model(world, plan, [1.0, 2.0, 3.0])
+        for step in range(rounds * plan.pace_of(world.rank)):
+            model.set_gradient(0.0, np.array([1.0, 2.0**world.rank, step]) / 4)
+            optimizer.step()
+            if step == 5 * plan.pace_of(world.rank) - 1:
+                with optimizer.mean_model():
+                    pass
+        optimizer.finish()
+        return model.values().numpy().copy()
+
+    steps = [rounds * (pace if isinstance(pace, int) else pace[rank]) for rank in range(3)]
+    wanted = np.array([1.0, 2.0, 3.0])
+    for rank, count in enumerate(steps):
+        wanted = wanted + np.array([count, count * 2.0**rank, sum(range(count))]) / 4
+    for values in ranks.run(3, work):
+        if overlap:  # the last pushes may be under way when the first worker looks
+            assert np.abs(values - wanted).max() <= np.abs(wanted).max() / 4
+        else:
+            np.testing.assert_array_equal(values, wanted)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_nobody_runs_ahead_by_more_than_the_staleness(ranks, staleness):
+    """Worker 0 dawdles; the others are held back by the hosts, and run freely without a bound."""
+    gaps = []
+    rounds_of = [0] * 3
+
+    def work(world):
+        plan = schedule(3, hosts=(1,), synchronous=False, staleness=staleness)
+        model, optimizer = push_model(world, plan, [0.0, 0.0, 0.0])
+        for _ in range(8):
+            gaps.append(rounds_of[world.rank] - min(rounds_of))
+            if world.rank == 0:
+                time.sleep(0.03)
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+            rounds_of[world.rank] += 1
+        optimizer.finish()
+
+    ranks.run(3, work)
+    # A worker notes its round after its push was answered, so the slowest may be one further than noted.
+    assert max(gaps) <= staleness + 1
+    assert max(gaps) >= min(staleness, 1)
+
+
+def test_without_a_bound_fast_workers_do_not_wait_for_a_slow_one(ranks):
+    ends = {}
+    gate = threading.Event()
+
+    def work(world):
+        model, optimizer = push_model(world, schedule(3, hosts=(0, 1), synchronous=False), [0.0] * 3)
+        for step in range(5):
+            if world.rank == 0 and step == 1:
+                assert gate.wait(20), "the others need this worker's main thread"
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        ends[world.rank] = True
+        if len(ends) == 2:
+            gate.set()
+        optimizer.finish()
+        return model.values().tolist()
+
+    assert ranks.run(3, work) == [[15.0] * 3] * 3
+
+
+def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
+    receive = server_module._Shard.receive
+
+    def twice(self, letter, post):
+        receive(self, letter, post)
+        if letter.kind == "push":
+            receive(self, letter, post)
+
+    monkeypatch.setattr(server_module._Shard, "receive", twice)
+
+    def work(world):
+        model, optimizer = push_model(world, schedule(2, synchronous=False), [0.0] * 3)
+        for _ in range(5):
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return model.values().tolist()
+
+    assert ranks.run(2, work) == [[10.0] * 3] * 2
+
+
+def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
+    zmq = pytest.importorskip("zmq")
+
+    def work(world):
+        model, optimizer = push_model(world, schedule(2, hosts=(0, 1), synchronous=False), [0.0] * 3)
+        model.set_gradient(0.0, np.ones(3))
+        optimizer.step()
+        post = optimizer._strategy._post
+        address = f"{post._place}:{post._port}"
+        with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+            stranger.connect(address)
+            for frames in (
+                [b"\xff\x00"],
+                [b"[1,2]"],
+                [b"[]", b"x" * 10],
+                [b'["token", 0, "push", [0, 1, 1]]', b"12345678"],
+            ):
+                stranger.send_multipart(frames)
+        host, port = address.removeprefix("tcp://").rsplit(":", 1)
+        with socket.create_connection((host, int(port)), 2) as raw:
+            raw.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
+        for _ in range(3):
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return model.values().tolist()
+
+    assert ranks.run(2, work) == [[8.0] * 3] * 2
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronous):
+    ranks.fresh()
+
+    def work(world):
+        options = {} if synchronous else {"staleness": 0}
+        plan = schedule(3, hosts=(0,), synchronous=synchronous, **options)
+        model, optimizer = push_model(world, plan, [0.0] * 3)
+        model.set_gradient(0.0, np.ones(3))
+        optimizer.step()
+        if world.rank == 1:
+            optimizer._watch.note("left", "stopped in round 1 with ValueError: a bug")
+            optimizer._leave()
+            return
+        model.set_gradient(0.0, np.ones(3))
+        optimizer.step()
+
+    started = time.monotonic()
+    errors = ranks.run(3, work, catch=PeerLostError)
+    assert time.monotonic() - started < 15
+    for rank in (0, 2):
+        assert "worker 1 stopped in round 1 with ValueError: a bug" in str(errors[rank])
+        assert "step 1, round 1" in str(errors[rank])
+    ranks.fresh()
+
+
+def test_state_that_would_travel_is_refused(ranks):
+    def work(world):
+        model = network()
+        inner = torch.optim.Adam(model.parameters())
+        plan = schedule(2, synchronous=False)
+        return DistributedOptimizer(inner, model, plan, timeout=5, world=world, optimizer_state="average")
+
+    ranks.fresh()
+    for error in ranks.run(2, work, catch=InputError):
+        assert "use 'local'" in str(error)
+    ranks.fresh()
