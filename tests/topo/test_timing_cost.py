@@ -180,3 +180,9 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics)
     every = communication(Schedule("a", cluster, AllReduce()), hardware, form=form)
     explicit = communication(Schedule("e", cluster, everyone), hardware, form=form)
     assert every == explicit
+
+
+@pytest.mark.parametrize("schedule", [static(*FIGURE_10), Schedule("a", C, AllReduce())])
+def test_links_of_nodes_that_do_not_exist_are_refused(schedule):
+    with pytest.raises(InputError, match=r"node 4; the nodes are 0\.\.3"):
+        communication(schedule, Hardware(node_nic=((4, Link()),), model_bytes=1))

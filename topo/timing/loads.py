@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topo.hardware import Link
+from topo.errors import InputError
 from topo.rule import representative
 
 if TYPE_CHECKING:
@@ -124,8 +125,14 @@ def _filled(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     latency, inverse = np.full(count, usual.latency), np.full(count, usual.seconds_per_byte)
     for node, link in own:
+        _check_node(node, count)
         latency[node], inverse[node] = link.latency, link.seconds_per_byte
     return latency, inverse
+
+
+def _check_node(node: int, count: int) -> None:
+    if not 0 <= node < count:
+        raise InputError(f"hardware: states a link of node {node}; the nodes are 0..{count - 1}")
 
 
 def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str) -> Loads:
@@ -176,7 +183,9 @@ def of_rule(
     with links of their own, and stand-ins for ordinary nodes: as many as the most groups of one block that have both
     kinds of node, so that no stand-in is crossed twice by one block.
     """
-    special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside) if node < cluster.num_nodes})
+    special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
+    for node in special:
+        _check_node(node, cluster.num_nodes)
     index_of = {node: index for index, node in enumerate(special)}
     sizes: list[int] = []
     spans: list[int] = []
