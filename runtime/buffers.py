@@ -6,6 +6,7 @@ commits it with one pass. BatchNorm buffers and optimizer state, where a policy 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -257,7 +258,8 @@ def state_keys(optimizer: torch.optim.Optimizer) -> list[str]:
     probe = torch.nn.Parameter(torch.zeros(2, 3))
     probe.grad = torch.zeros(2, 3)
     try:
-        copy = type(optimizer)([probe], **optimizer.defaults)
+        known = inspect.signature(type(optimizer)).parameters
+        copy = type(optimizer)([probe], **{k: v for k, v in optimizer.defaults.items() if k in known})
         copy.step()
     except Exception as error:  # noqa: BLE001 - any constructor's refusal means the same to the user
         raise InputError(

@@ -209,7 +209,7 @@ class Reducer:
                 look = now + LOOK_SECONDS
             if now > start + self.timeout + DIAGNOSE_SECONDS:
                 raise GoneError(self._waits_for(reduction.group.members, self.timeout))
-            time.sleep(min(2e-3, max(3e-5, (now - start) / 64)))
+            time.sleep(min(1e-3, max(3e-5, (now - start) / 128)))
         work.wait()
 
     def _why(self, operation: Operation, error: Exception) -> str:

@@ -1,0 +1,222 @@
+"""Flat parameters, checks on the model, tags, recorder and handshake comparison: what needs no other worker."""
+
+import json
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.buffers import BufferPolicy, FlatModel, StatePolicy, state_keys
+from runtime.communicators import GlooWorld, check_budget, distinct_partitions, member_sets
+from runtime.handshake import compare
+from runtime.optimizer import DistributedOptimizer
+from runtime.recorder import RING_LENGTH, Recorder, merge_traces
+from runtime.tags import sums_agree, tag_of
+from topo.cluster import Cluster
+from topo.errors import FileProblem, InputError, UnavailableError
+from topo.phase import Phase
+from topo.schedule import Schedule
+from topo.strategies.allreduce import AllReduce
+from topo.strategies.static import Static
+
+
+def flat_of(model, optimizer=None, state="local"):
+    optimizer = optimizer or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    return FlatModel(model, optimizer, BufferPolicy.AVERAGE, StatePolicy(state))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 3)
+        self.head = torch.nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_parameters_become_views_of_one_array_and_keep_their_values():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2).double())
+    before = [p.detach().clone() for p in model.parameters()]
+    flat = flat_of(model)
+    assert [lane.dtype for lane in flat.lanes] == [torch.float32, torch.float64]
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+        assert any(
+            parameter.untyped_storage().data_ptr() == lane.flat.untyped_storage().data_ptr() for lane in flat.lanes
+        )
+
+
+def test_tied_weights_stay_tied_and_count_once():
+    model = Tied()
+    flat = flat_of(model)
+    assert model.head.weight is model.embed.weight
+    assert [slot.names for slot in flat.slots()] == [("embed.weight", "head.weight")]
+    flat.lanes[0].flat.fill_(2.0)
+    assert (model.head.weight == 2).all()
+
+
+def test_channels_last_strides_survive():
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    stride = model.weight.stride()
+    flat_of(model)
+    assert model.weight.stride() == stride
+
+
+def test_swap_exchanges_the_arrays_without_changing_shapes_or_ties():
+    model = Tied()
+    flat = flat_of(model)
+    lane = flat.lanes[0]
+    for value in (3.0, 4.0, 5.0):
+        lane.scratch()[: lane.size].fill_(value)
+        lane.swap()
+        assert (model.embed.weight == value).all()
+        assert model.head.weight is model.embed.weight
+        flat.check()
+
+
+def test_moved_and_replaced_parameters_are_named():
+    model = torch.nn.Linear(2, 2)
+    flat = flat_of(model)
+    flat.check()
+    model.double()
+    with pytest.raises(InputError, match=r"'weight' was replaced after .*\(model\.to\(\)"):
+        flat.check()
+    model = torch.nn.Linear(2, 2)
+    flat = flat_of(model)
+    model.bias = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(InputError, match="'bias' was replaced by another"):
+        flat.check()
+
+
+def test_a_foreign_optimizer_and_wrapped_models_are_refused():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(InputError, match=r"parameter 0 of group 0, shape .* not a parameter of the model"):
+        flat_of(model, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
+    frozen = torch.nn.Linear(2, 2).requires_grad_(requires_grad=False)
+    with pytest.raises(InputError, match="no trainable parameter"):
+        flat_of(frozen, torch.optim.SGD(frozen.parameters(), lr=0.1))
+    lazy = torch.nn.LazyLinear(3)
+    with pytest.raises(InputError, match="not initialised"):
+        flat_of(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("make", "keys"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), []),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), ["momentum_buffer"]),
+        (lambda p: torch.optim.AdamW(p, lr=0.1), ["exp_avg", "exp_avg_sq"]),
+        (lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5), ["momentum_buffer", "square_avg"]),
+    ],
+)
+def test_optimizer_state_is_foreseen_before_the_first_step(make, keys):
+    model = torch.nn.Linear(2, 2)
+    assert state_keys(make(model.parameters())) == keys
+
+
+def test_tags_agree_only_with_equal_fields():
+    tag = tag_of("average", 3, (0, 1))
+    assert tag == tag_of("average", 3, (0, 1))
+    assert all(1 <= number <= 256 for number in tag)
+    for members in (2, 65_536):
+        sums = torch.tensor(tag, dtype=torch.float32) * members
+        assert bool(sums_agree(sums, tag, members))
+    other = tag_of("average", 4, (0, 1))
+    assert not bool(sums_agree(torch.tensor(tag) + torch.tensor(other), tag, 2))
+
+
+def test_tags_of_many_operations_differ():
+    tags = {tag_of("average", round_, (a, b)) for round_ in range(200) for a in range(6) for b in range(a + 1, 6)}
+    assert len(tags) == 200 * 15
+
+
+def test_recorder_keeps_the_last_operations_and_writes_what_perfetto_reads(tmp_path):
+    recorder = Recorder(3, tmp_path)
+    for index in range(RING_LENGTH + 5):
+        recorder.end(recorder.begin("average", index, index, (1, 3), 8))
+    assert len(recorder.last()) == RING_LENGTH
+    assert str(recorder.last()[-1]) == f"the average of round {RING_LENGTH + 4} in group {{1,3}}"
+    dumped = json.loads(recorder.dump("why").read_text())
+    assert dumped["reason"] == "why"
+    assert len(dumped["operations"]) == RING_LENGTH
+    recorder.write_trace()
+    merged = json.loads(merge_traces(tmp_path).read_text())
+    events = [event for event in merged["traceEvents"] if event["ph"] == "X"]
+    assert len(events) == RING_LENGTH + 5
+    assert min(event["ts"] for event in events) == 0
+    assert all(event["dur"] >= 0 and event["pid"] == 3 for event in events)
+
+
+def test_merging_nothing_or_garbage_is_a_sentence(tmp_path):
+    with pytest.raises(FileProblem, match="holds no trace"):
+        merge_traces(tmp_path)
+    (tmp_path / "trace-00000.json").write_text("{")
+    with pytest.raises(FileProblem, match="is not a trace"):
+        merge_traces(tmp_path)
+
+
+def test_compare_names_the_odd_rank_and_breaks_ties_for_the_lowest():
+    same = {"model": "a", "schedule": "s"}
+    assert compare({0: same, 1: same}) is None
+    field, odd, usual, text = compare({0: same | {"model": "b"}, 1: same, 2: same})
+    assert (field, odd, usual) == ("model", 0, 1)
+    assert text == "handshake: model differs: rank 0 has b; the others have a"
+    assert compare({0: same, 1: same | {"schedule": "t"}})[1] == 1
+
+
+def test_budgets_are_sentences():
+    with pytest.raises(InputError, match="70 distinct groups"):
+        check_budget("big", [(0, i) for i in range(1, 71)], 64)
+    with pytest.raises(InputError, match="ulimit -n"):
+        check_budget("huge", [tuple(range(10**7))], 64)
+
+
+def test_groups_of_a_worker_cover_prologue_and_period():
+    phases = (
+        Phase.from_groups(4, [[0, 1], [2, 3]]),
+        Phase.from_groups(4, [[1, 2]]),
+        Phase.from_groups(4, [[0, 1], [2, 3]]),
+    )
+    schedule = Schedule("s", Cluster.regular(1, 4), Static(phases=phases, prologue=2))
+    assert member_sets(schedule, 0) == {(0, 1, 2, 3), (0, 1)}
+    assert member_sets(schedule, 1) == {(0, 1, 2, 3), (0, 1), (1, 2)}
+    assert distinct_partitions(schedule) == [((0, 1), (2, 3)), ((1, 2),)]
+
+
+def alone():
+    """Worker 0 of 2 where worker 1 never starts."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=2))
+    return GlooWorld(store, 0, 2, timedelta(seconds=2))
+
+
+def test_a_missing_worker_is_named_in_process():
+    model = torch.nn.Linear(2, 2)
+    schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2))
+    with pytest.raises(UnavailableError, match=r"rank 1 of 2 did not arrive within 0\.3 s"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=0.3, world=alone())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"buffers": "mean"}, "buffers: 'mean' is not one of average, local, broadcast"),
+        ({"optimizer_state": "all"}, "optimizer_state: 'all' is not one of local, average"),
+        ({"initial": "no"}, "initial: 'no' is not one of broadcast, keep"),
+        ({"optimizer_state": "average"}, "the states are equal already"),
+    ],
+)
+def test_bad_options_are_refused_before_anybody_is_contacted(options, words):
+    model = torch.nn.Linear(2, 2)
+    schedule = Schedule("s", Cluster.regular(1, 2), AllReduce())
+    with pytest.raises(InputError, match=words):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, **options)
+
+
+def test_without_a_launcher_the_way_out_is_named(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    model = torch.nn.Linear(2, 2)
+    schedule = Schedule("s", Cluster.regular(1, 2), AllReduce())
+    with pytest.raises(InputError, match="preduce run --workers N"):
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule)
