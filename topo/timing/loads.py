@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.hardware import Link
 from topo.errors import InputError
+from topo.hardware import Link
 from topo.rule import representative
 
 if TYPE_CHECKING:
