@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verify.base import Claim, Status, not_proved, proved, refuted, some
+from verify.exact import prove_exact
 from verify.rate import prove_contraction, prove_power
+from verify.spectral import prove_gaps
 from verify.stochastic import prove_graph_sums
 
 if TYPE_CHECKING:
@@ -34,10 +36,12 @@ MAX_SUPPORT = 2000
 def prove_graph(schedule: Schedule, strategy: Neighbor) -> tuple[Claim, ...]:
     """All claims about a `neighbor` schedule."""
     sums = prove_graph_sums(strategy.rounds)
-    claims = [sums, _consensus(schedule, strategy)]
+    claims: list[Claim | None] = [sums, _consensus(schedule, strategy)]
     if sums.status is Status.PROVED:
         claims.append(prove_contraction(schedule))
-    return tuple(claims)
+        claims.append(prove_exact(schedule))
+    claims.extend(prove_gaps(schedule))
+    return tuple(claim for claim in claims if claim is not None)
 
 
 def _consensus(schedule: Schedule, strategy: Neighbor) -> Claim:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from topo.rule import Block, group_of
-from verify.base import Claim, proved, refuted
+from verify.base import Claim, not_proved, proved, refuted
+from verify.symbolic import UnprovedError, prove_identity
 from verify.view import rule_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from topo.schedule import Schedule
+    from verify.view import RuleView
 
 NAME = "membership"
 EXHAUSTIVE = 64
@@ -32,16 +35,30 @@ def prove_membership(schedule: Schedule) -> Claim | None:
     wrong = exhaustive_mismatch(rule.num_digits, across)
     if wrong is not None:
         return refuted(NAME, "a member of a group computes another group than its fellows.", wrong)
-    used = sorted({digit for digits in across for digit in digits})
-    steps = [
-        {"digit": d, "quotient": list(range(d + 1)), "remainder": list(range(d + 1, rule.num_digits))} for d in used
-    ]
+    try:
+        steps = prove_identity(rule.num_digits, rule.size, rule.phases)
+    except UnprovedError as error:
+        return not_proved(NAME, f"the symbolic run of the group function stopped: {error}.")
+    except ImportError:
+        return not_proved(NAME, f"sympy is not installed; only clusters of up to {EXHAUSTIVE} nodes were evaluated.")
     text = (
-        f"The function that computes a worker's group was evaluated for all workers of all clusters of up to "
-        f"{EXHAUSTIVE} nodes with {rule.num_digits} digits and agrees with the blocks at every member; for every "
-        "number of nodes it does by the Euclidean division of the node index by each digit's weight."
+        "The function that computes a worker's group was run, as it stands, on a node with symbolic digits and radices: "
+        f"with {len(steps)} Euclidean divisions, each with 0 ≤ remainder < divisor shown for all radices ≥ 2, every "
+        f"member of a group finds exactly that group, for every number of nodes with {rule.num_digits} digits. All "
+        f"workers of all clusters of up to {EXHAUSTIVE} nodes were evaluated besides."
     )
-    return proved(NAME, text, digits=rule.num_digits, across=[list(a) for a in across], steps=steps, to=EXHAUSTIVE)
+    witness = {"divisions": [asdict(step) for step in steps]}
+    listed = [list(digits) for digits in across]
+    return proved(
+        NAME, text, witness, digits=rule.num_digits, across=listed, steps=_by_digit(rule, across), to=EXHAUSTIVE
+    )
+
+
+def _by_digit(rule: RuleView, across: tuple[tuple[int, ...], ...]) -> list[dict[str, Any]]:
+    """The divisions of the node index by each digit's weight: which digits the quotient and the remainder hold."""
+    used = sorted({digit for digits in across for digit in digits})
+    last = rule.num_digits
+    return [{"digit": d, "quotient": list(range(d + 1)), "remainder": list(range(d + 1, last))} for d in used]
 
 
 @lru_cache(maxsize=256)

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 from topo.errors import ScheduleError
 from topo.strategies import AllReduce, Neighbor, Static
 from verify.base import Claim, Proof, Status, not_proved
+from verify.budget import budgets
 from verify.certificate import certificate_of
 from verify.conflict import prove_conflict_free
 from verify.consensus import prove_consensus
+from verify.exact import prove_exact
 from verify.membership import prove_membership
 from verify.order import prove_deadlock_free
 from verify.rate import prove_contraction
+from verify.rounds import prove_rounds
 from verify.stochastic import DOUBLY, prove_doubly_stochastic
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ def prove(schedule: Schedule) -> Proof:
         raise ScheduleError(
             f"strategy {schedule.strategy.kind!r}: has no fixed phases, so there is nothing to prove here"
         )
-    return Proof(schedule.name, claims, certificate_of(schedule, claims))
+    return Proof(schedule.name, claims, certificate_of(schedule, claims), budgets(schedule))
 
 
 def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
@@ -47,6 +50,7 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         # With an overlap there is no mixing matrix to speak about.
         rest = (DOUBLY, "consensus", "deadlock-free", "contraction")
         return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
+    exact = prove_exact(schedule)
     claims = [
         first,
         prove_membership(schedule),
@@ -54,5 +58,7 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         prove_consensus(schedule),
         prove_deadlock_free(schedule),
         prove_contraction(schedule),
+        exact,
+        prove_rounds(schedule, exact=exact is not None),
     ]
     return tuple(claim for claim in claims if claim is not None)

@@ -1,0 +1,79 @@
+"""What a schedule asks of every rank: communicators, file descriptors, threads and device memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topo.strategies import AllReduce, Neighbor
+from verify.view import explicit_view, makes_groups, rule_view
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.phase import Phase
+    from topo.schedule import Schedule
+    from verify.view import RuleView
+
+GLOO_DESCRIPTORS = 6
+GLOO_THREADS = 3
+"""Per group of 3 and rank, measured with torch 2.13 on CPU; larger groups open more connections."""
+NCCL_MEGABYTES = (500, 700)
+"""Per communicator, from reports on A100 with older NCCL releases; newer ones differ, so measure yours."""
+
+
+def budgets(schedule: Schedule) -> dict[str, Any]:
+    """The rank with the most distinct groups, and what those groups cost it. Not a proof: prices are measurements.
+
+    O(size · log size) for explicit phases, O(blocks) for rules.
+    """
+    if isinstance(schedule.strategy, Neighbor):
+        return {}
+    rule = rule_view(schedule)
+    per_rank = _rule_counts(rule) if rule is not None else _counts(explicit_view(schedule) or ())
+    most = int(per_rank.max(initial=0))
+    return {
+        "communicators_per_rank": most,
+        "rank": 0 if isinstance(schedule.strategy, AllReduce) else int(per_rank.argmax()),
+        "splits": schedule.num_distinct_phases(),
+        "gloo": {"descriptors": GLOO_DESCRIPTORS * most, "threads": GLOO_THREADS * most},
+        "nccl": {"device_megabytes": [size * most for size in NCCL_MEGABYTES]},
+    }
+
+
+def over_budget(found: dict[str, Any], *, communicators: int = 64, descriptors: int | None = None) -> str | None:
+    """One sentence if a rank needs more than the given numbers, else None."""
+    most = found.get("communicators_per_rank", 0)
+    if most > communicators:
+        return (
+            f"rank {found['rank']} needs {most} communicators; the budget is {communicators}; use fewer distinct groups"
+        )
+    needed = found.get("gloo", {}).get("descriptors", 0)
+    if descriptors is not None and needed > descriptors:
+        return f"rank {found['rank']} needs about {needed} file descriptors for gloo; the limit is {descriptors}"
+    return None
+
+
+def _rule_counts(rule: RuleView) -> npt.NDArray[np.int64]:
+    """Distinct groups per local rank: equal blocks of different phases share their communicators."""
+    counts = np.zeros(rule.size, dtype=np.int64)
+    for local, _ in {(b.local, b.across) for phase in rule.phases for b in phase if makes_groups(b)}:
+        counts[list(local)] += 1
+    return counts
+
+
+def _counts(phases: tuple[Phase, ...]) -> npt.NDArray[np.int64]:
+    """Distinct groups per worker; whole groups are told apart by a hash of their members and their size."""
+    n = phases[0].num_workers
+    weights = np.random.default_rng(0).integers(1, 2**62, n, dtype=np.int64)
+    seen = np.zeros((0,), dtype=np.int64)
+    counts = np.zeros(n, dtype=np.int64)
+    for phase in phases:
+        if not len(phase):
+            continue
+        keys = np.add.reduceat(weights[phase.members], phase.offsets[:-1]) * 64 + phase.sizes % 64
+        fresh = ~np.isin(keys, seen)
+        counts[phase.members[np.repeat(fresh, phase.sizes)]] += 1
+        seen = np.union1d(seen, keys)
+    return counts

@@ -1,0 +1,178 @@
+"""Claim `exact-consensus`: one period brings every worker to exactly the mean, W_T … W_1 = J.
+
+Rules: every character class is exactly zero, for every number of nodes. Explicit phases, any size: mixed-radix labels
+for a window of phases, one digit a phase; the other phases keep the mean and change nothing. Up to MAX_PRODUCT workers:
+the product itself. Above: equality modulo a prime, which is only probable, and is a claim of its own name.
+"""
+
+from __future__ import annotations
+
+import random
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.strategies import Neighbor
+from verify.base import Claim, proved
+from verify.classes import MAX_DIGITS, MAX_SIZE, class_product, distinct_classes
+from verify.rate import scaled_product
+from verify.view import explicit_view, rule_view
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from topo.phase import Phase
+    from topo.schedule import Schedule
+    from verify.view import RuleView
+
+NAME = "exact-consensus"
+PROBABLE = "exact-consensus-probable"
+MAX_PRODUCT = 128
+MAX_MODULAR = 50_000_000
+"""Workers times phases up to which the modular test is made."""
+PRIME = 2**61 - 1
+TRIALS = 2
+MAX_PART = 10**6
+"""Largest numerator or denominator of a relax factor in a modular test, so that no factor can hide a multiple of p."""
+
+
+def prove_exact(schedule: Schedule) -> Claim | None:
+    """Prove that one period is exactly the mean; None where it is not (that is no fault) or not shown."""
+    rule = rule_view(schedule)
+    if rule is not None:
+        return _by_classes(rule)
+    if isinstance(schedule.strategy, Neighbor):
+        return _by_product(schedule)
+    phases = explicit_view(schedule) or ()
+    if not _may_be_exact(phases):
+        return None
+    return _by_labels(phases) or _by_product(schedule) or _modular(schedule, phases)
+
+
+def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
+    """Whether a random vector comes out constant in floats: cheap, and saves the exact tests on most schedules."""
+    values = np.random.default_rng(0).standard_normal(phases[0].num_workers)
+    mean = values.mean()
+    for phase in phases:
+        values = phase.apply(values)
+    return bool(np.abs(values - mean).max() < 1e-6)
+
+
+def _by_classes(rule: RuleView) -> Claim | None:
+    if rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE:
+        return None
+    classes = distinct_classes(rule)
+    if any(entry for digits in classes for row in class_product(rule, digits) for entry in row):
+        return None
+    text = (
+        f"On each of the {len(classes)} different character classes the period's matrix less J is exactly zero, for "
+        f"every number of nodes with {rule.num_digits} digits."
+    )
+    return proved(NAME, text, method="product", classes=[list(digits) for digits in classes])
+
+
+def _by_product(schedule: Schedule) -> Claim | None:
+    n = schedule.num_workers
+    if n > MAX_PRODUCT:
+        return None
+    product, scale = scaled_product(schedule)
+    if any(entry * n != scale for entry in product.flat):
+        return None
+    return proved(NAME, f"The exact product of the period is 1/{n} in all entries.", method="product", classes=[[]])
+
+
+def _by_labels(phases: tuple[Phase, ...]) -> Claim | None:
+    num_workers = phases[0].num_workers
+    sizes = [_uniform_size(phase) for phase in phases]
+    for first in range(len(phases)):
+        for stop in range(first + 1, len(phases) + 1):
+            window = sizes[first:stop]
+            if 0 in window or prod(window) > num_workers:
+                break
+            labels = mixed_radix_labels(phases[first:stop], window) if prod(window) == num_workers else None
+            if labels is not None:
+                text = (
+                    f"Every worker has a different label with digits of the radices {window}; phase {first} + l "
+                    "averages over exactly the workers whose labels agree but in digit l, so these phases together "
+                    "give the mean of all, and every other phase keeps it."
+                )
+                return proved(NAME, text, method="labels", first=first, radices=window, labels=labels.tolist())
+    return None
+
+
+def _uniform_size(phase: Phase) -> int:
+    """The common size of plain groups that hold every worker, 0 for any other phase."""
+    sizes = phase.sizes
+    if phase.relax is not None or not len(phase) or len(phase.members) != phase.num_workers:
+        return 0
+    return int(sizes[0]) if sizes.min() == sizes.max() else 0
+
+
+def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDArray[np.int64] | None:
+    """Labels in which phase l varies digit l alone, None if there are none. O(len(phases) · n).
+
+    Digit l must be the same throughout every group of the other phases, so it is the component of their union.
+    """
+    n, count = phases[0].num_workers, len(phases)
+    before = [np.arange(n)]
+    after = [np.arange(n)]
+    for l in range(count - 1):
+        before.append(_joined(before[-1], phases[l]))
+        after.append(_joined(after[-1], phases[count - 1 - l]))
+    labels = np.zeros(n, dtype=np.int64)
+    for l, radix in enumerate(radices):
+        digit = _merge(before[l], after[count - 1 - l])
+        if digit.max() + 1 != radix:
+            return None
+        labels = labels * radix + digit
+    return labels if len(np.unique(labels)) == n else None
+
+
+def _joined(component: npt.NDArray[np.int64], phase: Phase) -> npt.NDArray[np.int64]:
+    return _merge(component, phase.labels().astype(np.int64))
+
+
+def _merge(one: npt.NDArray[np.int64], two: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Components of workers that share a value of either array, numbered by their first worker."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    width = int(one.max()) + 1
+    size = width + int(two.max()) + 1
+    links = coo_array((np.ones(len(one), dtype=np.int8), (one, two + width)), shape=(size, size))
+    _, labels = connected_components(links, directed=False)
+    _, first, inverse = np.unique(labels[one], return_index=True, return_inverse=True)
+    rank: npt.NDArray[np.int64] = np.argsort(np.argsort(first))
+    return rank[inverse]
+
+
+def _modular(schedule: Schedule, phases: tuple[Phase, ...]) -> Claim | None:
+    factors = [factor for phase in phases for factor in set(phase.relax or ())]
+    small = all(max(abs(f.numerator), f.denominator) <= MAX_PART for f in factors)
+    if not small or schedule.num_workers * len(phases) > MAX_MODULAR:
+        return None
+    from topo.document import schedule_sha256
+
+    seed = schedule_sha256(schedule)
+    if not all(_equal_modulo(phases, f"{seed}/{trial}") for trial in range(TRIALS)):
+        return None
+    text = (
+        f"Modulo 2^61 − 1 the period takes {TRIALS} vectors drawn from the schedule's own hash to their means. This is "
+        "probable, not certain: a schedule that is not exact passes one such test with a chance of about 1 in 2^61."
+    )
+    return proved(PROBABLE, text, trials=TRIALS)
+
+
+def _equal_modulo(phases: tuple[Phase, ...], seed: str) -> bool:
+    n = phases[0].num_workers
+    draw = random.Random(seed)
+    values = [draw.randrange(PRIME) for _ in range(n)]
+    mean = sum(values) * pow(n, -1, PRIME) % PRIME
+    for phase in phases:
+        for group in phase:
+            relax = group.relax.numerator * pow(group.relax.denominator, -1, PRIME)
+            pull = relax * sum(values[w] for w in group.members) * pow(len(group.members), -1, PRIME)
+            for w in group.members:
+                values[w] = ((1 - relax) * values[w] + pull) % PRIME
+    return all(value == mean for value in values)
