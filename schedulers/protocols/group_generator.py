@@ -1,341 +1,285 @@
-"""Prague's group generator (Luo et al., ASPLOS 2020): a service that hands out groups, and the workers that use them.
+"""Prague's group generator (Luo et al., ASPLOS 2020) as a pure state machine: one request per round, answered once.
 
-A worker asks for a group when a round begins, computes, and averages with the group that it is granted. The generator
-draws a group around the worker that asked (random), or divides all idle workers at once (global division). Every group
-gets a sequence number and joins the *group buffers* of its members; when it stands first in all of them it starts, and
-the *lock vector* locks its members. So groups run in one total order, whatever order messages arrive in, and a message
-that arrives twice does no harm. The draw itself is an event that the driver chooses among `ready`: a seeded generator
-at run time, all of them in the explorer.
+A worker asks at the beginning of a round and says in the same message that it is done with its last group. The answer
+is the group of the round (`Grant`), no group (`Alone`), or the end (`Bye`). Every grant has a sequence number; a worker
+meets its groups in that order. Requests are numbered by the worker, so a repeated or late one is recognised, and the
+whole state is a fold over the messages received, so that a log of them restores it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from topo.errors import InputError
+from schedulers.protocols.base import Action, Crashed, Note, Send
+from schedulers.protocols.group_buffers import GroupBuffers, Locking
+from schedulers.protocols.group_draw import Drawing, GeneratorSetting, Situation, salt_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from schedulers.protocols.group_buffers import Outstanding
 
-Members = tuple[int, ...]
+ACTIVE, LEFT, DEAD = "active", "left", "dead"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Message to the generator: the sender begins this round and will need a group for it. Repeating it is harmless."""
+class Ask:
+    """Message to the generator: a worker's request number `request`; it is `done` with that sequence number (−1: none).
 
-    round: int
+    `last`: the worker has no further rounds; it is then given the group that waits for it, if any, and else `Bye`.
+    `salt` is the random number of a draw, for drivers that choose it themselves; None draws from the seed.
+    """
+
+    request: int
+    done: int = -1
+    last: bool = False
+    salt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Message to a member: group `seq` starts. A group of one means: skip this round's averaging."""
+    """Answer: take part in group `seq` at the end of the round."""
 
+    epoch: int
+    request: int
     seq: int
-    members: Members
+    members: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """Message to a group's first member: the sender's parameters have arrived there."""
+class Alone:
+    """Answer: no group in this round."""
 
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Answer to a last request: nobody waits for you."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Message to a member: group `seq` will not happen, because a member is gone; go on without it."""
+
+    epoch: int
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Message from a group's first member: the mean."""
+class Fenced:
+    """Answer to a worker that was given up: it is no longer part of the job."""
 
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Message to the generator: group `seq` has averaged; unlock its members."""
-
-    seq: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """Event of a worker: the round's steps are done."""
+class Restarted:
+    """Event of the generator: it was started again from its log; answers of its former life are no longer valid."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Event of the generator: these groups are made, the first one for the worker that waits longest."""
-
-    groups: tuple[Members, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """One worker. `current` is the group that it takes part in, `granted` the one that it will join when ready.
-
-    `joined` lists (seq, member) of what has arrived here as the first member of a group; `last` is the last group that
-    it averaged with (−1: none): whatever arrives about that or an earlier one is old.
-    """
-
-    round: int
-    computing: bool = True
-    current: Grant | None = None
-    granted: Grant | None = None
-    joined: tuple[tuple[int, int], ...] = ()
-    last: int = -1
+Answer = Grant | Alone | Bye
+Reply = Answer | Void | Fenced
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorState:
-    """The service. `asked[w]` is the last round that w asked for (−1: none), `assigned[w]` how many groups it got.
+    """All that the generator knows; per worker in order of ranks.
 
-    `waiting` lists the workers that still need a group, in order of arrival; `buffers[w]` the numbers of w's open
-    groups in order; `groups` the open groups; `running` those that have started; `locked` the lock vector.
+    `requests` are the last request numbers (−1: none yet), `answers` what they were answered (None: not yet),
+    `waiting` the workers without an answer in order of arrival (the pending queue), `counts` the rounds asked for.
     """
 
-    asked: tuple[int, ...]
-    assigned: tuple[int, ...]
-    waiting: tuple[int, ...]
-    buffers: tuple[tuple[int, ...], ...]
-    groups: tuple[tuple[int, Members], ...]
-    running: tuple[int, ...]
-    locked: tuple[bool, ...]
-    next_seq: int = 0
+    buffers: GroupBuffers
+    requests: tuple[int, ...]
+    answers: tuple[Answer | None, ...]
+    counts: tuple[int, ...]
+    alone: tuple[int, ...]
+    status: tuple[str, ...]
+    waiting: tuple[int, ...] = ()
+    known: tuple[tuple[int, ...], ...] = ()
+    epoch: int = 0
+    draws: int = 0
 
 
-PragueState = WorkerState | GeneratorState
+Stepped = tuple[GeneratorState, tuple[Action, ...]]
 
 
-@dataclass(frozen=True)
 class GroupGenerator:
-    """Workers 0..num_workers−1 and the generator, process num_workers; each worker runs `rounds` rounds.
+    """The service's part of the protocol. `handle` is pure; O(num_workers) per message without a draw.
 
-    `division` divides all idle workers at once instead of drawing one group. `slow_threshold` is the filter: workers
-    that are that many rounds behind the one that asked are left out of its groups.
-
-    Raises:
-        InputError: a group size below 2 or above the number of workers, no round, or a threshold below 1.
+    Args:
+        setting: the rules of the draw.
+        modulus: request numbers wrap here and counts are kept relative, for endless explorations (None: they do not).
     """
 
-    num_workers: int
-    group_size: int
-    rounds: int
-    division: bool = False
-    slow_threshold: int | None = None
+    def __init__(self, setting: GeneratorSetting, *, modulus: int | None = None) -> None:
+        self.setting, self.modulus = setting, modulus
+        self.locking, self.drawing = Locking(), Drawing(setting)
 
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        if not 2 <= self.group_size <= self.num_workers:
-            raise InputError(f"group_size: is {self.group_size}; it lies between 2 and {self.num_workers} workers")
-        if self.rounds < 1:
-            raise InputError(f"rounds: is {self.rounds}; it is a number >= 1")
-        if self.slow_threshold is not None and self.slow_threshold < 1:
-            raise InputError(f"slow_threshold: is {self.slow_threshold}; it is a number of rounds >= 1, or None")
-
-    @property
-    def num_processes(self) -> int:
-        """The workers and the generator."""
-        return self.num_workers + 1
-
-    @property
-    def channels(self) -> Sequence[tuple[int, int]]:
-        """Everybody with everybody."""
-        return [(u, v) for u in range(self.num_processes) for v in range(self.num_processes) if u != v]
-
-    def start(self, process: int) -> Outcome[PragueState]:
-        """Workers ask for their first group and begin to compute."""
-        n = self.num_workers
-        if process == n:
-            return GeneratorState((-1,) * n, (0,) * n, (), ((),) * n, (), (), (False,) * n), ()
-        return WorkerState(0), (Send(n, Request(0)),)
-
-    def ready(self, process: int, state: PragueState) -> Sequence[object]:  # noqa: ARG002 - as in Machine
-        """A worker ends its computation; the generator draws for whoever waits longest."""
-        if isinstance(state, WorkerState):
-            return (Computed(),) if state.computing else ()
-        return tuple(map(Draw, self._draws(state))) if state.waiting else ()
-
-    def finished(self, process: int, state: PragueState) -> bool:  # noqa: ARG002 - as in Machine
-        """All rounds are done, no group is open."""
-        if isinstance(state, WorkerState):
-            return state.round == self.rounds
-        return not state.groups and not state.waiting
-
-    def step(self, process: int, state: PragueState, event: object) -> Outcome[PragueState]:
-        """One event of a worker or of the generator."""
-        if isinstance(state, WorkerState):
-            return self._worker(process, state, event)
-        match event:
-            case Draw(groups):
-                return self._started(self._drawn(state, groups))
-            case Received(worker, Request(round_)):
-                return self._asked(state, worker, round_), ()
-            case Received(_, Done(seq)):
-                return self._started(self._closed(state, seq)) if seq in state.running else (state, ())
-        raise AssertionError(f"not an event of the generator: {event}")
-
-    # The worker.
-
-    def _worker(self, me: int, state: WorkerState, event: object) -> Outcome[PragueState]:
-        match event:
-            case Computed():
-                return self._join_if_ready(me, replace(state, computing=False))
-            case Received(_, Grant(seq) | Join(seq) | Result(seq)) if seq <= state.last:
-                return state, ()
-            case Received(_, Grant() as grant):
-                return self._join_if_ready(me, state if grant == state.current else replace(state, granted=grant))
-            case Received(source, Join(seq)):
-                joined = tuple(sorted({*state.joined, (seq, source)}))
-                return self._averaged_if_complete(me, replace(state, joined=joined))
-            case Received(_, Result()):
-                return self._next_round(state, ())
-        raise AssertionError(f"not an event of a worker: {event}")
-
-    def _join_if_ready(self, me: int, state: WorkerState) -> Outcome[PragueState]:
-        if state.computing or state.current is not None or state.granted is None or state.round == self.rounds:
-            return state, ()
-        grant = state.granted
-        state = replace(state, current=grant, granted=None)
-        if grant.members[0] == me:
-            return self._averaged_if_complete(me, state)
-        return state, (Send(grant.members[0], Join(grant.seq)),)
-
-    def _averaged_if_complete(self, me: int, state: WorkerState) -> Outcome[PragueState]:
-        group = state.current
-        if group is None or group.members[0] != me:
-            return state, ()
-        others = {member for seq, member in state.joined if seq == group.seq}
-        if others != set(group.members) - {me}:
-            return state, ()
-        left = tuple(entry for entry in state.joined if entry[0] != group.seq)
-        results = tuple(Send(member, Result(group.seq)) for member in group.members[1:])
-        return self._next_round(replace(state, joined=left), (*results, Send(self.num_workers, Done(group.seq))))
-
-    def _next_round(self, state: WorkerState, actions: tuple[Action, ...]) -> Outcome[PragueState]:
-        group = state.current
-        assert group is not None
-        more = state.round + 1 < self.rounds
-        after = replace(state, round=state.round + 1, computing=more, current=None, last=group.seq)
-        request = (Send(self.num_workers, Request(after.round)),) if more else ()
-        return after, (*actions, Note(("averaged", group.seq)), *request)
-
-    # The generator.
-
-    def _asked(self, state: GeneratorState, worker: int, round_: int) -> GeneratorState:
-        asked = max(round_, state.asked[worker])
-        state = replace(state, asked=_changed(state.asked, worker, asked))
-        if asked >= state.assigned[worker] and worker not in state.waiting:
-            state = replace(state, waiting=(*state.waiting, worker))
-        return state
-
-    def _draws(self, state: GeneratorState) -> Iterator[tuple[Members, ...]]:
-        """Every way to serve the worker that waits longest."""
-        first = state.waiting[0]
-        others = [
-            w
-            for w in range(self.num_workers)
-            if w != first and state.assigned[w] < self.rounds and not self._is_slow(state, first, w)
-        ]
-        if not self.division:
-            size = min(self.group_size - 1, len(others))
-            yield from ((tuple(sorted((first, *rest))),) for rest in combinations(others, size))
-            return
-        idle = [w for w in others if not state.buffers[w]]
-        yield from self._divisions((first, *idle))
-
-    def _divisions(self, workers: Members) -> Iterator[tuple[Members, ...]]:
-        """Every division of idle workers into groups, the group of the first worker in front.
-
-        What does not fill a group forms one smaller group, or, if it is one worker, stays idle (but never the first).
-        """
-        first, rest = workers[0], workers[1:]
-        remainder = len(workers) % self.group_size
-        if not rest:
-            yield (workers,)
-        elif remainder == 1:
-            for idle in rest:
-                yield from self._full_divisions(tuple(w for w in workers if w != idle))
-        elif remainder:
-            for small in combinations(workers, remainder):
-                for groups in self._full_divisions(tuple(w for w in workers if w not in small)):
-                    small_group = tuple(sorted(small))
-                    yield (small_group, *groups) if first in small else (*groups, small_group)
-        else:
-            yield from self._full_divisions(workers)
-
-    def _full_divisions(self, workers: Members) -> Iterator[tuple[Members, ...]]:
-        """Every division into groups of exactly the group size."""
-        if not workers:
-            yield ()
-            return
-        for chosen in combinations(workers[1:], self.group_size - 1):
-            left = tuple(w for w in workers[1:] if w not in chosen)
-            yield from ((tuple(sorted((workers[0], *chosen))), *more) for more in self._full_divisions(left))
-
-    def _is_slow(self, state: GeneratorState, first: int, other: int) -> bool:
-        return self.slow_threshold is not None and state.asked[first] - state.asked[other] >= self.slow_threshold
-
-    def _drawn(self, state: GeneratorState, groups: Iterable[Members]) -> GeneratorState:
-        """Number the groups, push them to the buffers of their members, and let those wait no longer."""
-        for members in groups:
-            seq = state.next_seq
-            state = replace(
-                state,
-                groups=(*state.groups, (seq, members)),
-                buffers=tuple((*b, seq) if w in members else b for w, b in enumerate(state.buffers)),
-                assigned=tuple(count + (w in members) for w, count in enumerate(state.assigned)),
-                next_seq=seq + 1,
-            )
-        waiting = tuple(w for w in state.waiting if state.asked[w] >= state.assigned[w])
-        return replace(state, waiting=waiting)
-
-    def _started(self, state: GeneratorState) -> Outcome[PragueState]:
-        """Start, in order, every group that stands first in all its members' buffers and whose members are free."""
-        grants: list[Action] = []
-        for seq, members in state.groups:
-            first_everywhere = all(state.buffers[w][0] == seq for w in members)
-            if seq in state.running or not first_everywhere or any(state.locked[w] for w in members):
-                continue
-            locked = tuple(is_locked or w in members for w, is_locked in enumerate(state.locked))
-            state = replace(state, running=(*state.running, seq), locked=locked)
-            grants += [Send(w, Grant(seq, members)) for w in members]
-        return state, tuple(grants)
-
-    def _closed(self, state: GeneratorState, seq: int) -> GeneratorState:
-        """A group has averaged: unlock its members and take it out of their buffers."""
-        members = dict(state.groups)[seq]
-        return replace(
-            state,
-            groups=tuple(entry for entry in state.groups if entry[0] != seq),
-            running=tuple(other for other in state.running if other != seq),
-            locked=tuple(is_locked and w not in members for w, is_locked in enumerate(state.locked)),
-            buffers=tuple(tuple(s for s in b if s != seq) for b in state.buffers),
+    def initial(self) -> GeneratorState:
+        """Before the first message."""
+        n = self.setting.num_workers
+        return GeneratorState(
+            GroupBuffers.empty(n), (-1,) * n, (None,) * n, (0,) * n, (0,) * n, (ACTIVE,) * n
         )
 
-    def describe(self, process: int, event: object) -> str:
-        """As a reader would say it."""
-        if isinstance(event, Draw):
-            groups = ", ".join("{" + ",".join(map(str, group)) + "}" for group in event.groups)
-            return f"the generator draws {groups}"
-        return f"worker {process} has computed"
-
-    def describe_message(self, message: object) -> str:
-        """As a reader would say it."""
+    def handle(self, state: GeneratorState, source: int, message: object) -> Stepped:
+        """The next state and what is sent because of one message of worker `source`."""
         match message:
-            case Request(round_):
-                return f"request for round {round_}"
-            case Grant(seq, members):
-                return f"grant of group {seq} {{{','.join(map(str, members))}}}"
-            case Join(seq):
-                return f"parameters for group {seq}"
-            case Result(seq):
-                return f"mean of group {seq}"
-            case Done(seq):
-                return f"group {seq} done"
-        return str(message)
+            case Crashed():
+                return self.crashed(state, source)
+            case Ask() if state.status[source] == DEAD:
+                return state, (Send(source, Fenced(state.epoch)),)
+            case Ask() if self.is_repeated(state, source, message):
+                return state, self.repeated(state, source)
+            case Ask() if message.request == self.following(state.requests[source]):
+                return self.asked(state, source, message)
+            case Ask():
+                return state, ()  # late, or from another life of the worker: no answer is owed
+        raise AssertionError(f"not a message to the group generator: {message}")
+
+    def restarted(self, state: GeneratorState) -> Stepped:
+        """A new life of the service: a new epoch, and every owed or given answer is asked for again by its worker."""
+        return replace(state, epoch=state.epoch + 1), ()
+
+    def following(self, request: int) -> int:
+        """The number of the request after this one."""
+        return request + 1 if self.modulus is None else (request + 1) % self.modulus
+
+    def is_repeated(self, state: GeneratorState, worker: int, ask: Ask) -> bool:
+        """Whether this request was received before."""
+        return ask.request == state.requests[worker]
+
+    def repeated(self, state: GeneratorState, worker: int) -> tuple[Action, ...]:
+        """The same answer once more, in the present epoch; nothing while it is owed."""
+        answer = state.answers[worker]
+        return () if answer is None else (Send(worker, replace(answer, epoch=state.epoch)),)
+
+    def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
+        """A new request: release, draw if need be, start what can start, answer whom that concerns."""
+        state = replace(
+            state,
+            requests=_with(state.requests, worker, ask.request),
+            answers=_with(state.answers, worker, None),
+            counts=self.counted(state, worker),
+        )
+        state = self.done(state, worker, ask)
+        if ask.last:
+            state = replace(
+                state,
+                status=_with(state.status, worker, LEFT),
+                buffers=self.locking.withdrawn(state.buffers, worker),
+            )
+        elif not state.buffers.buffers[worker] and not state.buffers.locks[worker]:
+            state = self.drawn(state, worker, ask)
+        return self.served(replace(state, waiting=(*state.waiting, worker)))
+
+    def done(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
+        """Clear the worker's lock bit if it is done with the group that set it."""
+        group = state.buffers.running_of(worker)
+        if group is None or group.seq != ask.done:
+            return state
+        return replace(state, buffers=self.locking.released(state.buffers, worker))
+
+    def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
+        """The rounds asked for, one more for this worker; relative to the slowest where numbers wrap."""
+        counts = _with(state.counts, worker, state.counts[worker] + 1)
+        if self.modulus is None:
+            return counts
+        least = min(count for count, status in zip(counts, state.status, strict=True) if status == ACTIVE)
+        limit = (self.setting.slow_threshold or 0) + 1
+        return tuple(min(max(count - least, 0), limit) for count in counts)
+
+    def drawn(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
+        """Draw groups around a worker whose buffer is empty and put them into the buffers."""
+        salt = ask.salt
+        if salt is None:
+            salt = salt_of(self.setting.seed, state.draws, self.setting.num_workers)
+            state = replace(state, draws=state.draws + 1)
+        alive = frozenset(w for w, status in enumerate(state.status) if status == ACTIVE)
+        now = Situation(
+            worker, alive, self.idle(state, alive), state.counts, state.alone[worker], state.known, salt
+        )
+        buffers, known = state.buffers, state.known
+        for members in self.drawing.draw(now):
+            buffers = self.locking.pushed(buffers, members)
+            if self.setting.max_known is not None and members not in known:
+                known = (*known, members)
+        return replace(state, buffers=buffers, known=known)
+
+    def idle(self, state: GeneratorState, alive: frozenset[int]) -> frozenset[int]:
+        """The workers with an empty buffer; one in a running group is among them, its next round is free."""
+        return frozenset(worker for worker in alive if not state.buffers.buffers[worker])
+
+    def served(self, state: GeneratorState) -> Stepped:
+        """Start what can start, then answer everybody whose answer is now certain, in order of arrival."""
+        buffers, begun = self.locking.started(state.buffers)
+        state = replace(state, buffers=buffers)
+        actions: list[Action] = [Note(("started", group.seq, group.members)) for group in begun]
+        for worker in state.waiting:
+            answer = self.answer(state, worker)
+            if answer is not None:
+                actions.append(Send(worker, answer))
+                state = self.answered(state, worker, answer)
+        return state, tuple(actions)
+
+    def answer(self, state: GeneratorState, worker: int) -> Answer | None:
+        """What a waiting worker is told now; None if it has to wait for its group to start."""
+        running = state.buffers.running_of(worker)
+        epoch, request = state.epoch, state.requests[worker]
+        if running is not None:
+            return Grant(epoch, request, running.seq, running.members)
+        if state.buffers.buffers[worker]:
+            return None
+        return Bye(epoch, request) if state.status[worker] == LEFT else Alone(epoch, request)
+
+    def answered(self, state: GeneratorState, worker: int, answer: Answer) -> GeneratorState:
+        """Remember the answer for a repeated request."""
+        alone = min(state.alone[worker] + 1, 99) if isinstance(answer, Alone) else 0
+        return replace(
+            state,
+            waiting=tuple(other for other in state.waiting if other != worker),
+            answers=_with(state.answers, worker, answer),
+            alone=_with(state.alone, worker, alone),
+        )
+
+    def crashed(self, state: GeneratorState, worker: int) -> Stepped:
+        """Give a worker up: a new epoch without it, and nobody waits for it any more."""
+        if state.status[worker] == DEAD:
+            return state, ()
+        state = replace(
+            state,
+            epoch=state.epoch + 1,
+            status=_with(state.status, worker, DEAD),
+            waiting=tuple(other for other in state.waiting if other != worker),
+            buffers=self.locking.withdrawn(state.buffers, worker),
+        )
+        buffers, group = self.locking.voided(state.buffers, worker)
+        state = self.forgotten(replace(state, buffers=buffers), group)
+        state, sent = self.served(state)
+        return state, (*self.void(state, group, worker), *sent)
+
+    def forgotten(self, state: GeneratorState, group: Outstanding | None) -> GeneratorState:
+        """A repeated request must not be answered with a group that is void: it is answered with no group."""
+        if group is None:
+            return state
+        answers = tuple(
+            Alone(a.epoch, a.request) if isinstance(a, Grant) and a.seq == group.seq else a for a in state.answers
+        )
+        return replace(state, answers=answers)
+
+    def void(self, state: GeneratorState, group: Outstanding | None, dead: int) -> tuple[Action, ...]:
+        """Tell the members of a group that lost one; who has not heard of the group does not miss it."""
+        if group is None:
+            return ()
+        told = tuple(Send(member, Void(state.epoch, group.seq)) for member in group.active if member != dead)
+        return (Note(("void", group.seq, group.members)), *told)
 
 
-def _changed(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
+def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
     return (*values[:place], value, *values[place + 1 :])

@@ -1,0 +1,208 @@
+"""Group buffers and the lock vector of Prague's group generator (Luo et al., ASPLOS 2020, section 4): who runs when.
+
+Every group gets the next sequence number and joins the end of the buffer of each of its members. A group starts when it
+is the first in all of its members' buffers and no lock bit of a member is set; starting takes it out of the buffers and
+sets the bits, and each member clears its own bit when it is done. All buffers follow the one order of sequence numbers,
+so the oldest group can always start once its members are done, and nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from schedulers.protocols.base import Note, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """A group that is not over: `active` are the members of a running group that have not said that they are done."""
+
+    seq: int
+    members: tuple[int, ...]
+    active: tuple[int, ...] = ()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has started."""
+        return bool(self.active)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBuffers:
+    """Outstanding groups in order of sequence numbers, one buffer of sequence numbers per worker, and the lock vector."""
+
+    groups: tuple[Outstanding, ...]
+    buffers: tuple[tuple[int, ...], ...]
+    locks: tuple[bool, ...]
+    next_seq: int = 0
+
+    @classmethod
+    def empty(cls, num_workers: int) -> GroupBuffers:
+        """No group yet."""
+        return cls((), ((),) * num_workers, (False,) * num_workers)
+
+    def group(self, seq: int) -> Outstanding:
+        """The outstanding group with a sequence number."""
+        return next(group for group in self.groups if group.seq == seq)
+
+    def running_of(self, worker: int) -> Outstanding | None:
+        """The running group that a worker has not finished; there is at most one."""
+        if not self.locks[worker]:
+            return None
+        return next(group for group in self.groups if worker in group.active)
+
+
+class Locking:
+    """The moves on group buffers; stateless, so that each rule stands in one method."""
+
+    def pushed(self, state: GroupBuffers, members: tuple[int, ...]) -> GroupBuffers:
+        """A new group at the end of its members' buffers. O(num_workers)."""
+        seq = state.next_seq
+        buffers = list(state.buffers)
+        for worker in members:
+            buffers[worker] = self.queued(buffers[worker], seq)
+        return replace(
+            state, groups=(*state.groups, Outstanding(seq, members)), buffers=tuple(buffers), next_seq=seq + 1
+        )
+
+    def queued(self, buffer: tuple[int, ...], seq: int) -> tuple[int, ...]:
+        """A buffer with a further sequence number."""
+        return (*buffer, seq)
+
+    def can_start(self, state: GroupBuffers, group: Outstanding) -> bool:
+        """First in all of its members' buffers, and no bit set."""
+        return not group.running and all(
+            state.buffers[worker][:1] == (group.seq,) and not state.locks[worker] for worker in group.members
+        )
+
+    def started(self, state: GroupBuffers) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
+        """Start everything that can start, in order of sequence numbers; also returns what started."""
+        begun = []
+        for group in state.groups:
+            if self.can_start(state, group):
+                running = replace(group, active=group.members)
+                buffers, locks = list(state.buffers), list(state.locks)
+                for worker in group.members:
+                    buffers[worker] = buffers[worker][1:]
+                    locks[worker] = True
+                groups = tuple(running if other.seq == group.seq else other for other in state.groups)
+                state = replace(state, groups=groups, buffers=tuple(buffers), locks=tuple(locks))
+                begun.append(running)
+        return state, tuple(begun)
+
+    def released(self, state: GroupBuffers, worker: int) -> GroupBuffers:
+        """The worker is done with its running group; the last member to be done ends it."""
+        group = state.running_of(worker)
+        if group is None:
+            return state
+        rest = replace(group, active=tuple(member for member in group.active if member != worker))
+        return replace(state, groups=_replaced(state.groups, rest, keep=rest.running), locks=_cleared(state, (worker,)))
+
+    def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
+        """The worker takes part in nothing that has not started: such groups shrink, and end when one member is left."""
+        for seq in state.buffers[worker]:
+            group = state.group(seq)
+            rest = replace(group, members=tuple(member for member in group.members if member != worker))
+            gone = (worker,) if len(rest.members) > 1 else group.members
+            buffers = tuple(
+                tuple(s for s in buffer if s != seq) if w in gone else buffer for w, buffer in enumerate(state.buffers)
+            )
+            groups = _replaced(state.groups, rest, keep=len(rest.members) > 1)
+            state = replace(state, groups=groups, buffers=buffers)
+        return state
+
+    def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, Outstanding | None]:
+        """End the running group of a worker that will never finish it; its other members are free at once."""
+        group = state.running_of(worker)
+        if group is None:
+            return state, None
+        groups = _replaced(state.groups, group, keep=False)
+        return replace(state, groups=groups, locks=_cleared(state, group.active)), group
+
+
+def _replaced(groups: tuple[Outstanding, ...], changed: Outstanding, *, keep: bool) -> tuple[Outstanding, ...]:
+    return tuple(
+        changed if group.seq == changed.seq else group for group in groups if keep or group.seq != changed.seq
+    )
+
+
+def _cleared(state: GroupBuffers, workers: Sequence[int]) -> tuple[bool, ...]:
+    return tuple(bit and worker not in workers for worker, bit in enumerate(state.locks))
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Event: somebody draws a group."""
+
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Event: a worker finishes its running group."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class LockVector:
+    """The lock vector by itself, as a `Machine` of one process: any group of `group_size` may be drawn at any time.
+
+    `max_outstanding` bounds the groups that are not over. Sequence numbers are counted from the oldest of them, so
+    endless runs have finitely many states.
+    """
+
+    num_workers: int
+    group_size: int
+    max_outstanding: int
+    locking: Locking = Locking()  # noqa: RUF009 - stateless
+
+    @property
+    def num_processes(self) -> int:
+        """The generator alone."""
+        return 1
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """No messages."""
+        return ()
+
+    def start(self, process: int) -> Outcome[GroupBuffers]:  # noqa: ARG002 - there is one process
+        """No group yet."""
+        return GroupBuffers.empty(self.num_workers), ()
+
+    def ready(self, process: int, state: GroupBuffers) -> Sequence[Push | Done]:  # noqa: ARG002 - as above
+        """Every group may be drawn, and every worker in a running group may finish it."""
+        pushes: list[Push | Done] = []
+        if len(state.groups) < self.max_outstanding:
+            pushes += [Push(members) for members in combinations(range(self.num_workers), self.group_size)]
+        return (*pushes, *(Done(worker) for worker, bit in enumerate(state.locks) if bit))
+
+    def step(self, process: int, state: GroupBuffers, event: object) -> Outcome[GroupBuffers]:  # noqa: ARG002 - as above
+        """Push or finish, then start what can start."""
+        match event:
+            case Push(members):
+                state = self.locking.pushed(state, members)
+            case Done(worker):
+                state = self.locking.released(state, worker)
+            case _:
+                raise AssertionError(f"not an event of the lock vector: {event}")
+        state, begun = self.locking.started(state)
+        return _from_oldest(state), tuple(Note(("started", group.members)) for group in begun)
+
+
+def _from_oldest(state: GroupBuffers) -> GroupBuffers:
+    """Sequence numbers counted without holes from the oldest outstanding group; only their order matters."""
+    place = {group.seq: number for number, group in enumerate(state.groups)}
+    rename: Callable[[int], int] = place.__getitem__
+    return replace(
+        state,
+        groups=tuple(replace(group, seq=rename(group.seq)) for group in state.groups),
+        buffers=tuple(tuple(map(rename, buffer)) for buffer in state.buffers),
+        next_seq=len(state.groups),
+    )

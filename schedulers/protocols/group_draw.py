@@ -1,0 +1,207 @@
+"""How the group generator draws groups: random, global division, inter and intra phases, and the slow-worker filter.
+
+Sources: Prague (Luo et al., ASPLOS 2020, sections 4 and 5) for the divisions and the filter; the rule for initiators
+that lag behind is our own, because a slow initiator that starts a division puts itself into the way of fast workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import shake_256
+from typing import TYPE_CHECKING
+
+from topo.errors import InputError
+from topo.strategies.generated import Division, Generated, InitiatorRule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from topo.cluster import Cluster
+
+Members = tuple[int, ...]
+
+PATIENCE = 2
+"""How often in a row a worker may go without a group before its next request gets one whoever is idle."""
+LAGGARD_SIZE = 2
+"""Members of the small group that a lagging initiator gets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorSetting:
+    """The rules of a run: the strategy's, and which node each worker is on (`nodes[w]`).
+
+    `max_known` bounds the distinct groups that a worker is put into: once it belongs to that many, only groups that were
+    drawn before are drawn for it (None: no bound, and nothing is remembered).
+    """
+
+    nodes: tuple[int, ...]
+    group_size: int = 3
+    division: Division = Division.INTER_INTRA
+    initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL
+    slow_threshold: int | None = 4
+    seed: int = 0
+    max_known: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and bounds that cannot be."""
+        if not 2 <= self.group_size <= len(self.nodes):
+            raise InputError(f"group_size: is {self.group_size}; it lies between 2 and {len(self.nodes)} workers")
+        if self.max_known is not None and self.max_known < 1:
+            raise InputError(f"max_known: is {self.max_known}; a worker belongs to at least 1 group")
+
+    @classmethod
+    def of(cls, strategy: Generated, cluster: Cluster, *, max_known: int | None = None) -> GeneratorSetting:
+        """The setting of a schedule."""
+        nodes = [0] * cluster.num_workers
+        for node in range(cluster.num_nodes):
+            for worker in cluster.workers_of(node):
+                nodes[worker] = node
+        return cls(
+            nodes=tuple(nodes),
+            group_size=strategy.group_size,
+            division=strategy.division,
+            initiator=strategy.initiator,
+            slow_threshold=strategy.slow_threshold,
+            seed=strategy.seed,
+            max_known=max_known,
+        )
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers."""
+        return len(self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a draw looks at.
+
+    `alive` are the workers that take part, `idle` those of them whose buffer is empty (the initiator is one), `counts`
+    the rounds asked for so far, `known` the groups drawn before, `salt` the random number of this draw.
+    """
+
+    initiator: int
+    alive: frozenset[int]
+    idle: frozenset[int]
+    counts: tuple[int, ...]
+    alone: int
+    known: tuple[Members, ...]
+    salt: int
+
+
+class Drawing:
+    """The rules of a draw; stateless but for the setting, so that each rule stands in one method."""
+
+    def __init__(self, setting: GeneratorSetting) -> None:
+        self.setting = setting
+
+    def draw(self, now: Situation) -> tuple[Members, ...]:
+        """The groups of one request, in the order in which they join the buffers; none holds a worker alone.
+
+        The initiator is in at least one of them, except that a division may leave it over; after `PATIENCE` requests
+        in a row without a group it gets one for sure, as long as anybody else takes part.
+        """
+        if self.is_laggard(now) and self.setting.initiator == InitiatorRule.LAGGARD_LOCAL:
+            return self.around(now, self.small_partners(now), LAGGARD_SIZE)
+        if self.setting.division == Division.RANDOM or now.alone >= PATIENCE:
+            return self.around(now, self.partners(now), self.setting.group_size)
+        taking_part = self.fast_enough(now, now.idle)
+        if self.setting.division == Division.GLOBAL:
+            return self.divided(now, taking_part)
+        return (*self.inter(now, taking_part), *self.intra(now, taking_part))
+
+    def is_laggard(self, now: Situation) -> bool:
+        """Whether the initiator lags behind the fastest worker by the threshold or more."""
+        if self.setting.slow_threshold is None:
+            return False
+        ahead = max(now.counts[worker] for worker in now.alive)
+        return ahead - now.counts[now.initiator] >= self.setting.slow_threshold
+
+    def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
+        """The paper's filter: worker w takes part if c_i − c_w < threshold; the initiator i always does."""
+        threshold = self.setting.slow_threshold
+        if threshold is None:
+            return workers
+        mine = now.counts[now.initiator]
+        return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
+
+    def partners(self, now: Situation) -> list[int]:
+        """Whom a random group may take in: everybody that the filter passes; everybody where it passes nobody."""
+        everybody = now.alive - {now.initiator}
+        return shuffled(self.fast_enough(now, everybody) or everybody, now.salt)
+
+    def small_partners(self, now: Situation) -> list[int]:
+        """Whom a lagging initiator may wait with: idle workers of its node, else its node, else idle ones, else all."""
+        others = now.alive - {now.initiator}
+        local = frozenset(w for w in others if self.setting.nodes[w] == self.setting.nodes[now.initiator])
+        return shuffled(local & now.idle or local or others & now.idle or others, now.salt)
+
+    def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
+        """One group of the initiator and the first partners, or a known one if the initiator's bound is reached."""
+        if not partners:
+            return ()
+        if self.is_bounded(now, now.initiator):
+            allowed = {now.initiator, *partners}
+            known = [group for group in now.known if now.initiator in group and now.alive.issuperset(group)]
+            fitting = [group for group in known if allowed.issuperset(group)] or known
+            if fitting:
+                return (fitting[(now.salt >> 61) % len(fitting)],)
+        return (_members((now.initiator, *partners[: size - 1])),)
+
+    def divided(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
+        """All of `workers` in random groups of the group size; what is left over forms one smaller group, or skips."""
+        order, groups, size = shuffled(workers, now.salt), list[Members](), self.setting.group_size
+        left = set(order)
+        for worker in order:
+            if worker not in left:
+                continue
+            partners = [other for other in order if other in left and other != worker][: size - 1]
+            group = _members((worker, *partners))
+            if any(self.is_bounded(now, member) for member in group) and group not in now.known:
+                known = [g for g in now.known if worker in g and left.issuperset(g)]
+                group = known[(now.salt >> 61) % len(known)] if known else (worker,)
+            left.difference_update(group)
+            if len(group) > 1:
+                groups.append(group)
+        return tuple(groups)
+
+    def inter(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
+        """One head of each node in random groups across nodes, all others in random groups of their own node."""
+        heads = frozenset(min(here) for here in self.by_node(workers))
+        groups = list(self.divided(now, heads))
+        for here in self.by_node(workers - heads):
+            groups += self.divided(now, here)
+        return tuple(groups)
+
+    def intra(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:  # noqa: ARG002 - as the others
+        """One group of all workers of each node."""
+        return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
+
+    def by_node(self, workers: frozenset[int]) -> list[frozenset[int]]:
+        """The workers of each node that has some, in order of nodes."""
+        nodes = sorted({self.setting.nodes[worker] for worker in workers})
+        return [frozenset(w for w in workers if self.setting.nodes[w] == node) for node in nodes]
+
+    def is_bounded(self, now: Situation, worker: int) -> bool:
+        """Whether a worker belongs to as many distinct groups as it may."""
+        bound = self.setting.max_known
+        return bound is not None and sum(worker in group for group in now.known) >= bound
+
+
+def _members(workers: Sequence[int] | frozenset[int]) -> Members:
+    return tuple(sorted(workers))
+
+
+def shuffled(workers: frozenset[int], salt: int) -> list[int]:
+    """The workers in the order that `salt` numbers: salts 0..k!−1 give every order of k workers once (Lehmer's code)."""
+    rest, order = sorted(workers), []
+    while rest:
+        salt, place = divmod(salt, len(rest))
+        order.append(rest.pop(place))
+    return order
+
+
+def salt_of(seed: int, draw: int, num_workers: int) -> int:
+    """The random number of draw number `draw`: many more bits than an order of the workers needs, from the seed alone."""
+    bits = max(16, num_workers.bit_length() * num_workers // 8 + 16)
+    return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(bits), "big")
