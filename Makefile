@@ -31,6 +31,9 @@ check: $(STAMP)  ## style, types, layers, schema
 bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/results
 	$(BIN)/python benchmarks/run.py
 
+explore: $(STAMP)  ## larger protocol configurations than the tests have time for
+	$(BIN)/python benchmarks/explore.py
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-VERBS = ("design", "verify", "show", "simulate", "compare", "gaps", "catalogue", "run", "schema", "demo")
+VERBS = ("design", "verify", "show", "simulate", "compare", "gaps", "catalogue", "profile", "run", "schema", "demo")
 
 
 def build_app() -> typer.Typer:

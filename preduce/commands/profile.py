@@ -1,0 +1,146 @@
+"""`preduce profile`: measure the cluster that a job runs on, and write it as a cluster file."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from preduce.commands.options import Json
+
+if TYPE_CHECKING:
+    from runtime.profile import Profile
+
+
+def command(
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Cluster file to write (.yaml or .json).")] = Path(
+        "cluster.yaml"
+    ),
+    model_bytes: Annotated[str, typer.Option(help="Size to move, that of your model.", metavar="SIZE")] = "8MB",
+    step: Annotated[
+        str | None, typer.Option(help="Function that runs one training step, to time it.", metavar="FILE.py:NAME")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-n", help="Start so many local workers first.", min=2)
+    ] = None,
+    nodes: Annotated[int, typer.Option(help="Pretend so many machines, with --workers.", min=1)] = 1,
+    repetitions: Annotated[int, typer.Option(help="Of every measurement; medians count.", min=1)] = 7,
+    checks: Annotated[int, typer.Option(help="Random phases to check the fit on.", min=0)] = 10,
+    seed: Annotated[int, typer.Option(help="Of those phases.")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""
+    from preduce.lazy import require_torch
+    from topo.errors import InputError
+    from topo.units import parse_size
+
+    require_torch()
+    size = int(parse_size(model_bytes))
+    function = None if step is None else _function(step)
+
+    def measure() -> None:
+        found = _measure(size, function, repetitions=repetitions, checks=checks, seed=seed, quiet=as_json)
+        if found is not None:
+            _report(found, output, as_json=as_json)
+
+    if "RANK" in os.environ:
+        measure()
+        return 0
+    if workers is None:
+        raise InputError(
+            "profile: runs inside a job; start it with --workers N here, or on the cluster with "
+            "torchrun … -m preduce profile -o cluster.yaml"
+        )
+    from runtime.launch import launch
+
+    return launch(measure, num_workers=workers, num_nodes=nodes)
+
+
+def _measure(
+    size: int, step: Callable[[], object] | None, *, repetitions: int, checks: int, seed: int, quiet: bool
+) -> "Profile | None":
+    """Runs on every worker; the profile on rank 0, None elsewhere."""
+    from dataclasses import replace
+    from datetime import timedelta
+
+    import torch
+
+    from runtime.join import default_world
+    from runtime.profile import profile
+    from runtime.profile.surroundings import cluster_of, gpu_topology, num_rails
+
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else 0)
+    if not torch.cuda.is_available():
+        device = torch.device("cpu")
+    world = default_world(device, timedelta(seconds=120), lambda _store, _rank, _size: None)
+    first = world.rank == 0
+    if first and not quiet:
+        from preduce.console import console
+
+        say: Callable[[str], None] | None = console(errors=True).print
+    else:
+        say = None
+    found = profile(
+        cluster_of(world), model_bytes=size, step=step, repetitions=repetitions, num_checks=checks, seed=seed,
+        device=device, world=world, progress=say,
+    )  # fmt: skip
+    table = gpu_topology()
+    if table is not None and found.cluster.hardware is not None:
+        hardware = replace(found.cluster.hardware, num_nics=num_rails(table))
+        found = replace(found, cluster=replace(found.cluster, hardware=hardware))
+    return found if first else None
+
+
+def _report(found: "Profile", output: Path, *, as_json: bool) -> None:
+    from preduce.console import console, emit_json, seconds, table
+    from runtime.profile.surroundings import slurm_words
+    from topo.document import dump_cluster, write_cluster
+
+    write_cluster(output, found.cluster)
+    within = sum(abs(error) <= 0.3 for error in found.check_errors)
+    if as_json:
+        emit_json(
+            {
+                "cluster": dump_cluster(found.cluster),
+                "output": str(output),
+                "slurm": slurm_words(os.environ),
+                "checks": [
+                    {
+                        "groups": [list(group.members) for group in measured.phase],
+                        "measured_seconds": measured.median,
+                        "predicted_seconds": predicted,
+                    }
+                    for measured, predicted in found.checks
+                ],
+            }
+        )
+        return
+    rows = table("Checked on random phases that were not fitted", "groups", "measured", "predicted", "error")
+    for (measured, predicted), error in zip(found.checks, found.check_errors, strict=True):
+        groups = " ".join(str(group) for group in measured.phase)
+        rows.add_row(groups, seconds(measured.median), seconds(predicted), f"{error:+.0%}")
+    console().print(rows)
+    console().print(f"{within} of {len(found.checks)} predictions lie within 30% of the measured time.")
+    console().print(f"written to {output}; next: preduce design {output}")
+
+
+def _function(text: str) -> Callable[[], object]:
+    """`train.py:step` → the function.
+
+    Raises:
+        InputError: no such file or function.
+    """
+    import runpy
+
+    from topo.errors import InputError
+
+    path, _, name = text.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise InputError(f"--step {text!r}: write FILE.py:NAME with an existing file")
+    found = runpy.run_path(path).get(name)
+    if not callable(found):
+        raise InputError(f"--step {text!r}: {path} defines no function {name!r}")
+    function: Callable[[], object] = found
+    return function

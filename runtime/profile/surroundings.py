@@ -1,0 +1,65 @@
+"""What the machine says about itself: which ranks share a node, SLURM's words, and `nvidia-smi topo -m`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from topo.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runtime.communicators import World
+
+NEAR = {"PIX", "PXB"}
+"""Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""
+SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION")
+
+
+def cluster_of(world: World) -> Cluster:
+    """The shape of the running job: ranks with the same node number share a node, nodes ordered by their first rank.
+
+    torchrun and `preduce run` set GROUP_RANK; under srun SLURM_NODEID says the same.
+
+    Raises:
+        UnavailableError: a rank did not say where it runs within the store's timeout.
+    """
+    node = os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or "0"
+    world.store.set(f"profile/node/{world.rank}", node)
+    found: dict[str, list[int]] = {}
+    for rank in range(world.size):
+        found.setdefault(world.store.get(f"profile/node/{rank}").decode(), []).append(rank)
+    return Cluster.irregular(list(found.values()))
+
+
+def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
+    """What SLURM says about the job; empty outside of SLURM."""
+    return {name: environment[name] for name in SLURM if environment.get(name)}
+
+
+def gpu_topology() -> str | None:
+    """The table that `nvidia-smi topo -m` prints, or None where it does not exist or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+def num_rails(table: str) -> int:
+    """NICs of the node that sit beside a GPU (path PIX or PXB): its rails; at least 1."""
+    rows = [line.split("\t") for line in table.splitlines() if "\t" in line]
+    if not rows:
+        return 1
+    header = [cell.strip() for cell in rows[0]]
+    rails = set()
+    for row in rows[1:]:
+        cells = [cell.strip() for cell in row]
+        if not cells[0].startswith("GPU"):
+            continue
+        for name, path in zip(header[1:], cells[1:], strict=False):
+            if name.startswith(("NIC", "mlx", "IB")) and path in NEAR:
+                rails.add(name)
+    return max(1, len(rails))

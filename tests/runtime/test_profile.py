@@ -1,0 +1,112 @@
+"""Profiles: the fit recovers known links, the surroundings are read, and the verb writes a file that design accepts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from runtime.profile import Measurement, fit_hardware
+from runtime.profile.fit import predicted_seconds
+from runtime.profile.phases import calibration_phases, random_phases
+from runtime.profile.surroundings import num_rails, slurm_words
+from topo.cluster import Cluster
+from topo.document import load_cluster
+from topo.hardware import Hardware, Link
+
+TABLE = (
+    "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tCPU Affinity\n"
+    "GPU0\t X \tNV18\tPIX\tSYS\tSYS\t0-47\n"
+    "GPU1\tNV18\t X \tSYS\tPXB\tSYS\t48-95\n"
+    "NIC0\tPIX\tSYS\t X \tSYS\tSYS\t\n"
+    "\nNIC Legend:\n\n  NIC0: mlx5_0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "hardware"),
+    [
+        ("1x8", Hardware(inside=Link(1e-4, 2e-9), bus=Link(2e-5, 4e-10))),
+        ("1x6", Hardware(inside=Link(5e-5, 1e-9))),
+        ("2x4", Hardware(inside=Link(2e-5, 1e-10), nic=Link(1e-4, 8e-9))),
+        ("3,2", Hardware(inside=Link(2e-5, 1e-10), nic=Link(1e-4, 8e-9), bus=Link(1e-5, 5e-10))),
+    ],
+)
+def test_fit_predicts_unseen_phases_of_known_hardware(shape: str, hardware: Hardware) -> None:
+    """Measurements made by the cost model itself, with 3 % noise: unseen phases are predicted within 15 %."""
+    cluster, rng = Cluster.parse(shape), np.random.default_rng(5)
+    measured = [
+        Measurement(
+            phase, size, (predicted_seconds(Measurement(phase, size, (1.0,)), cluster, hardware) * rng.normal(1, 0.03),)
+        )
+        for phase in calibration_phases(cluster)
+        for size in (8_000_000, 4_000_000, 1_000_000)
+    ]
+    found = fit_hardware(measured, cluster, Hardware())
+    for phase in random_phases(cluster, 20, rng):
+        unseen = Measurement(phase, 8_000_000, (1.0,))
+        truth = predicted_seconds(unseen, cluster, hardware)
+        assert predicted_seconds(unseen, cluster, found.hardware) == pytest.approx(truth, rel=0.15)
+
+
+def test_fit_keeps_what_it_does_not_measure() -> None:
+    cluster = Cluster.parse("1x4")
+    base = Hardware(num_nics=2, slowdown=((1, 2.0),), compute=0.5, model_bytes=7)
+    measured = [Measurement(phase, 1000, (1e-3,)) for phase in calibration_phases(cluster)]
+    found = fit_hardware(measured, cluster, base).hardware
+    assert (found.num_nics, found.slowdown, found.compute, found.model_bytes) == (2, ((1, 2.0),), 0.5, 7)
+    assert found.nic == base.nic
+
+
+def test_rails_are_the_nics_beside_a_gpu() -> None:
+    assert num_rails(TABLE) == 2
+    assert num_rails("") == 1
+
+
+def test_slurm_words_are_those_of_the_job() -> None:
+    assert slurm_words({"SLURM_JOB_ID": "7", "HOME": "/"}) == {"SLURM_JOB_ID": "7"}
+    assert slurm_words({}) == {}
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
+    return subprocess.run(
+        [sys.executable, "-m", "preduce", "profile", *arguments],
+        capture_output=True, text=True, timeout=100, check=False, env=clean | environment,
+    )  # fmt: skip
+
+
+@pytest.mark.processes
+def test_profile_writes_a_cluster_file_that_loads(tmp_path) -> None:
+    (tmp_path / "train.py").write_text("import time\ndef step():\n    time.sleep(0.002)\n")
+    path = tmp_path / "cluster.yaml"
+    done = run(
+        "--workers", "4", "--nodes", "2", "--model-bytes", "64kB", "--repetitions", "2", "--checks", "2", "-o",
+        str(path), "--step", f"{tmp_path}/train.py:step", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    cluster = load_cluster(path)
+    assert str(cluster) == "2x2"
+    assert cluster.hardware is not None
+    assert cluster.hardware.model_bytes == 64_000
+    assert (cluster.hardware.compute or 0) >= 0.002
+    document = json.loads("\n".join(line.removeprefix("[0] ") for line in done.stdout.splitlines()))
+    assert len(document["checks"]) == 2
+
+
+def test_profile_outside_a_job_says_how_to_start_one() -> None:
+    done = run()
+    assert done.returncode == 65
+    assert "start it with --workers N" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_step_function_that_is_missing_is_named(tmp_path) -> None:
+    (tmp_path / "train.py").write_text("x = 1\n")
+    done = run("--workers", "2", "--step", f"{tmp_path}/train.py:step")
+    assert done.returncode == 65
+    assert "defines no function 'step'" in done.stderr
