@@ -1,0 +1,103 @@
+"""Square matrices: .npy, .csv and Matrix Market. Rows that sum to 1 are mixing weights, 0/1 entries are edges."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedulers.imports.base import exact, from_edges
+from topo.errors import DocumentError, ScheduleError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from schedulers.imports.base import Imported
+
+MAX_WORKERS = 20_000
+
+
+def read_npy(data: bytes, source: str) -> Imported:
+    """A NumPy array file.
+
+    Raises:
+        DocumentError: not such a file, or no square matrix of numbers.
+        ScheduleError: entries that are neither edges nor shares.
+    """
+    try:
+        matrix = np.load(BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError, SyntaxError) as error:
+        raise DocumentError("document", f"is not a NumPy array file: {' '.join(str(error).split())}", source) from None
+    return of_matrix(matrix, source)
+
+
+def read_csv(data: bytes, source: str) -> Imported:
+    """Rows of numbers, separated by commas, semicolons or blanks.
+
+    Raises:
+        DocumentError: a cell that is no number, or no square matrix.
+        ScheduleError: entries that are neither edges nor shares.
+    """
+    rows: list[list[float]] = []
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), start=1):
+        words = line.split("#", 1)[0].replace(",", " ").replace(";", " ").split()
+        if not words:
+            continue
+        try:
+            rows.append([float(word) for word in words])
+        except ValueError:
+            raise DocumentError(f"line {number}", "has a cell that is not a number", source) from None
+        if len(rows[-1]) != len(rows[0]):
+            raise DocumentError(f"line {number}", f"has {len(rows[-1])} cells, the first has {len(rows[0])}", source)
+    return of_matrix(np.array(rows, dtype=np.float64), source)
+
+
+def read_mtx(data: bytes, source: str) -> Imported:
+    """A Matrix Market file.
+
+    Raises:
+        DocumentError: not such a file, or no square matrix.
+        ScheduleError: entries that are neither edges nor shares.
+    """
+    from scipy.io import mmread
+
+    try:
+        matrix = mmread(BytesIO(data))
+    except (ValueError, TypeError, OSError, OverflowError) as error:
+        raise DocumentError(
+            "document", f"is not a Matrix Market file: {' '.join(str(error).split())}", source
+        ) from None
+    if max(matrix.shape) > MAX_WORKERS:
+        raise DocumentError("document", f"is {matrix.shape[0]}x{matrix.shape[1]}; at most {MAX_WORKERS} rows", source)
+    return of_matrix(matrix if isinstance(matrix, np.ndarray) else matrix.toarray(), source)
+
+
+def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> Imported:
+    """Entry [i, j] is what worker i takes from worker j when rows sum to 1, else whether there is an edge.
+
+    Raises:
+        DocumentError: no square matrix of numbers.
+        ScheduleError: negative or infinite entries, or rows that sum to something else than 1.
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
+        shape = "x".join(map(str, matrix.shape)) or "empty"
+        raise DocumentError("document", f"is {shape}; a matrix over workers is square", source)
+    if matrix.dtype.kind not in "biuf":
+        raise DocumentError("document", f"holds {matrix.dtype}; a matrix over workers holds real numbers", source)
+    values = matrix.astype(np.float64)
+    bad = ~np.isfinite(values) | (values < 0)
+    if bad.any():
+        i, j = (int(k) for k in np.argwhere(bad)[0])
+        raise ScheduleError(
+            f"entry [{i}, {j}]: is {values[i, j]:g}; entries are shares from 0 to 1, or 0 and 1 for edges"
+        )
+    targets, sources = np.nonzero(values)
+    edges = list(zip(sources.tolist(), targets.tolist(), strict=True))
+    if np.isin(values, (0.0, 1.0)).all() and not np.allclose(values.sum(axis=1), 1):
+        return from_edges(len(values), edges, None, directed=True)
+    weights = [exact(values[i, j], f"entry [{i}, {j}]") for j, i in edges]
+    for i, total in enumerate(values.sum(axis=1).tolist()):
+        if abs(total - 1) > 1e-6:
+            raise ScheduleError(f"row {i}: sums to {total:g}; rows of mixing weights sum to 1 (0/1 entries are edges)")
+    return from_edges(len(values), edges, weights, directed=True)

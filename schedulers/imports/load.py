@@ -1,0 +1,148 @@
+"""`import_schedule`: reads another tool's file, recognising the format by name and content."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from schedulers.entry import hint
+from schedulers.imports import (
+    adjacency,
+    base_graph_json,
+    decentralizepy,
+    edge_list,
+    graphml,
+    matcha_matchings,
+    node_link,
+)
+from schedulers.imports.base import Imported, round_of, schedule
+from schedulers.imports.bluefog import one_peer_rounds
+from topo.document import parse_json, parse_schedule, read_bytes
+from topo.errors import InputError, ScheduleError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from topo.cluster import Cluster
+    from topo.schedule import Schedule
+
+_GRAPHS: dict[str, Callable[..., Imported]] = {
+    "node-link": node_link.read,
+    "graphml": graphml.read,
+    "edge-list": edge_list.read,
+    "npy": adjacency.read_npy,
+    "csv": adjacency.read_csv,
+    "mtx": adjacency.read_mtx,
+    "decentralizepy-edges": decentralizepy.read_edges,
+    "decentralizepy-adj": decentralizepy.read_adjacency,
+}
+_SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "base-graph": base_graph_json.read,
+    "matcha": matcha_matchings.read,
+}
+_BY_SUFFIX = {
+    ".graphml": "graphml",
+    ".xml": "graphml",
+    ".npy": "npy",
+    ".csv": "csv",
+    ".mtx": "mtx",
+    ".adj": "decentralizepy-adj",
+}
+
+
+def formats() -> list[str]:
+    """The names that `import_schedule` takes as `format`."""
+    return [*_GRAPHS, *_SCHEDULES, "preduce"]
+
+
+def import_schedule(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002 - the word that users expect
+    cluster: Cluster | None = None,
+    weights: str = "metropolis",
+    one_peer: bool = False,
+    **options: object,
+) -> Schedule:
+    """A schedule from another tool's file. What is wrong with it is `verify`'s to find; what cannot be read is said here.
+
+    Args:
+        path: the file.
+        format: one of `formats()`; recognised by suffix and content when absent.
+        cluster: where the workers run; without it every worker has a node of its own.
+        weights: how a graph without weights is weighed.
+        one_peer: run BlueFog's one-peer rule over the graph instead of all edges in each round.
+        **options: of the format: `directed` (edge-list), `k` (base-graph), `budget`, `rounds`, `seed` (matcha).
+
+    Raises:
+        FileProblem: the file cannot be read.
+        DocumentError: the file is not what its format says.
+        ScheduleError: an unknown format or option, or a graph that cannot be a topology.
+    """
+    data = read_bytes(path)
+    name = PurePath(path).name
+    chosen = _sniff(data, name) if format is None else format
+    if chosen == "preduce":
+        return parse_schedule(data)
+    if chosen not in formats():
+        raise ScheduleError(f"format {format!r}: is not one of {', '.join(formats())}{hint(chosen, formats())}")
+    reader: Callable[..., Any] = _GRAPHS[chosen] if chosen in _GRAPHS else _SCHEDULES[chosen]
+    keywords = [key for key, p in inspect.signature(reader).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    known = set(keywords) - {"cluster", "name"}
+    for key in options:
+        if key not in known:
+            listed = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+            raise ScheduleError(f"format {chosen}: no option {key!r}; {listed}")
+    if chosen in _SCHEDULES:
+        return _SCHEDULES[chosen](data, name, cluster=cluster, **options)
+    try:
+        imported = _GRAPHS[chosen](data, name, **options)
+        if one_peer:
+            imported.graph.require_connected()
+            rounds = one_peer_rounds(imported.graph)
+        else:
+            rounds = [round_of(imported, weights)]
+        return schedule(PurePath(path).stem, rounds, cluster)
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from None
+
+
+def _sniff(data: bytes, name: str) -> str:
+    """The format that suffix and content suggest.
+
+    Raises:
+        ScheduleError: none of them.
+    """
+    suffix = PurePath(name).suffix.lower()
+    if suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[suffix]
+    if data.startswith(b"\x93NUMPY"):
+        return "npy"
+    if data.startswith(b"%%MatrixMarket"):
+        return "mtx"
+    text = data.lstrip()
+    if suffix == ".json" or text[:1] in (b"{", b"["):
+        return _sniff_json(data, name)
+    if text[:1] == b"<":
+        return "graphml"
+    first = next((words for _, words in edge_list.lines_of(data, name)), [])
+    if len(first) == 1:
+        return "decentralizepy-edges"
+    if len(first) in (2, 3):
+        return "edge-list"
+    raise ScheduleError(f"{name}: its format is not recognised; give format=, one of {', '.join(formats())}")
+
+
+def _sniff_json(data: bytes, name: str) -> str:
+    value = parse_json(data, source=name)
+    if isinstance(value, list) or (isinstance(value, dict) and "matchings" in value):
+        return "matcha"
+    if isinstance(value, dict):
+        for key, found in (("format", "preduce"), ("n_nodes", "base-graph"), ("nodes", "node-link")):
+            if key in value:
+                return found
+    raise InputError(
+        f"{name}: JSON without `nodes`, `n_nodes`, `matchings` or `format`; give format=, one of {', '.join(formats())}"
+    )

@@ -1,0 +1,315 @@
+"""Other tools' files: what is read, how it is weighed, and how bad ones are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from fractions import Fraction
+
+import networkx as nx
+import numpy as np
+import pytest
+from scipy.io import mmwrite
+from scipy.sparse import coo_array
+
+from schedulers import registry
+from schedulers.imports import formats, from_networkx, import_schedule, one_peer, sampled_generator
+from schedulers.imports.balance import balanced
+from topo.cluster import Cluster
+from topo.errors import FileProblem, InputError, ScheduleError
+from topo.graphs.exponential import exponential
+from topo.graphs.ring import ring
+from topo.graphs.weights import weigh
+
+
+def dense(round_):
+    matrix = np.zeros((round_.num_workers,) * 2)
+    matrix[round_.targets, round_.sources] = round_.edge_weights()
+    return matrix + np.diag(1 - matrix.sum(axis=1))
+
+
+def balance(round_):
+    """Sent minus heard weight of every worker, exact; all 0 iff doubly stochastic."""
+    result = [Fraction(0)] * round_.num_workers
+    for source, target, weight in round_.edges():
+        result[source] += weight
+        result[target] -= weight
+    return result
+
+
+RING = weigh(ring(6))
+
+
+def ring_files(tmp_path):
+    """The ring of 6 in every graph format."""
+    graph = ring(6).to_networkx()
+    directory = tmp_path
+    (directory / "a.json").write_text(json.dumps(nx.node_link_data(graph, edges="links")))
+    (directory / "b.json").write_text(json.dumps(nx.node_link_data(graph, edges="edges")))
+    nx.write_graphml_xml(graph, directory / "c.graphml")
+    nx.write_edgelist(graph, directory / "d.txt", data=False)
+    np.save(directory / "e.npy", ring(6).adjacency())
+    np.savetxt(directory / "f.csv", ring(6).adjacency(), delimiter=",", fmt="%d")
+    mmwrite(directory / "g.mtx", coo_array(ring(6).adjacency()))
+    (directory / "h.edges").write_text("6\n" + "\n".join(f"{a} {b}" for a, b in graph.edges))
+    (directory / "i.adj").write_text("6\n" + "\n".join(" ".join(map(str, graph[i])) for i in range(6)))
+    np.save(directory / "j.npy", dense(RING))
+    np.savetxt(directory / "k.csv", dense(RING), delimiter=",")
+    weighted = nx.from_numpy_array(dense(RING), create_using=nx.DiGraph)
+    (directory / "l.json").write_text(json.dumps(nx.node_link_data(weighted, edges="links")))
+    (directory / "m.txt").write_text("# a ring\n" + "\n".join(f"{a} {b} 0.333333333" for a, b in graph.edges))
+    return sorted(directory.iterdir())
+
+
+def test_every_graph_format_reads_the_same_ring(tmp_path):
+    for path in ring_files(tmp_path):
+        schedule = import_schedule(path)
+        assert schedule.strategy.rounds == (RING,), path.name
+        assert schedule.cluster == Cluster.regular(6, 1)
+        assert schedule.name == path.stem
+
+
+def test_formats_can_be_named(tmp_path):
+    names = [
+        "node-link",
+        "node-link",
+        "graphml",
+        "edge-list",
+        "npy",
+        "csv",
+        "mtx",
+        "decentralizepy-edges",
+        "decentralizepy-adj",
+    ]
+    for path, name in zip(ring_files(tmp_path), names, strict=False):
+        anonymous = tmp_path / "data"
+        anonymous.write_bytes(path.read_bytes())
+        assert import_schedule(anonymous, format=name).strategy.rounds == (RING,)
+    assert set(names) <= set(formats())
+
+
+def test_cluster_and_weights_are_options(tmp_path):
+    path = tmp_path / "path.txt"
+    path.write_text("0 1\n1 2\n2 3\n")
+    schedule = import_schedule(path, cluster=Cluster.parse("2x2"), weights="best-constant")
+    assert schedule.cluster == Cluster.parse("2x2")
+    assert schedule.strategy.rounds[0].weights == (Fraction(1, 2),)
+    with pytest.raises(ScheduleError, match="is for 4 workers, cluster 3x2 has 6"):
+        import_schedule(path, cluster=Cluster.parse("3x2"))
+
+
+def test_directed_edge_list(tmp_path):
+    path = tmp_path / "cycle.txt"
+    path.write_text("0 1\n1 2\n2 0\n")
+    round_ = import_schedule(path, directed=True).strategy.rounds[0]
+    assert list(round_.edges()) == [(2, 0, Fraction(1, 2)), (0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 2))]
+
+
+def test_networkx_graphs_of_any_names():
+    schedule = from_networkx(nx.petersen_graph(), name="petersen")
+    assert schedule.strategy.rounds[0].weights == (Fraction(1, 4),)
+    assert from_networkx(nx.relabel_nodes(nx.path_graph(3), {0: "a", 1: "b", 2: "c"})).num_workers == 3
+    with pytest.raises(ScheduleError, match="multigraph"):
+        from_networkx(nx.MultiGraph([(0, 1), (0, 1)]))
+    graph = nx.Graph([(0, 1), (1, 2)])
+    graph[0][1]["weight"] = 0.5
+    with pytest.raises(ScheduleError, match="edge 1→2: has no weight"):
+        from_networkx(graph)
+
+
+def bluefog_exponential(n):
+    """BlueFog's ExponentialTwoGraph as a weighted DiGraph: equal weights on hops 0, 1, 2, 4, …"""
+    hops = [0] + [2**k for k in range((n - 1).bit_length())]
+    graph = nx.DiGraph()
+    graph.add_weighted_edges_from((i, (i + hop) % n, 1 / len(hops)) for i in range(n) for hop in hops)
+    return graph
+
+
+@pytest.mark.parametrize("n", [6, 8, 13, 16])
+def test_bluefog_weighted_digraph_is_the_static_exponential_graph(n):
+    assert from_networkx(bluefog_exponential(n)).strategy.rounds == (weigh(exponential(n)),)
+
+
+@pytest.mark.parametrize("n", [8, 16])
+def test_bluefog_one_peer_on_exponential_graph_is_doubly_stochastic(n):
+    schedule = one_peer(bluefog_exponential(n))
+    assert schedule.strategy.rounds == registry.build("one-peer-exponential", Cluster.regular(n, 1)).strategy.rounds
+
+
+@pytest.mark.parametrize(
+    "graph", [nx.star_graph(5), nx.star_graph(15), nx.convert_node_labels_to_integers(nx.grid_2d_graph(3, 3))]
+)
+def test_bluefog_one_peer_on_star_and_mesh_is_not_doubly_stochastic(graph):
+    schedule = one_peer(graph.to_directed())
+    assert any(any(balance(round_)) for round_ in schedule.strategy.rounds)
+    product = np.eye(schedule.num_workers)
+    for _ in range(24):
+        for round_ in schedule.strategy.rounds:
+            product = dense(round_) @ product
+    assert np.abs(product.sum(axis=0) - 1).max() > 0.2  # they agree on a biased average
+
+
+def test_bluefog_one_peer_on_a_star_lets_everyone_send_to_the_hub():
+    schedule = one_peer(nx.star_graph(4).to_directed())
+    assert schedule.period == 4
+    for t, round_ in enumerate(schedule.strategy.rounds):
+        arcs = {(a, b): w for a, b, w in round_.edges()}
+        assert arcs == {**{(i, 0): Fraction(1, 5) for i in range(1, 5)}, (0, 1 + t): Fraction(1, 2)}
+
+
+def test_one_peer_from_a_file(tmp_path):
+    path = tmp_path / "star.edges"
+    path.write_text("5\n0 1\n0 2\n0 3\n0 4\n")
+    assert import_schedule(path, one_peer=True).strategy == one_peer(nx.star_graph(4).to_directed()).strategy
+
+
+def pairing(rank):
+    t = 0
+    while True:
+        other = (rank ^ 1) if t % 2 == 0 else (rank ^ 2)
+        yield [other], [other]
+        t += 1
+
+
+def test_sampled_generator_over_its_period():
+    schedule = sampled_generator(pairing, 4, 2)
+    assert np.allclose(dense(schedule.strategy.rounds[1]) @ dense(schedule.strategy.rounds[0]), 1 / 4)
+
+
+def test_sampled_generator_names_what_is_wrong():
+    def silent(rank):
+        for _ in range(5):
+            yield ([(rank + 1) % 4], [] if rank == 2 else [(rank - 1) % 4])
+
+    def selfish(rank):
+        while True:
+            yield [rank], [rank]
+
+    def broken(rank):
+        yield [rank ^ 1], [rank ^ 1]
+        raise OverflowError("machine")
+
+    with pytest.raises(
+        ScheduleError, match="round 0: worker 1 sends to worker 2, which does not receive from worker 1"
+    ):
+        sampled_generator(silent, 4, 3)
+    with pytest.raises(ScheduleError, match="round 0: worker 0 is paired with itself"):
+        sampled_generator(selfish, 4, 3)
+    with pytest.raises(ScheduleError, match="generator of worker 0: fails with OverflowError: machine"):
+        sampled_generator(broken, 4, 3)
+    with pytest.raises(ScheduleError, match="ends after 1 rounds"):
+        sampled_generator(lambda rank: iter([([rank ^ 1], [rank ^ 1])]), 4, 3)
+    with pytest.raises(ScheduleError, match=r"ranks are 0\.\.3"):
+        sampled_generator(lambda rank: iter([([9], [9])]), 4, 1)
+
+
+def test_base_graph_node_file(tmp_path):
+    path = tmp_path / "6_node.json"
+    nodes = {f"node{i}": {"node_id": i, "cuda": "cuda:0", "ip_address": f"10.0.0.{i // 3}"} for i in range(6)}
+    path.write_text(json.dumps({"master_address": "localhost", "port": "1", "n_nodes": 6, **nodes}))
+    schedule = import_schedule(path)
+    assert schedule == registry.build("base-k-plus-1", Cluster.parse("2x3"))
+    assert import_schedule(path, k=2).period == 2
+    with pytest.raises(ScheduleError, match="no option 'budget'; it takes k"):
+        import_schedule(path, budget=1)
+    path.write_text(json.dumps({"n_nodes": 6}))
+    with pytest.raises(InputError, match="node0: is missing"):
+        import_schedule(path)
+
+
+def test_matcha_matchings(tmp_path):
+    path = tmp_path / "matchings.json"
+    path.write_text("[[[0, 1], [2, 3]], [[1, 2]]]")
+    schedule = import_schedule(path, budget=0.7, rounds=12, seed=3)
+    assert schedule.period == 12
+    assert schedule == import_schedule(path, budget=0.7, rounds=12, seed=3)
+    arcs = {frozenset((a, b)) for round_ in schedule.strategy.rounds for a, b, _ in round_.edges()}
+    assert arcs == {frozenset(p) for p in ((0, 1), (2, 3), (1, 2))}
+    path.write_text('{"matchings": [[[0, 1], [1, 2]]]}')
+    with pytest.raises(InputError, match=r"matchings\[0\]\[1\]: worker 1 stands twice"):
+        import_schedule(path)
+
+
+def test_our_own_schedules_pass_through(tmp_path):
+    from topo.document import write_schedule
+
+    schedule = registry.build("prague-figure-10", Cluster.parse("4x4"))
+    write_schedule(tmp_path / "s.json", schedule)
+    assert import_schedule(tmp_path / "s.json") == schedule
+
+
+def test_rounded_directed_weights_become_exactly_doubly_stochastic(tmp_path):
+    rng = np.random.default_rng(5)
+    matrix = sum(c * np.eye(5)[rng.permutation(5)] for c in rng.dirichlet(np.ones(7)))
+    np.save(tmp_path / "w.npy", matrix)
+    round_ = import_schedule(tmp_path / "w.npy").strategy.rounds[0]
+    assert set(balance(round_)) == {0}
+    assert np.abs(dense(round_) - matrix).max() < 1e-7
+    unequal = [Fraction(1, 2), Fraction(1, 3)]
+    assert balanced(2, [0, 1], [1, 0], unequal) == unequal
+
+
+BAD = [
+    ("two.txt", "0 1\n2 3\n", "workers 0 and 2 do not reach each other"),
+    ("neg.txt", "0 1 -0.5\n", "line 1: weight -0.5 is negative"),
+    ("nan.txt", "0 1 nan\n", "is not finite"),
+    ("word.txt", "0 1 x\n", "is not a number"),
+    ("mixed.txt", "0 1\n1 2 0.5\n", "line 2: give all edges a weight"),
+    ("rank.txt", "0 b\n", "line 1: 'b' is not a rank"),
+    ("four.txt", "0 1 2 3\n", "format is not recognised"),
+    ("empty.txt", "", "format is not recognised"),
+    ("a.edges", "4\n0 1\n1 2\n2 4\n", "line 4: rank 4 is out of range"),
+    ("b.edges", "4\n0 1\n1 2\n", "workers 0 and 3 do not reach"),
+    ("a.adj", "3\n1\n0 2\n", "lists the neighbours of 2 workers"),
+    ("a.csv", "0,1\n1,0,1\n", "line 2: has 3 cells"),
+    ("b.csv", "0.5,0.4\n0.5,0.5\n", "row 0: sums to 0.9"),
+    ("c.csv", "0,-1\n-1,0\n", r"entry \[0, 1\]: is -1"),
+    ("d.csv", "0,1,1\n", "is 1x3; a matrix over workers is square"),
+    ("e.csv", "a,b\n", "line 1: has a cell that is not a number"),
+    ("a.npy", "hello", "is not a NumPy array file"),
+    ("a.mtx", "hello", "is not a Matrix Market file"),
+    ("a.graphml", "<graphml", "is not GraphML"),
+    ("b.graphml", '<!DOCTYPE x [<!ENTITY a "b">]><graphml/>', "declares a document type"),
+    ("c.graphml", "<graphml/>", "is not GraphML"),
+    ("a.json", "{}", "JSON without `nodes`"),
+    ("b.json", '{"nodes": [{"id": 0}]}', "no list `links`"),
+    ("c.json", '{"nodes": [{"id": 0}, {"id": 1}], "links": [{"source": 0, "target": 7}]}', r"links\[0\]: needs"),
+    ("d.json", '{"nodes": [{"id": 0}, {"id": 1}], "links": [{"source": 0, "target": 1, "weight": -1}]}', "negative"),
+    ("e.json", '{"nodes": [{}], "links": []}', r"nodes\[0\]: has no `id`"),
+    ("f.json", '{"n_nodes": true}', "n_nodes: is not a number of workers"),
+    ("g.json", "[1, 2]", r"matchings\[0\]: is not a list of pairs"),
+    ("h.json", "[[[0, 1]], [[2, 3]]]", "workers 0 and 2 do not reach"),
+    ("i.json", '{"nodes": [', "is not JSON|ends too early"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "problem"), BAD, ids=[case[0] for case in BAD])
+def test_bad_files_are_refused_in_one_line_that_names_them(tmp_path, name, text, problem):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InputError, match=problem) as caught:
+        import_schedule(path)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 65
+
+
+@pytest.mark.parametrize("suffix", ["json", "graphml", "npy", "mtx", "csv", "edges", "adj", "txt"])
+def test_files_cut_off_anywhere_never_give_a_traceback(tmp_path, suffix):
+    source = next(path for path in ring_files(tmp_path) if path.suffix == "." + suffix)
+    data = source.read_bytes()
+    for end in range(0, len(data), max(1, len(data) // 60)):
+        path = tmp_path / f"cut.{suffix}"
+        path.write_bytes(data[:end])
+        with pytest.raises(InputError) if end == 0 else contextlib.suppress(InputError):
+            import_schedule(path)
+
+
+def test_missing_files_and_unknown_formats(tmp_path):
+    with pytest.raises(FileProblem):
+        import_schedule(tmp_path / "absent.json")
+    path = tmp_path / "a.txt"
+    path.write_text("0 1\n")
+    with pytest.raises(ScheduleError, match="did you mean graphml"):
+        import_schedule(path, format="graphmll")
+    with pytest.raises(ScheduleError, match="it takes directed"):
+        import_schedule(path, k=3)
