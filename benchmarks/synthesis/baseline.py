@@ -30,7 +30,9 @@ def catalogue_points(problem: Problem) -> list[Point]:
         entry = registry.entry(name)
         if entry.kind == "analysis" or name == "local-sgd":
             continue
-        swept = [p.name for p in entry.parameters if p.name in SWEPT and not (p.name == "rounds" and entry.kind != "rule")]
+        swept = [
+            p.name for p in entry.parameters if p.name in SWEPT and not (p.name == "rounds" and entry.kind != "rule")
+        ]
         for values in product(*(SWEPT[p] for p in swept)):
             parameters = dict(zip(swept, values, strict=True))
             try:

@@ -1,6 +1,6 @@
 """How much the synthesiser beats the catalogue on regular, irregular and uneven clusters.
 
-    python benchmarks/synthesis/clusters.py [--time-limit 30] [--seed 0] [--only 3,3,2]
+python benchmarks/synthesis/clusters.py [--time-limit 30] [--seed 0] [--only 3,3,2]
 """
 
 from __future__ import annotations

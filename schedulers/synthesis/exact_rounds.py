@@ -49,7 +49,9 @@ class ExactAnswer:
             raise InputError(f"exact rounds for {self.num_workers} workers: {self.how}")
         cluster = cluster if cluster is not None else Cluster.regular(1, self.num_workers)
         if cluster.num_workers != self.num_workers:
-            raise InputError(f"cluster {cluster}: has {cluster.num_workers} workers; the rounds are for {self.num_workers}")
+            raise InputError(
+                f"cluster {cluster}: has {cluster.num_workers} workers; the rounds are for {self.num_workers}"
+            )
         name = f"exact-{self.num_workers}-in-{len(self.phases)}-rounds"
         return Schedule(name, cluster, Static(phases=self.phases))
 
@@ -76,19 +78,24 @@ def fewest_means(num_workers: int, max_group: int) -> ExactAnswer:
     bound = mean_bound(num_workers, max_group)
     if bound.rounds is None:
         worst = max(p for p in range(2, num_workers + 1) if num_workers % p == 0 and _is_prime(p))
-        reason = f"{num_workers} has the prime factor {worst}, so plain means need groups of {worst}; relaxed ones do not"
+        reason = (
+            f"{num_workers} has the prime factor {worst}, so plain means need groups of {worst}; relaxed ones do not"
+        )
         return ExactAnswer(num_workers, max_group, None, Status.INFEASIBLE, bound, reason)
     factors = least_factors(num_workers, max_group)
     assert factors is not None
     status = Status.OPTIMAL if len(factors) == bound.rounds else Status.FEASIBLE
     return ExactAnswer(
-        num_workers, max_group, phases_of_factors(factors), status, bound, "mixed radix " + " x ".join(map(str, factors))
+        num_workers,
+        max_group,
+        phases_of_factors(factors),
+        status,
+        bound,
+        "mixed radix " + " x ".join(map(str, factors)),
     )
 
 
-def fewest_rounds(
-    num_workers: int, max_group: int = 2, *, time_limit: float = 0.0, seed: int = 0
-) -> ExactAnswer:
+def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0.0, seed: int = 0) -> ExactAnswer:
     """Relaxed groups ≤ g: the fewest rounds known here; a positive time limit also searches for fewer (pairs, n ≤ 63).
 
     Raises:

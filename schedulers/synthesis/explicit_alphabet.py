@@ -72,9 +72,7 @@ def partition_matrix(num_workers: int, groups: Groups) -> Floats:
 def partition_cost(groups: Groups, problem: Problem) -> float:
     """Seconds of one phase."""
     phase = Phase.from_groups(problem.cluster.num_workers, groups)
-    listed = loads.of_phase(
-        phase, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value
-    )
+    listed = loads.of_phase(phase, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value)
     return float(listed.seconds().max(initial=0.0))
 
 
@@ -194,7 +192,8 @@ def explicit_alphabet(
         np.array([any(len(set(node_of[list(g)].tolist())) > 1 for g in groups) for groups in kept]),
         pace=tuple(int(p) for p in paces) if len(set(pace)) > 1 else int(paces[0]),
         complete=complete,
-        described=f"all schedules of plain means on {n} workers" + ("" if len(set(pace)) == 1 else f" with paces {tuple(pace)}"),
+        described=f"all schedules of plain means on {n} workers"
+        + ("" if len(set(pace)) == 1 else f" with paces {tuple(pace)}"),
     )
     return alphabet.prune()
 

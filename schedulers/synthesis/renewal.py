@@ -31,9 +31,7 @@ BINS_PER_SEGMENT = 120
 BEAM = 160
 
 
-def segments_of(
-    alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM
-) -> list[Segment]:
+def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM) -> list[Segment]:
     """Good segments of every length up to `max_length`, ending in the full average; [] if there is none.
 
     Beam search from consensus: at each length, for each cost, the few stretches with the least disagreement so far and
@@ -50,7 +48,10 @@ def segments_of(
     found: list[Segment] = []
     for _ in range(max_length):
         found += _least(
-            [Segment((*l, full), c + close, v) for l, c, v in zip(letters, costs.tolist(), values.tolist(), strict=True)]
+            [
+                Segment((*l, full), c + close, v)
+                for l, c, v in zip(letters, costs.tolist(), values.tolist(), strict=True)
+            ]
         )
         if expired() or len(letters[0]) + 1 >= max_length:
             break

@@ -82,7 +82,13 @@ def synthesise(
     proof = "; ".join(proofs)
     if best is None and len(doubts) == len(alphabets):
         return Front(
-            candidates=front, best=None, status=Status.INFEASIBLE, seconds=seconds, seed=seed, reason=doubts[0], proof=proof
+            candidates=front,
+            best=None,
+            status=Status.INFEASIBLE,
+            seconds=seconds,
+            seed=seed,
+            reason=doubts[0],
+            proof=proof,
         )
     if best is None:
         return Front(

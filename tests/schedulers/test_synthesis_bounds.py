@@ -1,0 +1,156 @@
+"""The age bound: below every schedule there is, and tight on the worked example."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from schedulers.synthesis import Limits, Objective, Problem, Status, scoring, synthesise
+from schedulers.synthesis.ages import age_tables, cycle_mean_bound, dual_bound
+from schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from schedulers.synthesis.renewal import compose, segments_of, sketch_front
+from schedulers.synthesis.rule_alphabet import rule_alphabet
+from schedulers.synthesis.synthesise import TOLERANCE
+from topo.cluster import Cluster
+from topo.hardware import Hardware, Link
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
+
+
+def never() -> bool:
+    return False
+
+
+def cluster(shape: str) -> Cluster:
+    return replace(Cluster.parse(shape), hardware=HARDWARE)
+
+
+@pytest.mark.parametrize("shape", ["2x2", "2,1"])
+def test_no_short_period_is_below_the_bound(shape):
+    problem = Problem(cluster=cluster(shape))
+    if problem.cluster.is_regular:
+        alphabet = rule_alphabet(problem)
+    else:
+        alphabet = explicit_alphabet(problem, (1,) * problem.cluster.num_workers, seed=0, expired=never)
+    bound = dual_bound(alphabet, never, depth=3)
+    assert bound is not None
+    stretches = alphabet.stretches()
+    for length in (1, 2, 3, 4):
+        table = np.array(list(product(range(len(alphabet)), repeat=length)))
+        table = table[:: max(1, len(table) // 4000)]
+        period = scoring.chain(alphabet.space, [stretches[table[:, t]] for t in range(length)])
+        values = scoring.disagreement(alphabet.space, period)
+        costs = alphabet.costs[table].mean(axis=1)
+        for value, cost in zip(values, costs, strict=True):
+            assert value >= bound.at(cost) - 1e-9
+            if np.isfinite(value):
+                assert cost >= bound.budget_for(value) - 1e-9
+
+
+def test_deeper_tables_never_weaken_the_bound():
+    alphabet = rule_alphabet(Problem(cluster=cluster("2x2")))
+    bounds = [cycle_mean_bound(age_tables(alphabet, depth), 3.0, never) for depth in (1, 2, 3, 4)]
+    assert all(b >= a - 1e-4 for a, b in zip(bounds, bounds[1:], strict=False))
+
+
+def test_worked_example_optimum_is_proved_for_any_period():
+    alphabet = rule_alphabet(Problem(cluster=cluster("4x4")))
+    bound = dual_bound(alphabet, never, depth=3, num_prices=6, budgets=(0.1104,))
+    assert bound is not None
+    assert 5 / 16 - TOLERANCE <= bound.at(0.1104) <= 5 / 16
+    status, letters = compose(
+        segments_of(alphabet, 7, never), 7, Limits(max_period=7), budget=0.1104, time_limit=20, seed=0
+    )
+    assert status is Status.OPTIMAL
+    stretches = alphabet.stretches()
+    period = scoring.chain(alphabet.space, [stretches[i] for i in letters])
+    assert scoring.disagreement(alphabet.space, period) == pytest.approx(5 / 16)
+    assert alphabet.costs[list(letters)].mean() <= 0.1104 * (1 + 1e-9)
+
+
+def test_sketched_compositions_have_the_values_of_their_segments():
+    alphabet = rule_alphabet(Problem(cluster=cluster("2x2")))
+    segments = segments_of(alphabet, 6, never)
+    found = sketch_front(segments, Limits(max_period=6))
+    assert found
+    full = alphabet.full_average()
+    assert all(full in letters and 1 <= len(letters) <= 6 for letters in found)
+
+
+def test_impossible_budget_is_one_line_with_the_nearest_thing():
+    problem = Problem(cluster=cluster("4x4"), limits=Limits(max_communication=1e-6))
+    front = synthesise(problem, time_limit=5)
+    assert front.status is Status.INFEASIBLE
+    assert front.best is None
+    assert "crossing bound" in front.reason
+    assert "\n" not in front.reason
+    least = 0.1104 / 24
+    assert f"{least:.6g}" in front.reason
+
+
+def test_contradicting_limits_are_infeasible_by_the_age_bound():
+    limits = Limits(max_communication=0.1104, max_disagreement=0.2)
+    front = synthesise(Problem(cluster=cluster("4x4"), limits=limits), time_limit=6)
+    assert front.status is Status.INFEASIBLE
+    assert "age bound" in front.reason
+    assert "rules over node radices [2, 2]" in front.reason
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_beats_figure_10_at_its_own_communication(seed):
+    front = synthesise(
+        Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), time_limit=4, seed=seed
+    )
+    assert front.best is not None
+    assert front.best.disagreement <= 0.3542
+    assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
+    assert front.best.status in {Status.OPTIMAL, Status.FEASIBLE}
+    assert front.best.bound is None or front.best.bound <= front.best.disagreement
+
+
+def test_composition_of_period_24_reaches_its_communication():
+    limits = Limits(max_disagreement=8 / 7)
+    problem = Problem(cluster=cluster("4x4"), objective=Objective.COMMUNICATION, limits=limits)
+    best = synthesise(problem, time_limit=6).best
+    assert best is not None
+    assert best.communication_seconds_per_step <= 0.052
+    assert best.disagreement <= 8 / 7
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(max_distinct_phases=2), Limits(max_gap=1), Limits(max_group=4), Limits(min_period=3, max_period=5)],
+)
+def test_every_candidate_keeps_the_limits(limits):
+    front = synthesise(Problem(cluster=cluster("4x2"), limits=limits), time_limit=1.5)
+    assert front.candidates
+    for candidate in front.candidates:
+        schedule = candidate.schedule
+        assert limits.min_period <= candidate.period <= limits.max_period
+        phases = [schedule.phase(t) for t in range(schedule.period)]
+        if limits.max_group is not None:
+            assert all(size <= limits.max_group for phase in phases for size in phase.sizes.tolist())
+        if limits.max_distinct_phases is not None:
+            assert schedule.num_distinct_phases() <= limits.max_distinct_phases
+        if limits.max_gap is not None:
+            crossing = [any(len({w // 2 for w in g.members}) > 1 for g in phase) for phase in phases] * 2
+            assert all(crossing[t] or crossing[t + 1] for t in range(len(crossing) - 1))
+
+
+def test_uneven_speeds_try_proportional_paces():
+    hardware = replace(HARDWARE, slowdown=((3, 2.0), (4, 2.0)), compute=0.05)
+    problem = Problem(cluster=replace(Cluster.parse("3,2"), hardware=hardware))
+    front = synthesise(problem, time_limit=4)
+    paces = {candidate.schedule.strategy.pace for candidate in front.candidates}
+    assert (2, 2, 2, 1, 1) in paces
+    assert all(c.bound is None or c.bound <= c.disagreement for c in front.candidates)
+
+
+def test_drift_objective_prefers_less_drift():
+    limits = Limits(max_communication=0.08)
+    spread = synthesise(Problem(cluster=cluster("2x2"), limits=limits), time_limit=2).best
+    drift = synthesise(Problem(cluster=cluster("2x2"), objective=Objective.DRIFT, limits=limits), time_limit=3).best
+    assert spread is not None
+    assert drift is not None
+    assert drift.drift <= spread.drift + 1e-9

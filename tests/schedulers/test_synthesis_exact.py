@@ -1,0 +1,154 @@
+"""Exact consensus: every construction multiplied out in fractions, every bound against exhaustive or published values."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from schedulers.synthesis import Status
+from schedulers.synthesis.exact_bounds import least_factors, mean_bound, pair_bound
+from schedulers.synthesis.exact_constructions import base_2_length, pair_rounds, split_rounds
+from schedulers.synthesis.exact_pairs import contracts, exact_product, is_exact, search_pairs
+from schedulers.synthesis.exact_rounds import fewest_means, fewest_rounds, product_is_mean
+from schedulers.synthesis.exact_table import FOUND, found_rounds
+from topo import figures
+from topo.errors import InputError
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
+BETTER = {
+    5: 4, 6: 3, 9: 5, 10: 4, 11: 6, 12: 4, 14: 5, 18: 6, 20: 5, 21: 8, 24: 5, 25: 8, 30: 7, 35: 9, 36: 6, 40: 6,
+    42: 8, 45: 9, 48: 6, 49: 10, 50: 8, 54: 8, 60: 7,
+}  # fmt: skip
+
+
+def test_base_2_lengths_are_the_published_ones():
+    for n, lengths in GOLDEN["base_k_plus_1_rounds"].items():
+        if n != "about":
+            assert base_2_length(int(n)) == lengths[0], n
+
+
+@pytest.mark.parametrize("n", range(2, 65))
+def test_pairs_are_exact_and_never_longer_than_base_2(n):
+    answer = fewest_rounds(n)
+    assert answer.phases is not None
+    assert product_is_mean(n, answer.phases)
+    assert len(answer.phases) <= base_2_length(n)
+    assert len(answer.phases) <= BETTER.get(n, 99)
+    assert answer.bound.rounds is not None
+    assert len(answer.phases) >= answer.bound.rounds
+    assert (answer.status is Status.OPTIMAL) == (len(answer.phases) == answer.bound.rounds)
+    assert all(len(g.members) == 2 and 0 < g.relax < 2 for phase in answer.phases for g in phase)
+
+
+@pytest.mark.parametrize("n", sorted(FOUND))
+def test_tabulated_rounds_are_exact_matchings_that_contract(n):
+    rounds = found_rounds(n)
+    assert rounds is not None
+    assert is_exact(n, rounds)
+    assert contracts(rounds)
+    assert len(rounds) < base_2_length(n)
+
+
+@pytest.mark.parametrize("n", sorted(FOUND))
+def test_a_changed_weight_is_no_longer_exact(n):
+    rounds = [list(pairs) for pairs in found_rounds(n)]
+    i, j, weight = rounds[-1][0]
+    rounds[-1][0] = (i, j, weight + Fraction(1, 1000))
+    assert not is_exact(n, rounds)
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 13, 15, 31])
+def test_split_is_exact(n):
+    assert is_exact(n, split_rounds(n))
+
+
+def test_golden_relaxed_pairs_are_exact():
+    for n in (5, 6):
+        rounds = []
+        for line in GOLDEN["relaxed_pairs_exact"][str(n)]:
+            pairs, *weights = line.split()
+            listed = pairs.strip("()").split(")(")
+            rounds.append([(int(p[0]), int(p[1]), Fraction(weights[0])) for p in listed])
+        assert is_exact(n, rounds)
+        assert len(rounds) == fewest_rounds(n).num_rounds
+
+
+def test_product_by_hand():
+    assert exact_product(2, [[(0, 1, Fraction(1, 3))]])[0] == [Fraction(2, 3), Fraction(1, 3)]
+    assert not is_exact(3, [[(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 2))]])
+
+
+@pytest.mark.parametrize(("n", "rounds"), [(5, 4), (6, 3), (10, 4)])
+def test_search_finds_the_optimum_again(n, rounds):
+    report = search_pairs(n, rounds, time_limit=60, seed=11)
+    assert report.rounds is not None
+    assert is_exact(n, report.rounds)
+    assert len(report.rounds) == rounds == pair_bound(n).rounds
+
+
+def test_search_below_the_bound_finds_nothing_and_says_how_much_it_tried():
+    report = search_pairs(6, 2, time_limit=0.2, seed=0)
+    assert report.rounds is None
+    assert report.tried > 0
+    assert report.reachable == 0
+
+
+@pytest.mark.parametrize("g", range(2, 9))
+def test_plain_means_exist_iff_every_prime_is_at_most_g(g):
+    for n in range(2, 65):
+        answer = fewest_means(n, g)
+        smooth = all(p <= g for p in range(2, n + 1) if n % p == 0 and all(p % d for d in range(2, p)))
+        assert (answer.status is not Status.INFEASIBLE) == smooth
+        if answer.phases is None:
+            assert answer.bound.name == "prime"
+        else:
+            assert product_is_mean(n, answer.phases)
+            assert len(answer.phases) == len(least_factors(n, g) or ()) >= (answer.bound.rounds or 0)
+
+
+@pytest.mark.parametrize(
+    ("n", "g", "rounds", "name"), [(18, 5, 3, "p-adic"), (8, 2, 3, "log"), (16, 4, 2, "log"), (14, 3, None, "prime")]
+)
+def test_bounds_name_themselves(n, g, rounds, name):
+    bound = mean_bound(n, g)
+    assert bound.rounds == rounds
+    assert bound.name == name or (n == 18 and bound.name == "two-round")
+
+
+def test_nearly_all_smooth_numbers_have_a_proved_optimum():
+    pairs = [(n, g) for n in range(2, 513) for g in range(2, 17)]
+    answers = [(n, g, least_factors(n, g), mean_bound(n, g)) for n, g in pairs]
+    feasible = [(n, g, len(f) == b.rounds) for n, g, f, b in answers if f is not None]
+    assert len(feasible) == 1575
+    assert sum(proved for _, _, proved in feasible) == 1562
+    open_ones = {(n, g) for n, g, proved in feasible if not proved}
+    assert open_ones == {
+        (135, 6), (135, 7), (135, 8), (189, 7), (189, 8), (405, 6), (405, 7), (405, 8), (375, 10), (375, 11), (375, 12),
+        (375, 13), (375, 14),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "g"), [(15, 3), (35, 4), (22, 3), (26, 13)])
+def test_larger_groups_mix_means_and_relaxed_pairs(n, g):
+    answer = fewest_rounds(n, g)
+    assert answer.phases is not None
+    assert product_is_mean(n, answer.phases)
+    assert max(phase.sizes.max() for phase in answer.phases) <= g
+
+
+def test_schedule_contracts_to_zero():
+    schedule = fewest_rounds(9).schedule()
+    assert float(figures.contraction(schedule)) < 1e-12
+    assert schedule.period == 5
+
+
+@pytest.mark.parametrize(("n", "g"), [(1, 2), (4, 1), (10**6, 2)])
+def test_senseless_numbers_are_refused_in_one_line(n, g):
+    with pytest.raises(InputError) as error:
+        fewest_rounds(n, g)
+    assert "\n" not in str(error.value)
+
+
+def test_products_of_found_schedules_add_their_rounds():
+    assert len(pair_rounds(60)[0]) == len(pair_rounds(6)[0]) + len(pair_rounds(10)[0])

@@ -1,0 +1,93 @@
+"""The batched evaluators against topo.figures and topo.timing, which share no code with them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schedulers.synthesis import Problem, scoring
+from schedulers.synthesis.alphabet import Alphabet
+from schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from schedulers.synthesis.rule_alphabet import all_phases, count_phases, prime_radices, rule_alphabet
+from topo import figures
+from topo.cluster import Cluster
+from topo.hardware import Hardware, Link
+from topo.timing.cost import communication
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9, latency=1e-5), model_bytes=552_000_000)
+
+
+def problem(shape: str, **more) -> Problem:
+    return Problem(cluster=replace(Cluster.parse(shape), hardware=replace(HARDWARE, **more)))
+
+
+def alphabets() -> dict[str, Alphabet]:
+    def never() -> bool:
+        return False
+
+    return {
+        "rules 4x4": rule_alphabet(problem("4x4")),
+        "rules 6x2": rule_alphabet(problem("6x2")),
+        "explicit 3,2": explicit_alphabet(problem("3,2"), (1,) * 5, seed=0, expired=never),
+        "paces 3,2": explicit_alphabet(problem("3,2"), (1, 1, 1, 3, 3), seed=0, expired=never),
+        "paces uniform": explicit_alphabet(problem("3,2"), (2,) * 5, seed=0, expired=never),
+    }
+
+
+ALPHABETS = alphabets()
+
+
+@pytest.mark.parametrize("name", ALPHABETS)
+def test_disagreement_drift_and_cost_agree_with_topo(name):
+    alphabet, rng, compared = ALPHABETS[name], np.random.default_rng(1), 0
+    stretches = alphabet.stretches()
+    for _ in range(25):
+        letters = tuple(rng.integers(0, len(alphabet), int(rng.integers(1, 7))).tolist())
+        schedule = alphabet.schedule(letters, "drawn")
+        mine = float(
+            scoring.disagreement(alphabet.space, scoring.chain(alphabet.space, [stretches[i] for i in letters]))
+        )
+        theirs = float(figures.disagreement(schedule))
+        assert mine == pytest.approx(theirs, rel=1e-6)
+        compared += np.isfinite(theirs)
+        cost = communication(schedule, HARDWARE).per_step
+        assert alphabet.costs[list(letters)].mean() / alphabet.space.instants == pytest.approx(cost, rel=1e-9)
+        if alphabet.space.instants == 1 and np.isfinite(theirs):
+            drift = float(scoring.drift(alphabet.space, alphabet.matrices[list(letters)]))
+            assert drift == pytest.approx(float(figures.drift(schedule, "worker")), rel=1e-6)
+    assert compared >= 5
+
+
+def test_composition_is_associative_and_rotation_free():
+    alphabet = ALPHABETS["rules 4x4"]
+    space, stretches = alphabet.space, alphabet.stretches()
+    a, b, c = (stretches[i] for i in (5, 40, 100))
+    left = scoring.compose(space, scoring.compose(space, a, b), c)
+    right = scoring.compose(space, a, scoring.compose(space, b, c))
+    assert np.allclose(left.noise, right.noise)
+    assert np.allclose(left.weight, right.weight)
+    assert np.allclose(left.constant, right.constant)
+    turned = scoring.compose(space, scoring.compose(space, b, c), a)
+    assert scoring.disagreement(space, left) == pytest.approx(float(scoring.disagreement(space, turned)))
+
+
+@pytest.mark.parametrize(("ranks", "digits"), [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (3, 3)])
+def test_all_phases_are_counted_once(ranks, digits):
+    listed = list(all_phases(ranks, digits))
+    assert len(listed) == len(set(listed)) == count_phases(ranks, digits)
+
+
+def test_pruned_phases_are_beaten_by_the_full_average():
+    alphabet = ALPHABETS["rules 4x4"]
+    full = alphabet.full_average()
+    assert full is not None
+    assert alphabet.costs.max() == alphabet.costs[full]
+    assert np.abs(alphabet.matrices[full]).max() < 1e-12
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8, 12, 16, 64, 96])
+def test_radices_multiply_to_the_number_of_nodes(nodes):
+    radices = prime_radices(nodes)
+    assert np.prod(radices) == nodes
+    assert len(radices) <= 4
+    assert min(radices) >= 2
