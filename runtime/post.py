@@ -99,7 +99,7 @@ class Post:
         self._outgoing.put((to, Letter(self.rank, kind, tuple(numbers), tuple(payload))))
         self._ring()
 
-    def until(self, done: Callable[[], bool], watch: Watch, members: Sequence[int], round_: int) -> None:
+    def until(self, done: Callable[[], bool], watch: Watch, members: Sequence[int], round_: int | None) -> None:
         """Wait until letters made `done` true.
 
         Raises:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from topo.errors import MissingFeatureError
 from topo.strategies.allreduce import AllReduce
 from topo.strategies.neighbor import Neighbor
+from topo.strategies.pairwise import Pairwise
 from topo.strategies.server import Server
 from topo.strategies.static import Static
 
@@ -37,6 +38,10 @@ def build(run: Run) -> Strategy:
         from runtime.strategies.server import AsynchronousServer, SynchronousServer
 
         return SynchronousServer(run) if strategy.synchronous else AsynchronousServer(run)
+    if isinstance(strategy, Pairwise):
+        from runtime.strategies.pairwise import PairMeans
+
+        return PairMeans(run)
     raise MissingFeatureError(
-        f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed; static and allreduce can"
+        f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed by this version"
     )

@@ -1,4 +1,4 @@
-"""Parameter servers: synchronous sums equal all-reduce; asynchronous ones apply every push once, bounded in staleness."""
+"""Parameter servers: synchronous sums equal all-reduce; asynchronous ones apply every push once, within a bound."""
 
 import socket
 import sys

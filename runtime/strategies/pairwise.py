@@ -1,0 +1,276 @@
+"""Strategy `pairwise`: AD-PSGD (Lian et al., ICML 2018): two workers at a time take the mean of their models."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runtime.post import Letter, Post
+from runtime.reduction import GoneError
+from runtime.through_servers import from_bytes, to_bytes
+from schedulers.protocols.adpsgd import Answer, Ask, Choose, two_sides
+from schedulers.protocols.base import Note, Received, Send
+from schedulers.protocols.digraph import Digraph
+from topo.errors import InputError
+from topo.strategies.base import Averaging
+from topo.strategies.pairwise import Pairwise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runtime.recorder import Operation
+    from runtime.strategies.base import Run
+    from topo.strategies.base import Strategy
+
+
+class PairMeans:
+    """After each round an active worker meets a random passive neighbour; passive workers never wait.
+
+    The worker's model x lives beside the live parameters and is only touched under a lock: the training loop adds the
+    progress of a round to it and goes on from the result; the side thread averages it with others, meanwhile or in
+    between. So gradients are taken at parameters that nobody changes, and an exchange is atomic with respect to the
+    optimizer's step. Without overlap an active worker waits for the answer at the end of its round; with it, the
+    exchange runs while the next round computes. The pairing is the explored machine of `schedulers.protocols.adpsgd`.
+    Costs two more copies of the parameters, a third one on active workers. Buffers are averaged in the mean model only.
+
+    Raises:
+        InputError: a policy that asks for optimizer state to travel.
+    """
+
+    averages_gradients = False
+
+    def __init__(self, run: Run) -> None:
+        strategy = run.schedule.strategy
+        assert isinstance(strategy, Pairwise), "build() chose this class"
+        if any(":" in rider.name for lane in run.flat.lanes for rider in lane.riders):
+            raise InputError("optimizer_state='average': stays with each worker of a pair; use 'local'")
+        self.run, self.strategy, self.rank = run, strategy, run.rank
+        graph = graph_of(strategy, run.schedule.num_workers)
+        self.is_active = run.rank in strategy.active
+        self.neighbors = graph.targets[run.rank]
+        paces = run.schedule.paces()
+        normalises = strategy.averaging is Averaging.STEP_NORMALISED
+        self._factor = float(paces.mean()) / run.pace if normalises else 1.0
+        self._random = random.Random(f"{strategy.seed} {run.rank}")
+        self._starts: list[torch.Tensor] = []
+        self._generation = 0
+        self._pauses = 0
+        self._number = 0
+        self._pending: Operation | None = None
+        self.pair = _Pair(self, graph)
+        base = run.reducer
+        self._post = self.pair.post = Post(
+            base.world.store,
+            run.rank,
+            f"{base.key} pairwise",
+            self.pair.receive,
+            max_bytes=max(lane.size * lane.dtype.itemsize for lane in run.flat.lanes),
+            timeout=base.timeout,
+        )
+        self._post.start()
+
+    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the protocol's signature
+        """Before the first step: the model starts from the live parameters."""
+        self._open()
+
+    def end_round(self, step: int, round_: int) -> None:
+        """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
+        self._open()
+        self._merge(self._factor)
+        if self.is_active and self.neighbors:
+            if self.strategy.overlap:
+                self._wait()
+                self._choose(step, round_)
+            else:
+                self._choose(step, round_)
+                self._wait()
+        self._adopt(())
+
+    def settle(self) -> None:
+        """Nobody of this worker's neighbours has an exchange under way afterwards; the newest model is live."""
+        if not self._starts:
+            return
+        self._wait()
+        self._pauses += 1
+        if self.is_active:
+            for neighbor in self.neighbors:
+                self._post.send(neighbor, "pause", (self._generation, self._pauses))
+        else:
+            self._until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), None)
+        self._adopt(self._progress())
+
+    def drain(self) -> None:
+        """Wait for the exchange in flight; afterwards the model starts again from the live parameters."""
+        self._wait()
+        self._starts = []
+        self._generation += 1
+        self._pauses = 0
+
+    def close(self) -> None:
+        """End the side thread."""
+        self._post.close()
+
+    def _open(self) -> None:
+        if self._starts:
+            return
+        with torch.no_grad():
+            self._starts = [lane.flat.clone() for lane in self.run.flat.lanes]
+        model = [start.to("cpu", copy=True) for start in self._starts]
+        self.pair.opening = (self._generation, model)
+        self._post.send(self.rank, "open")
+        generation = self._generation
+        self._until(lambda: self.pair.generation == generation, None)
+
+    def _progress(self) -> list[torch.Tensor]:
+        return [lane.flat - start for lane, start in zip(self.run.flat.lanes, self._starts, strict=True)]
+
+    def _merge(self, factor: float) -> None:
+        """Add the progress since the last adoption to the model, at once with respect to exchanges."""
+        with torch.no_grad():
+            progress = [part.mul_(factor).to("cpu") for part in self._progress()]
+        self.pair.add(progress)
+
+    def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
+        """Go on from the model; `keep` is progress of a round that has not ended."""
+        with torch.no_grad(), self.pair.lock:
+            for lane, start, model in zip(self.run.flat.lanes, self._starts, self.pair.model, strict=True):
+                start.copy_(model)
+                lane.flat.copy_(start)
+            for lane, part in zip(self.run.flat.lanes, keep, strict=False):
+                lane.flat.add_(part)
+
+    def _choose(self, step: int, round_: int) -> None:
+        partner = self._random.choice(self.neighbors)
+        reducer, self._number = self.run.reducer, self._number + 1
+        num_bytes = sum(lane.num_bytes for lane in self.run.flat.lanes)
+        members = tuple(sorted((self.rank, partner)))
+        self._pending = reducer.recorder.begin("pair average", step, round_, members, num_bytes)
+        reducer.watch.doing(f"entered {self._pending}")
+        self._post.send(self.rank, "choose", (self._generation, self._number, partner))
+
+    def _wait(self) -> None:
+        operation, self._pending = self._pending, None
+        if operation is not None:
+            number = self._number
+            self._until(lambda: self.pair.answered >= number, operation)
+            self.run.reducer.recorder.end(operation)
+            self.run.reducer.watch.doing(f"finished {operation}")
+
+    def _until(self, done: Any, operation: Operation | None) -> None:  # noqa: ANN401 - a predicate
+        reducer = self.run.reducer
+        members = operation.members if operation is not None else tuple(sorted((self.rank, *self.neighbors)))
+        try:
+            self._post.until(done, reducer.watch, members, None if operation is None else operation.round)
+        except GoneError as error:
+            if operation is None:
+                operation = reducer.recorder.begin("pause of exchanges", 0, 0, members, 0)
+            raise reducer.failure(operation, error) from None
+
+
+class _Pair:
+    """One worker's model and its side of the pairing; driven by the side thread, `add` by the training loop."""
+
+    def __init__(self, owner: PairMeans, graph: Digraph) -> None:
+        self.rank = owner.rank
+        self.machine = two_sides(graph, frozenset(owner.strategy.active))
+        self.state, _ = self.machine.start(owner.rank)
+        self.lock = threading.Lock()
+        self.post: Post
+        self.opening: tuple[int, list[torch.Tensor]] | None = None
+        self.generation = -1
+        self.model: list[torch.Tensor] = []
+        self.answered = 0
+        self.averaged: list[int] = []
+        """With whom this worker averaged, in order."""
+        self.pauses: dict[int, int] = {}
+        self._sent: list[torch.Tensor] = []
+        self._asked = 0
+        self._untouched = False
+        self._last: dict[int, int] = {}
+        self._early: list[Letter] = []
+
+    def add(self, progress: Sequence[torch.Tensor]) -> None:
+        """Add progress to the model."""
+        with self.lock:
+            self._untouched = False
+            for model, part in zip(self.model, progress, strict=True):
+                model.add_(part)
+
+    def receive(self, letter: Letter) -> None:
+        """One letter; those of a generation that has not begun here wait, those of an old one change nothing."""
+        if letter.kind == "open":
+            assert self.opening is not None, "the training loop left it"
+            self.generation, self.model = self.opening
+            self.pauses, self._last = {}, {}
+            early, self._early = self._early, []
+            for held in early:
+                self.receive(held)
+            return
+        generation, number = letter.numbers[:2]
+        if generation > self.generation:
+            self._early.append(letter)
+        elif letter.kind == "pause":
+            if generation == self.generation:
+                self.pauses[letter.source] = number
+        elif letter.kind == "choose":
+            self._asked = number
+            self._react(Choose(letter.numbers[2]), letter)
+        elif letter.kind == "ask" and number > self._last.get(letter.source, 0):
+            self._last[letter.source] = number
+            self._react(Received(letter.source, Ask()), letter)
+        elif letter.kind == "answer" and number == self._asked > self.answered:
+            self._react(Received(letter.source, Answer()), letter)
+
+    def _react(self, event: object, letter: Letter) -> None:
+        """Let the machine decide, and carry out what it says."""
+        self.state, actions = self.machine.step(self.rank, self.state, event)
+        for action in actions:
+            match action:
+                case Send(to, Ask()):
+                    with self.lock:
+                        self._untouched = True
+                        self._sent = [part.clone() for part in self.model]
+                    frames = [to_bytes(part) for part in self._sent]
+                    self.post.send(to, "ask", letter.numbers[:2], frames)
+                case Send(to, Answer()):
+                    self.post.send(to, "answer", letter.numbers[:2], self._meet(letter))
+                case Note(("averaged", int(partner))):
+                    self.averaged.append(partner)
+                    if isinstance(event, Received) and isinstance(event.message, Answer):
+                        self._take(letter)
+                        self.answered = letter.numbers[1]
+
+    def _meet(self, letter: Letter) -> list[Any]:
+        """Make the model the mean of itself and the asker's; the mean is the answer."""
+        theirs = [from_bytes(frame, part.dtype) for frame, part in zip(letter.payload, self.model, strict=True)]
+        if letter.numbers[0] != self.generation:
+            return [to_bytes(part) for part in theirs]  # the asker starts afresh, too, and drops the answer
+        with self.lock:
+            for model, part in zip(self.model, theirs, strict=True):
+                model.add_(part).mul_(0.5)
+            return [to_bytes(model) for model in self.model]
+
+    def _take(self, letter: Letter) -> None:
+        """Take the mean; what the training loop added meanwhile stays."""
+        if letter.numbers[0] != self.generation:
+            return
+        with self.lock:
+            for model, sent, frame in zip(self.model, self._sent, letter.payload, strict=True):
+                mean = from_bytes(frame, model.dtype)
+                if self._untouched:
+                    model.copy_(mean)
+                else:
+                    model.add_(mean.sub_(sent))
+        self._sent = []
+
+
+def graph_of(strategy: Strategy, num_workers: int) -> Digraph:
+    """Who may meet whom: the edges of the schedule, or every active worker with every passive one."""
+    assert isinstance(strategy, Pairwise), "only pairwise schedules have sides"
+    active = set(strategy.active)
+    passive = [v for v in range(num_workers) if v not in active]
+    edges = strategy.edges if strategy.edges is not None else [(a, p) for a in sorted(active) for p in passive]
+    return Digraph.undirected(num_workers, edges)

@@ -1,0 +1,224 @@
+"""AD-PSGD: exchanges preserve the sum, happen once, and end cleanly when workers finish at different times."""
+
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_schedules import Quadratic
+from thread_ranks import ThreadRanks
+
+from runtime.optimizer import DistributedOptimizer
+from runtime.strategies import pairwise as pairwise_module
+from schedulers.protocols.adpsgd import Role, two_sides
+from topo.cluster import Cluster
+from topo.errors import InputError, PeerLostError
+from topo.schedule import Schedule
+from topo.strategies.pairwise import Pairwise
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(6)
+
+
+def schedule(n, active, **options):
+    return Schedule("pairs at random", Cluster.regular(1, n), Pairwise(active=active, **options))
+
+
+def make(world, plan, start, *, timeout=20, **options):
+    model = Quadratic(np.array(start, dtype=float), torch.float64)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, DistributedOptimizer(inner, model, plan, timeout=timeout, initial="keep", world=world, **options)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("n", "active", "pace"), [(2, (0,), 1), (4, (1, 3), 1), (5, (0, 1, 2), (1, 2, 1, 1, 3))])
+def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active, pace, overlap):
+    """Dyadic numbers make no rounding error: the mean is the start's plus all pushes, for any order of exchanges."""
+    rounds = 8
+
+    def work(world):
+        rng = random.Random(world.rank)
+        plan = schedule(n, active, pace=pace, overlap=overlap)
+        model, optimizer = make(world, plan, [world.rank, 2.0 * world.rank, 1.0])
+        for step in range(rounds * plan.pace_of(world.rank)):
+            time.sleep(rng.random() * 0.004)
+            model.set_gradient(0.0, np.array([1.0, step, world.rank]))
+            optimizer.step()
+            if step == 3 * plan.pace_of(world.rank) - 1:
+                with optimizer.mean_model():
+                    seen = model.values().numpy().copy()
+        optimizer.finish()
+        return model.values().numpy().copy(), seen, optimizer._strategy.pair.averaged
+
+    results = ranks.run(n, work)
+    paces = [pace if isinstance(pace, int) else pace[rank] for rank in range(n)]
+    for which, upto in ((0, rounds), (1, 3)):
+        total = np.zeros(3)
+        for rank in range(n):
+            count = upto * paces[rank]
+            total += np.array([rank + count, 2 * rank + sum(range(count)), 1 + rank * count])
+        for result in results:
+            np.testing.assert_allclose(result[which], total / n, rtol=1e-15)
+    for rank in active:
+        assert len(results[rank][2]) == rounds
+        assert set(results[rank][2]) <= set(range(n)) - set(active)
+    for rank in set(range(n)) - set(active):
+        met = [results[a][2].count(rank) for a in active]
+        assert [results[rank][2].count(a) for a in active] == met, "both sides of an exchange count it"
+
+
+def test_workers_come_to_agree(ranks):
+    def work(world):
+        model, optimizer = make(world, schedule(4, (0, 1)), [float(world.rank)] * 3)
+        for _ in range(60):
+            model.set_gradient(0.0, np.zeros(3))
+            optimizer.step()
+        optimizer._strategy.settle()
+        mine = model.values().numpy().copy()
+        optimizer.finish()
+        return mine
+
+    assert np.ptp(np.stack(ranks.run(4, work)), axis=0).max() < 0.05
+
+
+def test_edges_limit_who_meets_whom(ranks):
+    def work(world):
+        plan = schedule(4, (0, 1), edges=((0, 2), (1, 3), (1, 2)))
+        model, optimizer = make(world, plan, [0.0] * 3)
+        for _ in range(12):
+            model.set_gradient(0.0, np.zeros(3))
+            optimizer.step()
+        optimizer.finish()
+        return set(optimizer._strategy.pair.averaged)
+
+    met = ranks.run(4, work)
+    assert met[0] == {2}
+    assert met[3] == {1}
+    assert met[1] == {2, 3}
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_workers_that_finish_at_different_times_end_cleanly(ranks, slow):
+    """A passive worker that is done still answers; an active one that is done is waited for by finish()."""
+
+    def work(world):
+        model, optimizer = make(world, schedule(3, (0,), overlap=True), [float(world.rank)] * 3)
+        for _ in range(6):
+            if world.rank == slow:
+                time.sleep(0.05)
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return model.values().tolist()
+
+    assert ranks.run(3, work) == [[7.0] * 3] * 3
+
+
+def test_a_busy_passive_worker_makes_nobody_wait(ranks):
+    gate = threading.Event()
+
+    def work(world):
+        model, optimizer = make(world, schedule(2, (0,)), [0.0] * 3)
+        for step in range(5):
+            if world.rank == 1 and step == 1:
+                assert gate.wait(20), "the active worker needs this one's main thread"
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        gate.set()
+        optimizer.finish()
+
+    ranks.run(2, work)
+
+
+def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
+    receive = pairwise_module._Pair.receive
+
+    def twice(self, letter):
+        receive(self, letter)
+        if letter.kind in ("ask", "answer"):
+            receive(self, letter)
+
+    monkeypatch.setattr(pairwise_module._Pair, "receive", twice)
+
+    def work(world):
+        model, optimizer = make(world, schedule(3, (0, 2)), [float(world.rank)] * 3)
+        for _ in range(10):
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return model.values().tolist()
+
+    assert ranks.run(3, work) == [pytest.approx([11.0] * 3, rel=1e-15)] * 3
+
+
+def test_the_machine_that_runs_is_the_explored_one(ranks):
+    def work(world):
+        _, optimizer = make(world, schedule(3, (1,)), [0.0] * 3)
+        machine = optimizer._strategy.pair.machine
+        optimizer._strategy.close()
+        return machine
+
+    for machine in ranks.run(3, work):
+        assert machine == two_sides(machine.graph, frozenset({1}))
+        assert machine.roles == (Role.PASSIVE, Role.ACTIVE, Role.PASSIVE)
+
+
+def test_gradients_see_parameters_that_no_exchange_touches(ranks):
+    """Live parameters change only inside step(), however many exchanges the side thread does meanwhile."""
+
+    def work(world):
+        model, optimizer = make(world, schedule(2, (0,)), [float(world.rank)] * 3)
+        torn = 0
+        for _ in range(30):
+            before = model.values().clone()
+            if world.rank == 1:
+                time.sleep(0.003)
+            torn += not torch.equal(before, model.values())
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return torn
+
+    assert ranks.run(2, work) == [0, 0]
+
+
+def test_a_lost_partner_is_named(ranks):
+    ranks.fresh()
+
+    def work(world):
+        model, optimizer = make(world, schedule(2, (0,)), [0.0] * 3, timeout=20)
+        model.set_gradient(0.0, np.ones(3))
+        optimizer.step()
+        if world.rank == 1:
+            optimizer._watch.note("left", "stopped in round 1 with ValueError: a bug")
+            optimizer._leave()
+            return
+        for _ in range(100):
+            time.sleep(0.01)
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+
+    errors = ranks.run(2, work, catch=PeerLostError)
+    assert "group {0,1}: worker 1 stopped in round 1 with ValueError: a bug" in str(errors[0])
+    ranks.fresh()
+
+
+def test_state_that_would_travel_is_refused(ranks):
+    def work(world):
+        model = torch.nn.Linear(2, 2)
+        inner = torch.optim.Adam(model.parameters())
+        return DistributedOptimizer(inner, model, schedule(2, (0,)), timeout=5, world=world, optimizer_state="average")
+
+    ranks.fresh()
+    for error in ranks.run(2, work, catch=InputError):
+        assert "use 'local'" in str(error)
+    ranks.fresh()
