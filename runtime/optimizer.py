@@ -120,6 +120,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps = 0
         self._state = "running"
         self._joining = False
+        self._averaged = False
         self._exit: Callable[[], None] | None = None
         if own_process:
             self._exit = self._leave
@@ -163,6 +164,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._guard(lambda: self._step(None, skip=True))
 
+    def average_gradients(self) -> None:
+        """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
+
+        Only schedules that average gradients (all-reduce in each step) do anything here. With a GradScaler call its
+        `unscale_(optimizer)` first.
+
+        Raises:
+            PeerLostError: a worker is gone or too late.
+        """
+        if not self._strategy.averages_gradients or self._averaged:
+            return
+
+        def average() -> None:
+            self._refuse_unless_running("average gradients")
+            if self._joining:
+                self._ends.declare(self.round)
+            self._strategy.before_step(self._steps, self.round, first=True)
+            self._averaged = True
+
+        self._guard(average)
+
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         self._refuse_unless_running("step")
         self._flat.check()
@@ -177,7 +199,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     loss = closure()
             if skip:
                 self.optimizer.zero_grad(set_to_none=False)
-            self._strategy.before_step(step, round_, first=True)
+            if not self._averaged:
+                self._strategy.before_step(step, round_, first=True)
+            self._averaged = False
             if found_inf is None or self._gradients_are_finite():
                 self.optimizer.step()
         else:

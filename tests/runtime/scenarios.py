@@ -65,13 +65,14 @@ def batches(count):
         yield x, x.sum(1, keepdim=True).sin()
 
 
-def train(optimizer, model, count, hook=lambda step: None):
+def train(optimizer, model, count, hook=lambda step: None, before_step=lambda: None):
     losses = []
     for step, (x, y) in enumerate(batches(count)):
         hook(step)
         loss = (model(x) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
+        before_step()
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -123,14 +124,22 @@ def same_losses_as_ddp() -> None:
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
         "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
         "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+        "clipped": lambda p: torch.optim.SGD(p, lr=0.1),
     }
+
+    def clip(name, model, optimizer=None) -> None:
+        if name == "clipped":
+            if optimizer is not None:
+                optimizer.average_gradients()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
     for name, make in makers.items():
         plain = network()
         ddp = torch.nn.parallel.DistributedDataParallel(plain)
-        theirs = train(make(ddp.parameters()), ddp, 30)
+        theirs = train(make(ddp.parameters()), ddp, 30, before_step=lambda n=name, m=plain: clip(n, m))
         model = network()
         optimizer = DistributedOptimizer(make(model.parameters()), model, everyone(), timeout=30)
-        ours = train(optimizer, model, 30)
+        ours = train(optimizer, model, 30, before_step=lambda n=name, m=model, o=optimizer: clip(n, m, o))
         difference = (weights(model) - weights(plain)).abs().max().item()
         report(name=name, theirs=theirs, ours=ours, difference=difference)
     dist.destroy_process_group()
