@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING
 
 from schedulers import registry
-from schedulers.synthesis import Candidate, Problem
 from topo import figures
 from topo.errors import PreduceError
 from topo.strategies.neighbor import Neighbor
 from topo.timing.cost import communication
+
+if TYPE_CHECKING:
+    from schedulers.synthesis import Candidate, Problem
 
 SWEPT = {"every": range(1, 25), "node_rounds": range(1, 24), "pair_rounds": range(1, 24), "rounds": range(1, 9)}
 

@@ -1,4 +1,4 @@
-"""The worked example (4x4, 552 MB, 10 GB/s inside, 5 GB/s NIC, no latency) and random bandwidths, against the catalogue.
+"""The worked example (4x4, 552 MB, 10 GB/s inside, 5 GB/s NIC, no latency), and random bandwidths.
 
 python benchmarks/synthesis/worked_example.py [--time-limit 30] [--seeds 0 1 2] [--ratios 5]
 """
@@ -28,8 +28,8 @@ def describe(front: Front) -> str:
         return f"{front.status}: {front.reason}"
     bound = "none" if best.bound is None else f"{best.bound:.5f}"
     return (
-        f"{1e3 * best.communication_seconds_per_step:.3f} ms, disagreement {best.disagreement:.5f}, period {best.period}, "
-        f"{best.status}, proved bound {bound}, {front.seconds:.1f} s"
+        f"{1e3 * best.communication_seconds_per_step:.3f} ms, disagreement {best.disagreement:.5f}, "
+        f"period {best.period}, {best.status}, proved bound {bound}, {front.seconds:.1f} s"
     )
 
 
@@ -59,7 +59,8 @@ def main() -> None:
         result = gain(points, front.candidates)
         print(
             f"inside {inside / 1e9:.2f} GB/s, NIC {nic / 1e9:.2f} GB/s, seed {draw}: "
-            f"{result.disagreement_ratio:.2f}x less disagreement (against {result.against_seconds and result.against_seconds.name}), "
+            f"{result.disagreement_ratio:.2f}x less disagreement "
+            f"(against {result.against_seconds and result.against_seconds.name}), "
             f"{result.communication_ratio:.2f}x less communication "
             f"(against {result.against_disagreement and result.against_disagreement.name})",
             flush=True,

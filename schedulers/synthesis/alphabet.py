@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedulers.synthesis import scoring
-from topo.phase import Phase
 from topo.schedule import Schedule
 from topo.strategies.static import Static
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from schedulers.synthesis.scoring import Space, Stretch
     from topo.cluster import Cluster
+    from topo.phase import Phase
     from topo.rule import RulePhase
 
     Floats = npt.NDArray[np.float64]
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alphabet:
-    """A phases over one space: `matrices` (A, C, G, G), `costs` (A,) in seconds of one round, `crosses` (A,) whether
-    a group crosses nodes. `radices` is set for rules; `pace` is one number or one per worker. `complete` says that
+    """A phases over one space.
+
+    `matrices` (A, C, G, G), `costs` (A,) in seconds of one round, `crosses` (A,) whether a group crosses nodes.
+    `radices` is set for rules; `pace` is one number or one per worker. `complete` says that
     every phase of the stated class is in it, or is dominated by the full average that is (see `prune`).
     """
 
     cluster: Cluster
     space: Space
-    phases: tuple[RulePhase, ...] | tuple[Phase, ...]
+    phases: tuple[RulePhase | Phase, ...]
     matrices: Floats
     costs: Floats
     crosses: npt.NDArray[np.bool_]

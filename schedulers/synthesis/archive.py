@@ -53,7 +53,7 @@ class Archive:
 
     def cheapest_below(self, value: float) -> tuple[float, float, tuple[int, ...]] | None:
         """(value, cost, letters) of the least cost at a value of at most `value`."""
-        order = np.flatnonzero(self.values <= value)
+        order = np.flatnonzero((self.values <= value) & np.isfinite(self.values))
         if not len(order):
             return None
         place = int(order[np.argmin(self.costs[order])])

@@ -1,4 +1,4 @@
-"""Lower bounds on the number of rounds to exact consensus. Each names itself, so that an answer can say why it is best."""
+"""Lower bounds on the number of rounds to exact consensus. Each names itself: an answer says why it is best."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topo.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class RoundsBound:
-    """No schedule needs fewer than `rounds`; None means that none exists at all. `name` is the argument that shows it."""
+    """No schedule needs fewer than `rounds` (None: none exists at all); `name` is the argument that shows it."""
 
     rounds: int | None
     name: str

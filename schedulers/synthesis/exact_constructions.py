@@ -1,4 +1,4 @@
-"""Exact consensus built from smaller exact schedules: powers of two, the binary split, products, and the found table."""
+"""Exact consensus built from smaller schedules: powers of two, the binary split, products, and the found table."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def hypercube_rounds(exponent: int, start: int = 0) -> Rounds:
 
 
 def split_rounds(num_workers: int) -> Rounds:
-    """Any n: the parts are the powers of two of n. Each part averages; then part after part, every worker of the later
-    parts meets one worker of this part with such a weight that the later parts hold the overall mean of what is left;
-    then the part averages again. p₁ + max_l (l + p_l) rounds.
+    """Any n, by the powers of two that make it up, in p₁ + max_l (l + p_l) rounds.
+
+    Each part averages; then, part after part, every worker of the later parts meets one worker of this part with such
+    a weight that the later parts get the overall mean of what is left; then the part averages again.
 
     Source: the Simple Base-(k+1) graph of Takezawa et al. (NeurIPS 2023) at k = 1, written as relaxed pairs.
     """
@@ -51,7 +52,7 @@ def split_rounds(num_workers: int) -> Rounds:
 
 
 def product_rounds(outer: Rounds, num_outer: int, inner: Rounds, num_inner: int) -> Rounds:
-    """n = a·b: worker x·b + y. Every column runs the schedule for a, then every row the one for b; rounds add up."""
+    """N = a·b: worker x·b + y. Every column runs the schedule for a, then every row the one for b; rounds add up."""
     across = tuple(
         tuple((i * num_inner + y, j * num_inner + y, w) for i, j, w in pairs for y in range(num_inner))
         for pairs in outer
@@ -65,7 +66,7 @@ def product_rounds(outer: Rounds, num_outer: int, inner: Rounds, num_inner: int)
 
 @cache
 def base_2_length(num_workers: int) -> int:
-    """Rounds of the published Base-2 graph: the shorter of the split of n, and the split of its odd part times pairs."""
+    """Rounds of the published Base-2 graph: the split of n, or of its odd part times pairs if shorter."""
     twos = (num_workers & -num_workers).bit_length() - 1
     odd = num_workers >> twos
     return min(len(split_rounds(num_workers)), twos + (len(split_rounds(odd)) if odd > 1 else 0))

@@ -3,7 +3,7 @@
 A round is a matching; a pair {i, j} of weight a replaces x_i by x_i + a·(x_j − x_i) and x_j likewise (relax t = 2a).
 The product of the rounds is affine in the weights of any one round, so the residual P − J has a cheap exact Jacobian:
 the derivative for one pair is the rank-one matrix −u vᵀ with u the difference of two columns of everything after the
-round and v the difference of two rows of everything before it. JᵀJ is then a product, entry by entry, of two Gram matrices.
+round and v the difference of two rows of everything before it. JᵀJ is then the entrywise product of two Gram matrices.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def _linearise(partners: Ints, left: Ints, right: Ints, weights: Floats) -> tupl
         after.append(_mix(after[-1], partners[:, t], full[:, t]))
     after.reverse()
     residual = before[-1] - 1.0 / num_workers
-    u, v = [], []
+    u: list[Floats] = []
+    v: list[Floats] = []
     for t in range(num_rounds):
         for values, target in ((after[t], u), (before[t], v)):
             target.append(

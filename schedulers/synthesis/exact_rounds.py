@@ -117,7 +117,7 @@ def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0
 
 
 def _smooth_times_pairs(num_workers: int, max_group: int) -> tuple[tuple[Phase, ...], str]:
-    """n = a·b: mixed radix on a with plain means ≤ g, relaxed pairs on b; the split with the fewest rounds."""
+    """N = a·b: mixed radix on a with plain means ≤ g, relaxed pairs on b; the split with the fewest rounds."""
     best: tuple[int, int] | None = None
     for a in (d for d in range(1, num_workers + 1) if num_workers % d == 0):
         factors = least_factors(a, max_group)

@@ -129,8 +129,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule with its figures. `bound` is a proved lower bound on the disagreement of every schedule of
-    `bound_class` that communicates no more, None if there is none; drift is for the problem's push."""
+    """One schedule with its figures.
+
+    `bound` is a proved lower bound on the disagreement of every schedule of `bound_class` that communicates no more,
+    None if there is none; drift is for the problem's push.
+    """
 
     schedule: Schedule
     name: str

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedulers.synthesis.constraints import SCALE, CostAtMost, DistinctPhasesAtMost, PeriodIs, ValueAtMost
-from schedulers.synthesis.problem import Status
 from schedulers.synthesis.solve import new_model, solve
 from schedulers.synthesis.variables import CompositionVariables, Segment
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from schedulers.synthesis.alphabet import Alphabet
-    from schedulers.synthesis.problem import Limits
+    from schedulers.synthesis.problem import Limits, Status
 
     Floats = npt.NDArray[np.float64]
 
@@ -49,8 +48,8 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
     for _ in range(max_length):
         found += _least(
             [
-                Segment((*l, full), c + close, v)
-                for l, c, v in zip(letters, costs.tolist(), values.tolist(), strict=True)
+                Segment((*made, full), c + close, v)
+                for made, c, v in zip(letters, costs.tolist(), values.tolist(), strict=True)
             ]
         )
         if expired() or len(letters[0]) + 1 >= max_length:
@@ -61,7 +60,7 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
         new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + traces
         keep = _beam(new_costs.ravel(), new_values.ravel(), traces.ravel(), beam)
         parent, letter = np.divmod(keep, len(alphabet))
-        letters = [(*letters[p], int(l)) for p, l in zip(parent.tolist(), letter.tolist(), strict=True)]
+        letters = [(*letters[p], int(new)) for p, new in zip(parent.tolist(), letter.tolist(), strict=True)]
         spread = spread[parent, letter]
         costs, values = new_costs.ravel()[keep], new_values.ravel()[keep]
     return found
@@ -105,8 +104,11 @@ def compose(
     seed: int,
     free: frozenset[int] = frozenset(),
 ) -> tuple[Status, tuple[int, ...]]:
-    """The best period of exactly `period` phases made of segments: least disagreement within a budget of seconds per
-    round, or least communication at a disagreement of at most `value`. Returns the status and the letters."""
+    """The best period of exactly `period` phases made of segments: its status and letters.
+
+    Best is the least disagreement within a budget of seconds per round, or the least communication at a disagreement
+    of at most `value`.
+    """
     model = new_model()
     variables = CompositionVariables.of(model, [s for s in segments if len(s.letters) <= period], period)
     PeriodIs(period).apply(model, variables)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Floats = npt.NDArray[np.float64]
+    Ints = npt.NDArray[np.int64]
 
 CONVERGED = 1e-9
 MAX_DOUBLINGS = 12
@@ -60,13 +61,13 @@ class Stretch:
     constant: Floats
     length: int
 
-    def __getitem__(self, index: object) -> Stretch:
+    def __getitem__(self, index: int | Ints) -> Stretch:
         """Pick along the leading axes."""
         return Stretch(
-            self.product[index],  # type: ignore[index]
-            self.noise[index],  # type: ignore[index]
-            self.weight[index],  # type: ignore[index]
-            self.constant[index],  # type: ignore[index]
+            self.product[index],
+            self.noise[index],
+            self.weight[index],
+            self.constant[index],
             self.length,
         )
 
@@ -134,7 +135,7 @@ def drift(space: Space, matrices: Floats) -> Floats:
     rest = np.eye(matrices.shape[-1]) - product
     converges = np.abs(np.linalg.det(rest)).min(axis=-1) > 1e-12
     rest = np.where(converges[..., None, None, None], rest, np.eye(matrices.shape[-1]))
-    state = np.linalg.solve(rest, state)
+    state = np.asarray(np.linalg.solve(rest, state), dtype=np.float64)
     total = np.zeros(matrices.shape[:-4])
     for t in range(num_phases):
         state = matrices[..., t, :, :, :] @ (state + space.push)

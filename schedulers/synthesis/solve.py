@@ -10,7 +10,7 @@ from schedulers.synthesis.problem import Status
 from topo.errors import MissingFeatureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ortools.sat.python import cp_model
 
@@ -54,35 +54,28 @@ def solve(
     wrong answers before); without that confirmation the status is unknown. `progress` gets (objective, bound).
     """
     start = time.monotonic()
-    outcome = _run(model, variables, time_limit, seed, num_workers, max_deterministic_time, progress, symmetry=2)
+    parameters: dict[str, float] = {"random_seed": seed, "num_workers": num_workers}
+    if max_deterministic_time is not None:
+        parameters["max_deterministic_time"] = max_deterministic_time
+    outcome = _run(model, variables, {**parameters, "max_time_in_seconds": max(0.01, time_limit)}, progress)
     if outcome.status is not Status.INFEASIBLE:
         return outcome
     left = max(0.05, time_limit - (time.monotonic() - start))
-    again = _run(model, variables, left, seed, num_workers, max_deterministic_time, None, symmetry=0)
+    again = _run(model, variables, {**parameters, "max_time_in_seconds": left, "symmetry_level": 0}, None)
     return again if again.status in {Status.INFEASIBLE, Status.FEASIBLE, Status.OPTIMAL} else Outcome(Status.UNKNOWN)
 
 
 def _run(
     model: cp_model.CpModel,
     variables: Sequence[cp_model.IntVar],
-    time_limit: float,
-    seed: int,
-    num_workers: int,
-    max_deterministic_time: float | None,
+    parameters: Mapping[str, float],
     progress: Callable[[float, float], None] | None,
-    *,
-    symmetry: int,
 ) -> Outcome:
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(0.01, time_limit)
-    solver.parameters.random_seed = seed
-    solver.parameters.num_workers = num_workers
-    solver.parameters.symmetry_level = symmetry
-    solver.parameters.log_search_progress = False
-    if max_deterministic_time is not None:
-        solver.parameters.max_deterministic_time = max_deterministic_time
+    for name, value in parameters.items():
+        setattr(solver.parameters, name, value)
 
     class Report(cp_model.CpSolverSolutionCallback):
         def on_solution_callback(self) -> None:

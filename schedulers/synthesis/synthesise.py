@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedulers.synthesis.ages import DualBound, dual_bound
-from schedulers.synthesis.alphabet import Alphabet
 from schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from schedulers.synthesis.explore import Progress, explore, within_limits
 from schedulers.synthesis.problem import Candidate, Front, Objective, Status
@@ -22,6 +21,7 @@ from topo.timing.event_graph import cycle_time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from schedulers.synthesis.alphabet import Alphabet
     from schedulers.synthesis.archive import Archive
     from schedulers.synthesis.problem import Problem
     from schedulers.synthesis.search import Letters
@@ -61,7 +61,7 @@ def synthesise(
         raise InputError(f"time_limit: is {time_limit}; give seconds > 0")
     start = time.monotonic()
     if reason := impossible(problem):
-        return _empty(problem, Status.INFEASIBLE, reason, start, seed)
+        return _empty(reason, start, seed)
     alphabets = alphabets_of(problem, seed, lambda: time.monotonic() > start + 0.15 * time_limit)
     found: list[Candidate] = []
     proofs: list[str] = []
@@ -253,5 +253,7 @@ def _nearest(problem: Problem, found: list[Candidate]) -> str:
     )
 
 
-def _empty(problem: Problem, status: Status, reason: str, start: float, seed: int) -> Front:
-    return Front(candidates=(), best=None, status=status, seconds=time.monotonic() - start, seed=seed, reason=reason)
+def _empty(reason: str, start: float, seed: int) -> Front:
+    return Front(
+        candidates=(), best=None, status=Status.INFEASIBLE, seconds=time.monotonic() - start, seed=seed, reason=reason
+    )

@@ -1,4 +1,4 @@
-"""Variables of the two CP-SAT models: how often each segment stands in a period, which candidate groups make a phase."""
+"""Variables of the two CP-SAT models: how often each segment stands in a period, which groups make a phase."""
 
 from __future__ import annotations
 

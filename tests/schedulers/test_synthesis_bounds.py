@@ -1,7 +1,7 @@
 """The age bound: below every schedule there is, and tight on the worked example."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_no_short_period_is_below_the_bound(shape):
 def test_deeper_tables_never_weaken_the_bound():
     alphabet = rule_alphabet(Problem(cluster=cluster("2x2")))
     bounds = [cycle_mean_bound(age_tables(alphabet, depth), 3.0, never) for depth in (1, 2, 3, 4)]
-    assert all(b >= a - 1e-4 for a, b in zip(bounds, bounds[1:], strict=False))
+    assert all(b >= a - 1e-4 for a, b in pairwise(bounds))
 
 
 def test_worked_example_optimum_is_proved_for_any_period():

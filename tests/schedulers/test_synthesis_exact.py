@@ -1,4 +1,4 @@
-"""Exact consensus: every construction multiplied out in fractions, every bound against exhaustive or published values."""
+"""Exact consensus: every construction multiplied out in fractions, every bound against published values."""
 
 import json
 from fractions import Fraction
