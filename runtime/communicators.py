@@ -314,7 +314,7 @@ def _drop(backends: list[list[object]]) -> None:
 
 
 def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
-    """The distinct groups of one worker over prologue and period, none for strategies whose groups the file does not say.
+    """The distinct groups of one worker over prologue and period; none for strategies whose file does not say groups.
 
     O(period · group size) for rules.
     """

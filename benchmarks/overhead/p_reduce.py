@@ -6,6 +6,8 @@ loopback (bound by the CPU) and, as root, a wire between two network namespaces 
     python benchmarks/overhead/p_reduce.py [--repetitions 15] [--megabytes 8 40 160] [--rate 1gbit] [-o result.json]
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import io
@@ -18,6 +20,10 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -25,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 NAMES = [f"preduce-o{os.getpid() % 10000}-{side}" for side in "ab"]
 
 
-def measure(megabytes, repetitions):
+def measure(megabytes: list[int], repetitions: int) -> None:
     """Run by every worker; rank 0 prints one line of JSON per size."""
     import torch
 
@@ -50,17 +56,19 @@ def measure(megabytes, repetitions):
         bare_buffer = torch.rand(count)
         reducer = Reducer(world, [lane], Recorder(rank), Watch(store, rank, "b", beats=False), key="b", timeout=120)
 
-        def p_reduce(step, lane=lane, reducer=reducer):
+        def p_reduce(step: int, lane: Lane = lane, reducer: Reducer = reducer) -> None:
             reduction = reducer.begin("average", step, step, everyone)
             reducer.wait(reduction)
             commit_mean(lane, 1.0, None, swap=True)
 
-        def bare(_step, buffer=bare_buffer):
+        def bare(_step: int, buffer: torch.Tensor = bare_buffer) -> None:
             communicator.all_reduce(buffer).wait()
 
-        def timed(action, step):
+        def timed(
+            action: Callable[[int], None], step: int, live: Lane = lane, other: torch.Tensor = bare_buffer
+        ) -> float:
             # What an optimizer's step does just before: the live array is written (and sums never reach infinity).
-            (lane.flat if action is p_reduce else bare_buffer).fill_(1.0)
+            (other if action.__name__ == "bare" else live.flat).fill_(1.0)
             communicator.all_reduce(torch.ones(1)).wait()
             start = time.perf_counter()
             action(step)
@@ -76,7 +84,7 @@ def measure(megabytes, repetitions):
             print(json.dumps({"megabytes": amount, "workers": size, "rows": rows}), flush=True)
 
 
-def summary(line, setting):
+def summary(line: dict[str, Any], setting: str) -> dict[str, Any]:
     rows = line["rows"]
     ratios = sorted(row["p_reduce"] / row["bare"] for row in rows)
     result = {"setting": setting, "workers": line["workers"], "megabytes": line["megabytes"], "repetitions": len(rows)}
@@ -89,7 +97,7 @@ def summary(line, setting):
     return result
 
 
-def loopback(workers, arguments):
+def loopback(workers: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from runtime.launch import launch
 
     output = io.StringIO()
@@ -99,12 +107,12 @@ def loopback(workers, arguments):
     return [json.loads(line.split("] ", 1)[1]) for line in output.getvalue().splitlines() if '"rows"' in line]
 
 
-def run_tool(*words):
+def run_tool(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
 @contextlib.contextmanager
-def wire(rate):
+def wire(rate: str) -> Iterator[dict[str, tuple[str, str]]]:
     """Two namespaces joined by a veth pair whose both ends send at most `rate`."""
     first, second = NAMES
     try:
@@ -116,15 +124,30 @@ def wire(rate):
             run_tool(*inside, "addr", "add", address, "dev", device)
             run_tool(*inside, "link", "set", device, "up")
             run_tool(*inside, "link", "set", "lo", "up")
-            run_tool("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb",
-                     "latency", "200ms")
+            run_tool(
+                "tc",
+                "-n",
+                name,
+                "qdisc",
+                "add",
+                "dev",
+                device,
+                "root",
+                "tbf",
+                "rate",
+                rate,
+                "burst",
+                "256kb",
+                "latency",
+                "200ms",
+            )
         yield {first: ("pov0", "10.78.0.1"), second: ("pov1", "10.78.0.2")}
     finally:
         for name in NAMES:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def wired(workers, arguments):
+def wired(workers: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Half of the workers on each side of the wire; neighbours in the ring are on one side where possible."""
     lines = []
     with wire(arguments.rate) as sides:
@@ -133,8 +156,13 @@ def wired(workers, arguments):
         for rank in range(workers):
             name = NAMES[rank * 2 // workers]
             environment = os.environ | {
-                "RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_ADDR": address, "MASTER_PORT": "29517",
-                "GLOO_SOCKET_IFNAME": sides[name][0], "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
+                "RANK": str(rank),
+                "WORLD_SIZE": str(workers),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": "29517",
+                "GLOO_SOCKET_IFNAME": sides[name][0],
+                "OMP_NUM_THREADS": "1",
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
             }
             words = [sys.executable, __file__, "--worker", "--repetitions", str(arguments.repetitions), "--megabytes"]
             command = ["ip", "netns", "exec", name, *words, *map(str, arguments.megabytes)]
@@ -149,14 +177,14 @@ def wired(workers, arguments):
     return lines
 
 
-def why_no_wire():
+def why_no_wire() -> str | None:
     if os.geteuid() != 0:
         return "needs root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     return f"needs {' and '.join(missing)}" if missing else None
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[8, 40, 160])

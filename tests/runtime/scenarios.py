@@ -4,6 +4,7 @@
 the launcher, what the workers printed, seconds. torch is imported once; every scenario forks fresh workers.
 """
 
+# ruff: noqa: E402, T201 - the paths come first when this runs as a script; its output is what the tests read
 from __future__ import annotations
 
 import io

@@ -62,7 +62,7 @@ def reports(answer, rank=None, **facts):
 
 def test_random_schedules_on_processes_equal_the_reference(driver):
     base = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
-    print(f"seeds from {base}")
+    sys.stdout.write(f"seeds from {base}\n")
     answer = driver.run(
         "random schedules", limit=110, environment={"CASES_FROM": str(base), "CASES": os.environ.get("CASES", "40")}
     )
@@ -309,7 +309,12 @@ def test_runs_under_plain_torchrun(tmp_path, how):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [*command, str(script), how, str(tmp_path)], capture_output=True, text=True, timeout=110, env=environment
+        [*command, str(script), how, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env=environment,
+        check=False,
     )
     if how == "good":
         assert result.returncode == 0, result.stderr[-3000:]
