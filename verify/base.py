@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from topo.errors import RefutedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class Status(StrEnum):
@@ -92,7 +92,7 @@ class Proof:
         return self
 
 
-def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **entry: Any) -> Claim:
+def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **entry: object) -> Claim:
     """A proved claim whose certificate entry holds the given fields."""
     return Claim(claim, Status.PROVED, explanation, witness, {"claim": claim, **entry})
 
@@ -107,7 +107,7 @@ def not_proved(claim: str, explanation: str) -> Claim:
     return Claim(claim, Status.NOT_PROVED, explanation)
 
 
-def some(items: Any, limit: int = 12) -> str:
+def some(items: Sequence[int], limit: int = 12) -> str:
     """A set of ranks for a sentence: the first few, then how many there are."""
     listed = [int(item) for item in items[:limit]]
     rest = f",… ({len(items)} in all)" if len(items) > limit else ""

@@ -56,14 +56,14 @@ def _apart(phases: tuple[Phase, ...]) -> Claim | None:
     from scipy.sparse.csgraph import connected_components
 
     num_workers = phases[0].num_workers
-    component = np.arange(num_workers)
+    component = np.arange(num_workers, dtype=np.int64)
     for phase in phases:
         moving = np.array([factor != 0 for factor in phase.relax]) if phase.relax else np.ones(len(phase), dtype=bool)
         keep = np.repeat(moving, phase.sizes)
         heads = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)[keep]
         links = (np.ones(len(heads)), (component[heads], component[phase.members[keep]]))
-        count, labels = connected_components(coo_array(links, shape=(num_workers, num_workers)), directed=False)
-        component = labels[component]
+        _, labels = connected_components(coo_array(links, shape=(num_workers, num_workers)), directed=False)
+        component = labels[component].astype(np.int64)
         if len(np.unique(component)) == 1:
             return None
     sizes = np.bincount(component)

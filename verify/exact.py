@@ -77,7 +77,7 @@ def _by_product(schedule: Schedule) -> Claim | None:
     if n > MAX_PRODUCT:
         return None
     product, scale = scaled_product(schedule)
-    if any(entry * n != scale for entry in product.flat):
+    if any(entry * n != scale for entry in product.ravel().tolist()):
         return None
     return proved(NAME, f"The exact product of the period is 1/{n} in all entries.", method="product", classes=[[]])
 
@@ -117,12 +117,12 @@ def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDA
     n, count = phases[0].num_workers, len(phases)
     before = [np.arange(n)]
     after = [np.arange(n)]
-    for l in range(count - 1):
-        before.append(_joined(before[-1], phases[l]))
-        after.append(_joined(after[-1], phases[count - 1 - l]))
+    for d in range(count - 1):
+        before.append(_joined(before[-1], phases[d]))
+        after.append(_joined(after[-1], phases[count - 1 - d]))
     labels = np.zeros(n, dtype=np.int64)
-    for l, radix in enumerate(radices):
-        digit = _merge(before[l], after[count - 1 - l])
+    for d, radix in enumerate(radices):
+        digit = _merge(before[d], after[count - 1 - d])
         if digit.max() + 1 != radix:
             return None
         labels = labels * radix + digit

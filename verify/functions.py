@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from topo.errors import InputError
 from topo.phase import Group, Phase
@@ -128,7 +128,7 @@ def _not_periodic(answers: list[Group | None], phases: list[Phase], step: int, p
     return None
 
 
-def load_function(place: str) -> Any:
+def load_function(place: str) -> PhaseFunction:
     """The function named by `file.py:name`. The file is executed, so it must be trusted like any script.
 
     Raises:
@@ -147,7 +147,7 @@ def load_function(place: str) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 - user code may raise anything; it must become one sentence
         raise InputError(f"{file}: raised {type(error).__name__} when executed: {error}") from None
-    function = getattr(module, name, None)
+    function: PhaseFunction | None = getattr(module, name, None)
     if not callable(function):
         raise InputError(f"{file}: has no function {name!r}")
     return function

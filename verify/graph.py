@@ -126,7 +126,7 @@ def _refutation(num_workers: int, strategy: Neighbor) -> Claim | None:
     from scipy.sparse.csgraph import connected_components
 
     support = support_of_period(num_workers, strategy)
-    count, home = connected_components(csr_array(support), directed=True, connection="strong")
+    count, home = connected_components(csr_array(support.astype(np.int8)), directed=True, connection="strong")
     closed = [c for c in range(count) if not support[np.ix_(home == c, home != c)].any()]
     if len(closed) > 1:
         sets = [np.flatnonzero(home == c).tolist() for c in closed[:2]]

@@ -42,7 +42,7 @@ def prove_membership(schedule: Schedule) -> Claim | None:
     except ImportError:
         return not_proved(NAME, f"sympy is not installed; only clusters of up to {EXHAUSTIVE} nodes were evaluated.")
     text = (
-        "The function that computes a worker's group was run, as it stands, on a node with symbolic digits and radices: "
+        "The function that computes a worker's group was run, as it is, on a node with symbolic digits and radices: "
         f"with {len(steps)} Euclidean divisions, each with 0 ≤ remainder < divisor shown for all radices ≥ 2, every "
         f"member of a group finds exactly that group, for every number of nodes with {rule.num_digits} digits. All "
         f"workers of all clusters of up to {EXHAUSTIVE} nodes were evaluated besides."

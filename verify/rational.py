@@ -29,7 +29,7 @@ def gram(rows: Sequence[Sequence[Fraction]]) -> Matrix:
 
 
 def shifted(squared: Fraction, rows: Matrix) -> Matrix:
-    """squared · I − rows."""
+    """The matrix squared · I − rows."""
     return [[squared * (i == j) - entry for j, entry in enumerate(row)] for i, row in enumerate(rows)]
 
 

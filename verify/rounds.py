@@ -54,7 +54,7 @@ def prove_rounds(schedule: Schedule, *, exact: bool) -> Claim | None:
 
 
 def best_bound(n: int, g: int, *, plain_means: bool = True) -> dict[str, Any]:
-    """The largest of the bounds, as `{"bound": name, "at_least": rounds, "prime": p or 0}`; ties go to the earlier name."""
+    """The largest bound, as `{"bound": name, "at_least": rounds, "prime": p or 0}`; ties go to the earlier name."""
     log = log_bound(n, g)
     found: list[tuple[int, str, int]] = [(log, "log", 0)]
     if g == 2 and n % 2 and n > 1:
@@ -98,7 +98,7 @@ def p_adic_bound(n: int, g: int, p: int, power: int) -> int:
     reach[v] is the largest product so far whose power of p is at least v; the best size that brings a powers of p is
     the largest multiple of p^a up to g.
     """
-    best = []
+    best: list[int] = []
     while p ** len(best) <= g:
         best.append(g // p ** len(best) * p ** len(best))
     reach = [1] + [0] * power

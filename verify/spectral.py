@@ -96,7 +96,7 @@ Pencil = tuple[Matrix, list[Fraction]]
 
 
 def beyond(pencil: Pencil, kind: str, threshold: Fraction) -> int | None:
-    """How many eigenvalues lie beyond the threshold (above it; for slem also below its negative); None if a pivot fails.
+    """How many eigenvalues lie beyond the threshold (for slem on both sides); None if a pivot is zero.
 
     For sigma the threshold is that of the singular values; a negative one is exceeded by all.
     """
@@ -146,7 +146,7 @@ def _pencil(listed: Round, kind: str) -> Pencil | None:
 
 
 def _reversible_measure(matrix: Matrix) -> list[Fraction] | None:
-    """m > 0 with m_i·W_ij = m_j·W_ji for all pairs, found along a breadth-first search and then checked on all."""
+    """The measure m > 0 with m_i·W_ij = m_j·W_ji for all pairs, found by a search and checked on all."""
     n = len(matrix)
     measure: list[Fraction] = [Fraction(0)] * n
     for root in range(n):

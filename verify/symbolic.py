@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - sympy has no types
 """Run the code's own group function on symbols: one run stands for every number of nodes.
 
 `topo.rule.group_of` and the functions it calls use nothing but +, −, ·, // and %. Their code objects, unchanged, are
@@ -104,7 +105,7 @@ class Natural:
         return self._with(other, lambda a, b: a + b)
 
     def __radd__(self, other: Any) -> Natural:
-        return self + other
+        return self._with(other, lambda a, b: b + a)
 
     def __sub__(self, other: Any) -> Natural:
         return self._with(other, lambda a, b: a - b)
@@ -113,7 +114,7 @@ class Natural:
         return self._with(other, lambda a, b: a * b)
 
     def __rmul__(self, other: Any) -> Natural:
-        return self * other
+        return self._with(other, lambda a, b: b * a)
 
     def __floordiv__(self, other: Any) -> Natural:
         divisor = other.expression if isinstance(other, Natural) else other
@@ -184,14 +185,14 @@ def prove_identity(num_digits: int, size: int, phases: tuple[RulePhase, ...]) ->
         )
         for local in block.local if len(block.local) > 1 or block.across else ():
             group = _on_symbols(facts)["group_of"](node * size + local, (block,), size, radices)
-            _compare(facts, group.members, kept, strides, block, size)
+            _compare(facts, group.members, kept, strides=strides, block=block, size=size)
             for member in group.members:
                 again = _on_symbols(facts)["group_of"](member, (block,), size, radices)
-                _compare(facts, again.members, kept, strides, block, size)
+                _compare(facts, again.members, kept, strides=strides, block=block, size=size)
     return tuple(facts.steps)
 
 
-def _compare(facts: Facts, members: Any, kept: Any, strides: list[Any], block: Any, size: int) -> None:
+def _compare(facts: Facts, members: Any, kept: Any, *, strides: list[Any], block: Any, size: int) -> None:
     """Members must be size · (kept + Σ generic element · stride over `across`) + rank, for each rank of the block."""
     import sympy
 

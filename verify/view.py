@@ -25,7 +25,7 @@ class RuleView:
 
     @property
     def num_digits(self) -> int:
-        """k."""
+        """The number of digits of a node's index."""
         return len(self.radices)
 
 
