@@ -66,7 +66,7 @@ def import_schedule(
     one_peer: bool = False,
     **options: object,
 ) -> Schedule:
-    """A schedule from another tool's file. What is wrong with it is `verify`'s to find; what cannot be read is said here.
+    """A schedule from another tool's file. `verify` finds what is wrong with it; what cannot be read is said here.
 
     Args:
         path: the file.

@@ -7,6 +7,7 @@ from fractions import Fraction
 from math import ceil, lcm, log
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -14,9 +15,11 @@ from schedulers import base_graph, registry
 from schedulers.constructions import ceca_2p
 from schedulers.constructions.ou_equidyn import matching
 from schedulers.constructions.random_partitions import phase as random_phase
+from schedulers.imports import one_peer
 from schedulers.shifts import round_of, shifts
 from topo.cluster import Cluster
 from topo.errors import ScheduleError
+from topo.figures import n_eff
 from topo.strategies import Neighbor
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
@@ -73,10 +76,10 @@ def test_base_k_plus_1_has_its_published_length(n):
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_base_k_plus_1_is_exact_for_all_n_to_100(k):
     for n in range(2, 101):
-        for build_ in (base_graph.base, base_graph.simple_base):
+        simple, shortest = base_graph.simple_base(n, k), base_graph.base(n, k)
+        for exchanges in (simple, shortest)[len(shortest) == len(simple) :]:  # equally long means the same
             numerators = np.array([[int(i == j) for j in range(n)] for i in range(n)], dtype=object)
             denominator = 1
-            exchanges = build_(n, k)
             for exchange in exchanges:
                 round_ = base_graph.as_round(exchange)
                 assert np.bincount(round_.targets, minlength=n).max(initial=0) <= k
@@ -259,3 +262,56 @@ def test_seeds_repeat_and_differ(name):
     n = 40
     assert build(name, n, seed=1) == build(name, n, seed=1)
     assert build(name, n, seed=1).strategy != build(name, n, seed=2).strategy
+
+
+ROUNDS_TO_A_MILLIONTH = [
+    ("ring", {16: 266, 25: 653, 32: 1072, 64: 4297}),
+    ("torus", {16: 28, 25: 43, 32: 111, 64: 111, 100: 174}),
+    ("hypercube", {16: 28, 32: 35, 64: 42}),
+    ("exponential", {16: 28, 25: 21, 32: 35, 64: 42, 100: 49}),
+    ("one-peer-exponential", {16: 4, 25: 44, 32: 5, 64: 6, 100: 62}),
+    ("base-k-plus-1", {16: 4, 25: 9, 32: 5, 64: 6, 100: 11}),
+    ("hyper-cuboid", {16: 2, 25: 2, 32: 3, 64: 3, 100: 3}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "rounds"), [(name, n, rounds) for name, table in ROUNDS_TO_A_MILLIONTH for n, rounds in table.items()]
+)
+def test_rounds_until_the_norm_is_a_millionth(name, n, rounds):
+    """By doubling: the product of `rounds` rounds is small enough, that of one round less is not."""
+    limits = {"max_group": 5 if n in (25, 100) else 4} if name == "hyper-cuboid" else {}
+    matrices = [matrix - 1 / n for matrix in dense(build(name, n, **limits))]
+
+    def norm_after(count):
+        period = np.linalg.multi_dot([np.eye(n), *matrices[::-1], np.eye(n)])
+        product = np.linalg.matrix_power(period, count // len(matrices))
+        for matrix in matrices[: count % len(matrices)]:
+            product = matrix @ product
+        return np.linalg.norm(product, 2)
+
+    assert norm_after(rounds) <= 1e-6 < norm_after(rounds - 1)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_effective_neighbours_of_32_workers(index):
+    golden = GOLDEN["effective_neighbours_n32"]
+    gamma = golden["gamma"][index]
+    for key, schedule in {
+        "ring": build("ring", 32),
+        "torus_4x8": build("torus", 32, shape="4x8"),
+        "hypercube": build("hypercube", 32),
+        "one_peer_exponential": build("one-peer-exponential", 32),
+        "hyper_cuboid_4x8": build("hyper-cuboid", 32, factors="4,8"),
+        "complete": build("complete", 32),
+    }.items():
+        assert n_eff(schedule, gamma) == pytest.approx(golden[key][index], abs=6e-4), key
+
+
+def test_a_refuted_import_says_which_law_it_breaks():
+    from verify import prove
+
+    proof = prove(one_peer(nx.star_graph(5).to_directed()))
+    assert proof.verdict == "refuted"
+    refuted = {claim.claim for claim in proof.claims if claim.status == "refuted"}
+    assert any("stochastic" in claim for claim in refuted)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pkgutil
 from fractions import Fraction
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -188,3 +190,13 @@ def test_allreduce_takes_its_pace_from_every():
     assert isinstance(schedule.strategy, AllReduce)
     assert schedule.strategy.pace == 5
     assert schedule.name == "allreduce(every=5)"
+
+
+def test_the_catalogue_page_is_current():
+    root = Path(__file__).parents[2]
+    spec = spec_from_file_location("make_catalogue", root / "docs" / "make_catalogue.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (root / "docs" / "catalogue.md").read_text(encoding="utf-8") == module.page(), (
+        "docs/catalogue.md is stale: run `python docs/make_catalogue.py`"
+    )
