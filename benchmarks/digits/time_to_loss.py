@@ -120,11 +120,13 @@ def write(runs: list[dict[str, object]], seconds: float) -> None:
         "seconds_in_all": round(seconds),
     }  # fmt: skip
     (RESULTS / "time_to_loss.json").write_text(json.dumps({"about": about, "runs": runs}, indent=1) + "\n")
+    loads = [float(str(run["load_average_before"])) for run in runs]
     words = (
         f"# Time to loss on digits, 16 processes\n\n`{about['command']}`, {about['machine']}. 4 nodes of 4 workers "
         f"stand on one machine and loopback; computing is padded to {PAD * 1e3:g} ms a step. Loss is the training loss "
         f"of the mean model, measured every {EVERY} steps outside the clock. Medians [smallest-largest] of the seeds "
-        "that reached the target at the best learning rate; speed-up is over All-Reduce at its own best rate.\n\n"
+        "that reached the target at the best learning rate; speed-up is over All-Reduce at its own best rate. The "
+        f"machine's load average before a run was {min(loads):g} to {max(loads):g}.\n\n"
     )
     (RESULTS / "time_to_loss.md").write_text(words + table(runs))
 
