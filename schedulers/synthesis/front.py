@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from schedulers.synthesis.problem import Problem
     from schedulers.synthesis.search import Letters
 
+    Found = tuple[float, float, Letters]
+
 TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
 BOUND_SHARE = 0.3
+SEARCH_SHARE = 0.8
 MAX_REPORTED = 40
 
 
@@ -74,8 +77,10 @@ def synthesise(
             if shortfall := beyond(problem, bound):
                 doubts.append(f"{alphabet.described}: {shortfall}")
         left = (start + time_limit - time.monotonic()) / (len(alphabets) - index)
-        archives = explore(alphabet, problem, seconds=max(0.05, 0.92 * left), seed=seed + index, progress=progress)
-        found += _candidates(problem, alphabet, archives, bound)
+        archives = explore(
+            alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
+        )
+        found += _candidates(problem, alphabet, archives, bound, before=time.monotonic() + 0.2 * left)
     front = pareto(found)
     best = preferred(problem, found)
     seconds = time.monotonic() - start
@@ -146,11 +151,15 @@ def _bound(problem: Problem, alphabet: Alphabet, seconds: float) -> DualBound | 
 
 
 def _candidates(
-    problem: Problem, alphabet: Alphabet, archives: list[Archive], bound: DualBound | None
+    problem: Problem, alphabet: Alphabet, archives: list[Archive], bound: DualBound | None, *, before: float
 ) -> list[Candidate]:
-    """The archives' fronts with their figures recomputed by `topo`, which the search does not share code with."""
+    """The archives' fronts with their figures recomputed by `topo`, which the search does not share code with.
+
+    What was asked for comes first, then entries spread over the front, ever finer, until `before`.
+    """
     allowed = within_limits(alphabet, problem.limits)
-    result, seen = [], set()
+    result: list[Candidate] = []
+    seen: set[Letters] = set()
     for archive in archives:
         front = archive.front()
         stride = max(1, len(front) // MAX_REPORTED)
@@ -158,15 +167,27 @@ def _candidates(
             archive.best_within(problem.limits.max_communication or np.inf),
             archive.cheapest_below(problem.limits.max_disagreement or np.inf),
         ]
-        for entry in (*asked, *front[::stride]):
+        for entry in (*asked, *scattered(front[::stride])):
             if entry is None:
                 continue
             letters = primitive(entry[2], problem.limits.min_period)
             if letters in seen or (allowed is not None and not allowed(letters)):
                 continue
+            if result and time.monotonic() > before:
+                return result
             seen.add(letters)
             result.append(candidate(problem, alphabet, letters, bound))
     return result
+
+
+def scattered(front: list[Found]) -> list[Found]:
+    """The same entries, ordered so that every beginning of the list is spread over the whole front."""
+    order: list[int] = []
+    step = 1 << max(0, len(front) - 1).bit_length()
+    while step:
+        order += [index for index in range(0, len(front), step) if index not in order]
+        step //= 2
+    return [front[index] for index in order]
 
 
 def candidate(problem: Problem, alphabet: Alphabet, letters: Letters, bound: DualBound | None) -> Candidate:
@@ -200,10 +221,10 @@ def primitive(letters: Letters, least: int = 1) -> Letters:
 
 
 def pareto(found: list[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates that no other beats in communication, disagreement and drift at once, by rising communication."""
+    """The candidates that no other beats in communication, disagreement, drift and step time, by communication."""
 
-    def key(c: Candidate) -> tuple[float, float, float]:
-        return c.communication_seconds_per_step, c.disagreement, c.drift
+    def key(c: Candidate) -> tuple[float, float, float, float]:
+        return c.communication_seconds_per_step, c.disagreement, c.drift, c.step_seconds
 
     kept: list[Candidate] = []
     for one in sorted(found, key=lambda c: (*key(c), c.period)):
