@@ -7,7 +7,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import typer
 
-VERBS = ("design", "verify", "show", "simulate", "compare", "gaps", "catalogue", "profile", "run", "schema", "demo")
+VERBS = (
+    "design",
+    "verify",
+    "show",
+    "simulate",
+    "compare",
+    "gaps",
+    "catalogue",
+    "import",
+    "profile",
+    "run",
+    "schema",
+    "demo",
+)
+
+MODULES = {"import": "import_"}
+"""Verbs that are words of the language have another file name."""
 
 
 def build_app() -> typer.Typer:
@@ -40,6 +56,6 @@ def build_app() -> typer.Typer:
             raise typer.Exit
 
     for verb in VERBS:
-        module = import_module(f"preduce.commands.{verb}")
+        module = import_module(f"preduce.commands.{MODULES.get(verb, verb)}")
         app.command(verb, **getattr(module, "SETTINGS", {}))(module.command)
     return app

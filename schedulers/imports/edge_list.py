@@ -1,7 +1,11 @@
-"""Edge lists: two ranks a line, and a weight if all lines have one; `#` starts a comment."""
+"""Edge lists: two ranks a line, and a weight if all lines have one; `#` starts a comment.
+
+What networkx writes by itself is read too: `0 1 {}` and `0 1 {'weight': 0.25}`.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from schedulers.imports.base import exact, from_edges
@@ -14,6 +18,10 @@ if TYPE_CHECKING:
     from schedulers.imports.base import Imported
 
 
+_ATTRIBUTES = re.compile(r"\{(?:[^{}]*['\"]weight['\"]\s*:\s*([^,{}\s]+))?[^{}]*\}\s*$")
+"""The dictionary of edge attributes that networkx writes; its weight, if it has one, is group 1."""
+
+
 def lines_of(data: bytes, source: str) -> Iterator[tuple[int, list[str]]]:
     """(line number, words) of every line that says something."""
     try:
@@ -21,7 +29,8 @@ def lines_of(data: bytes, source: str) -> Iterator[tuple[int, list[str]]]:
     except UnicodeDecodeError as error:
         raise DocumentError("document", f"is not UTF-8 text (byte {error.start})", source) from None
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.split("#", 1)[0].replace(",", " ").split()
+        plain = _ATTRIBUTES.sub(lambda found: found[1] or "", line.split("#", 1)[0])
+        words = plain.replace(",", " ").split()
         if words:
             yield number, words
 

@@ -313,3 +313,12 @@ def test_missing_files_and_unknown_formats(tmp_path):
         import_schedule(path, format="graphmll")
     with pytest.raises(ScheduleError, match="it takes directed"):
         import_schedule(path, k=3)
+
+
+def test_edge_lists_as_networkx_writes_them(tmp_path):
+    graph = nx.cycle_graph(6)
+    nx.write_edgelist(graph, tmp_path / "plain.edgelist")
+    assert len(import_schedule(tmp_path / "plain.edgelist").strategy.rounds[0]) == 12
+    nx.set_edge_attributes(graph, 0.25, "weight")
+    nx.write_edgelist(graph, tmp_path / "weighted.edgelist")
+    assert import_schedule(tmp_path / "weighted.edgelist").strategy.rounds[0].weights == (Fraction(1, 4),)
