@@ -52,5 +52,8 @@ class Strategy(Protocol):
     def drain(self) -> None:
         """Wait for what is in flight and drop it: the run ends, or goes on from other parameters."""
 
+    def resume(self, step: int, round_: int) -> None:
+        """Called after a checkpoint was loaded, before the first step; all workers are there."""
+
     def close(self) -> None:
         """End threads and sockets of this strategy, after success and after failure; may be called twice."""

@@ -44,5 +44,8 @@ class GradientMeans:
     def drain(self) -> None:
         """Nothing is ever in flight between steps."""
 
+    def resume(self, step: int, round_: int) -> None:
+        """Nothing was in flight."""
+
     def close(self) -> None:
         """Nothing runs beside the training loop."""

@@ -71,6 +71,11 @@ class GroupMeans:
         for lane in self.run.flat.lanes:
             lane.take_back()
 
+    def resume(self, step: int, round_: int) -> None:
+        """Start the operation that was in flight when a checkpoint was saved: from the buffers as they were then."""
+        if self.overlap:
+            self._begin_round(step, round_)
+
     def close(self) -> None:
         """Nothing runs beside the training loop."""
 

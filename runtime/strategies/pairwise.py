@@ -109,6 +109,9 @@ class PairMeans:
         self._generation += 1
         self._pauses = 0
 
+    def resume(self, step: int, round_: int) -> None:
+        """The first step starts afresh from the loaded parameters."""
+
     def close(self) -> None:
         """End the side thread."""
         self._post.close()

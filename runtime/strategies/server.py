@@ -60,6 +60,10 @@ class SynchronousServer:
         """As all-reduce."""
         self._inner.drain()
 
+    def resume(self, step: int, round_: int) -> None:
+        """As all-reduce."""
+        self._inner.resume(step, round_)
+
     def close(self) -> None:
         """End the side thread; whoever still waits for a sum learns it from the notes in the store."""
         self._post.close()
@@ -139,6 +143,9 @@ class AsynchronousServer:
             self._pending = None
         self._base = []
         self._generation += 1
+
+    def resume(self, step: int, round_: int) -> None:
+        """The hosts start afresh from the loaded parameters with the first step."""
 
     def close(self) -> None:
         """End the side thread."""

@@ -1,0 +1,326 @@
+"""Checkpoints: bit-for-bit continuation after a kill, refusals, damage, and resuming with another number of workers."""
+
+import hashlib
+import json
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from thread_ranks import ThreadRanks
+
+from runtime import checkpoint
+from runtime.checkpoint import load_checkpoint, save_checkpoint
+from runtime.optimizer import DistributedOptimizer
+from topo.cluster import Cluster
+from topo.errors import FileProblem, InputError
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Pairwise, Server
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(6)
+
+
+@pytest.fixture(scope="module")
+def ask():
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "resume_worker.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def request(**facts):
+        process.stdin.write(json.dumps(facts) + "\n")
+        process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            assert selector.select(60), "hangs"
+        answer = json.loads(process.stdout.readline())
+        lines = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
+        answer["reports"] = sorted((json.loads(line) for line in lines), key=lambda report: report["rank"])
+        return answer
+
+    yield request
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "adam"), [("static", False), ("allreduce", True), ("overlap", True), ("pace", False)])
+def test_a_killed_run_resumes_bit_for_bit(ask, tmp_path, kind, adam):
+    """Parameters, momentum, BatchNorm, dropout's random numbers and the learning rate all continue."""
+    common = {"kind": kind, "adam": adam, "rounds": 11}
+    whole = ask(**common, directory=str(tmp_path / "no"), resume=False, save=False)
+    assert whole["code"] == 0, whole["output"]
+    kill_at = random.SystemRandom().randint(4, 10)
+    directory = str(tmp_path / "saved")
+    killed = ask(**common, directory=directory, resume=False, save=True, victim=2, kill_at=kill_at)
+    assert killed["code"] == 128 + signal.SIGKILL, "the fault fired"
+    resumed = ask(**common, directory=directory, resume=True, save=True)
+    assert resumed["code"] == 0, resumed["output"]
+    for before, after in zip(whole["reports"], resumed["reports"], strict=True):
+        assert after["from"] == kill_at // 3 * 3 * (2 if kind == "pace" and after["rank"] == 1 else 1)
+        assert after["weights"] == before["weights"]
+
+
+def everyone(n, **options):
+    return Schedule("everyone", Cluster.regular(1, n), AllReduce(**options))
+
+
+def make(world, plan, value=None, *, width=4):
+    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width))
+    inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world, initial="keep")
+    with torch.no_grad():
+        for tensor in [*model.parameters(), model[1].running_mean]:
+            tensor.fill_(float(world.rank if value is None else value))
+    return model, optimizer
+
+
+def values(model):
+    return [float(p.detach().mean()) for p in model.parameters()] + [float(model[1].running_mean.mean())]
+
+
+def train(model, optimizer, steps):
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+
+def test_no_checkpoint_is_none_and_the_last_two_are_kept(ranks, tmp_path):
+    def work(world):
+        model, optimizer = make(world, everyone(2))
+        assert load_checkpoint(optimizer, tmp_path / "nothing") is None
+        for _ in range(4):
+            train(model, optimizer, 2)
+            save_checkpoint(optimizer, tmp_path)
+        return optimizer.round
+
+    assert ranks.run(2, work) == [8, 8]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-00000006", "round-00000008"]
+
+
+def _all(n):
+    from topo.phase import Group
+
+    return Group(tuple(range(n)))
+
+
+def saved(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
+    def work(world):
+        model, optimizer = make(world, plan or everyone(n, pace=1, overlap=True))
+        for round_ in rounds:
+            train(model, optimizer, round_ - optimizer.round)
+            save_checkpoint(optimizer, tmp_path, extra={"epoch": round_, "rank": world.rank})
+        return values(model)
+
+    return ranks.run(n, work)
+
+
+def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
+    before = saved(ranks, tmp_path)
+
+    def work(world):
+        model, optimizer = make(world, everyone(3, overlap=True), 77.0)
+        resumed = load_checkpoint(optimizer, tmp_path)
+        return values(model), resumed.extra, optimizer.steps, optimizer.round
+
+    for rank, (found, extra, steps, round_) in enumerate(ranks.run(3, work)):
+        assert found == before[rank]
+        assert extra == {"epoch": 4, "rank": rank}
+        assert (steps, round_) == (4, 4)
+
+
+@pytest.mark.parametrize("damage", ["flipped byte", "missing file", "no manifest", "bad manifest", "cut file"])
+def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, damage):
+    saved(ranks, tmp_path)
+    newest = tmp_path / "round-00000004"
+    victim = newest / "worker-00001.safetensors"
+    if damage == "flipped byte":
+        data = bytearray(victim.read_bytes())
+        data[-3] ^= 1
+        victim.write_bytes(data)
+    elif damage == "cut file":
+        victim.write_bytes(victim.read_bytes()[:-1])
+    elif damage == "missing file":
+        victim.unlink()
+    elif damage == "no manifest":
+        (newest / "manifest.json").unlink()
+    else:
+        (newest / "manifest.json").write_text('{"format": "preduce.checkpoint", "format": 1}')
+
+    def work(world):
+        _, optimizer = make(world, everyone(3, overlap=True))
+        return load_checkpoint(optimizer, tmp_path).round
+
+    assert ranks.run(3, work) == [2, 2, 2]
+
+
+def test_another_schedule_is_refused_by_hash(ranks, tmp_path):
+    saved(ranks, tmp_path)
+
+    def work(world):
+        _, optimizer = make(world, everyone(3, pace=2))
+        load_checkpoint(optimizer, tmp_path)
+
+    for error in ranks.run(3, work, catch=InputError):
+        assert "was saved under schedule 'everyone' (sha256 " in str(error)
+        assert "other_run=True" in str(error)
+
+
+def test_another_model_is_refused(ranks, tmp_path):
+    saved(ranks, tmp_path)
+
+    def work(world):
+        _, optimizer = make(world, everyone(3, overlap=True), width=5)
+        load_checkpoint(optimizer, tmp_path)
+
+    assert all("another model" in str(error) for error in ranks.run(3, work, catch=InputError))
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n):
+    before = saved(ranks, tmp_path)
+    mean = [sum(column) / 3 for column in zip(*before, strict=True)]
+
+    def refused(world):
+        _, optimizer = make(world, everyone(n))
+        load_checkpoint(optimizer, tmp_path)
+
+    assert all("3 workers and this run has" in str(error) for error in ranks.run(n, refused, catch=InputError))
+
+    def work(world):
+        model, optimizer = make(world, everyone(n))
+        resumed = load_checkpoint(optimizer, tmp_path, other_run=True)
+        found = values(model)
+        train(model, optimizer, 2)
+        return found, resumed.num_workers, resumed.round, optimizer.steps
+
+    for found, old_size, old_round, steps in ranks.run(n, work):
+        assert found == pytest.approx(mean)
+        assert (old_size, old_round, steps) == (3, 4, 2)
+
+
+def test_inside_a_round_saving_is_refused(ranks, tmp_path):
+    def work(world):
+        model, optimizer = make(world, everyone(2, pace=2))
+        train(model, optimizer, 3)
+        save_checkpoint(optimizer, tmp_path)
+
+    for error in ranks.run(2, work, catch=InputError):
+        assert "step 3 lies inside a round of 2 steps" in str(error)
+
+
+def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_goes_on(ranks, tmp_path, monkeypatch):
+    write = checkpoint.write_file
+
+    def full(path, data):
+        if "worker-00001" in str(path):
+            raise FileProblem(f"{path}: cannot be written: No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_file", full)
+
+    def work(world):
+        model, optimizer = make(world, everyone(2))
+        train(model, optimizer, 1)
+        with pytest.raises(FileProblem, match=r"round 1: worker 1: .* No space left on device"):
+            save_checkpoint(optimizer, tmp_path)
+        train(model, optimizer, 1)
+        return load_checkpoint(optimizer, tmp_path)
+
+    assert ranks.run(2, work) == [None, None]
+
+
+@pytest.mark.parametrize("stop", range(5))
+def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monkeypatch, stop):
+    """Writes are counted; everything from the given one on does not happen, as after a crash."""
+    saved(ranks, tmp_path, rounds=(2,))
+    write, count = checkpoint.write_file, [0]
+
+    class CrashError(Exception):
+        pass
+
+    def crashing(path, data):
+        count[0] += 1
+        if count[0] > stop:
+            raise CrashError
+        write(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_file", crashing)
+    ranks.fresh()
+    monkeypatch.setattr(ranks, "timeout", 1)
+
+    def work(world):
+        model, optimizer = make(world, everyone(3, overlap=True))
+        optimizer._reducer.timeout = 1
+        load_checkpoint(optimizer, tmp_path)
+        train(model, optimizer, 2)
+        save_checkpoint(optimizer, tmp_path)
+
+    failed = ranks.run(3, work, catch=Exception)
+    assert any(isinstance(error, CrashError) for error in failed), "the fault fired"
+    monkeypatch.setattr(checkpoint, "write_file", write)
+    ranks.fresh()
+    monkeypatch.setattr(ranks, "timeout", 60)
+
+    def again(world):
+        _, optimizer = make(world, everyone(3, overlap=True))
+        return load_checkpoint(optimizer, tmp_path).round
+
+    found = set(ranks.run(3, again))
+    assert len(found) == 1
+    assert found <= ({2} if stop < 3 else {2, 4})
+
+
+@pytest.mark.parametrize(
+    "strategy", [Pairwise(active=(0, 2)), Server(hosts=(1, 2), synchronous=False), Server(hosts=(0,))]
+)
+def test_timing_dependent_strategies_lose_and_double_nothing(ranks, tmp_path, strategy):
+    """Before and after a resume the mean model holds every update once: plain SGD with constant gradients."""
+    plan = Schedule("asynchronous", Cluster.regular(1, 3), strategy)
+    scale = 3 if isinstance(strategy, Server) and not strategy.synchronous else 1
+
+    def work(world):
+        model = torch.nn.Linear(2, 1, bias=False).double()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world, initial="keep")
+        with torch.no_grad():
+            model.weight.zero_()
+        resumed = load_checkpoint(optimizer, tmp_path)
+        train(model, optimizer, 6)
+        if resumed is None:
+            save_checkpoint(optimizer, tmp_path)
+            train(model, optimizer, 3)  # lost in the crash that follows
+            optimizer._reducer.agree("end", 0, _all(3))
+            optimizer._strategy.close()
+            return None
+        optimizer.finish()
+        return model.weight.detach().reshape(-1).tolist()
+
+    ranks.run(3, work)
+    assert ranks.run(3, work) == [[-12.0 * scale] * 2] * 3
+
+
+def test_files_hold_no_pickle_and_the_manifest_names_their_hash(ranks, tmp_path):
+    saved(ranks, tmp_path, rounds=(2,))
+    folder = tmp_path / "round-00000002"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["num_workers"] == 3
+    for rank, entry in enumerate(manifest["workers"]):
+        data = (folder / f"worker-{rank:05d}.safetensors").read_bytes()
+        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+        assert json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["model/0.weight"]["shape"] == [4, 3]
