@@ -96,9 +96,9 @@ def _by_communication(option: Option) -> float:
 
 
 def _search(job: Job, seconds: float, say: Callable[[str], None]) -> Front:
+    from schedulers.synthesis.front import synthesise
     from schedulers.synthesis.problem import Limits, Problem
     from schedulers.synthesis.problem import Objective as Goal
-    from schedulers.synthesis.synthesise import synthesise
 
     goal = {
         Objective.COMMUNICATION: Goal.COMMUNICATION,
