@@ -1,0 +1,429 @@
+"""The single proof methods: the symbolic run, exactness, bounds on rounds, gaps, plans, functions, budgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from topo import rule as rule_module
+from topo.cluster import Cluster
+from topo.document.writer import write_schedule
+from topo.errors import InputError, RefutedError, ScheduleError
+from topo.phase import Group, Phase
+from topo.rule import Block, digit_of, strides_of
+from topo.schedule import Schedule
+from topo.strategies import Neighbor, Round, Static
+from verify import Status, checker, membership, prove
+from verify.budget import over_budget
+from verify.certificate import certificate_bytes
+from verify.classes import class_product, distinct_classes
+from verify.functions import load_function, prove_function
+from verify.plan import Plan, plan_of, prove_plan, rotated_plan
+from verify.rate import product_minus_mean
+from verify.rational import gram, pivots, shifted
+from verify.rounds import best_bound, log_bound, prime_factors
+from verify.spectral import prove_gap
+from verify.symbolic import UnprovedError, prove_identity
+from verify.view import rule_view
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
+CHECKER = Path(checker.__file__)
+
+
+def explicit(n, *phases, **options):
+    return Schedule(
+        "x", Cluster.regular(n, 1), Static(phases=tuple(Phase.from_groups(n, p) for p in phases), **options)
+    )
+
+
+def graph(n, edges):
+    return Schedule("g", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),)))
+
+
+def accepted(schedule) -> list[str]:
+    """The claims that the checker confirms, in this process."""
+    from topo.document import dump_schedule
+
+    return list(
+        checker.check(
+            json.loads(certificate_bytes(prove(schedule).certificate)),
+            checker.documents.Schedule(dump_schedule(schedule)),
+        )
+    )
+
+
+# The symbolic run
+
+
+@pytest.mark.parametrize("across", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_the_group_function_is_proved_on_symbols(across):
+    steps = prove_identity(3, 3, ((Block((0, 2), across),),))
+    assert all("r" in step.divisor or step.divisor.isdigit() for step in steps)
+
+
+def _keeps_the_digit(node, radices, across):
+    return node
+
+
+def _forgets_the_last_digit(node, radices, across):
+    strides = strides_of(radices)
+    return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in list(across)[:-1])
+
+
+def _weighs_wrongly(node, radices, across):
+    strides = strides_of(radices)
+    return node - sum(digit_of(node, strides[d], radices[d]) for d in across)
+
+
+BUGS = [_keeps_the_digit, _forgets_the_last_digit, _weighs_wrongly]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_wrong_group_function_is_not_proved_on_symbols_and_refuted_by_evaluation(monkeypatch, bug):
+    phases = ((Block((0, 1), (0, 1)),),)
+    monkeypatch.setattr(rule_module, "representative", bug)
+    with pytest.raises(UnprovedError):
+        prove_identity.__wrapped__(2, 2, phases)
+    assert membership.exhaustive_mismatch.__wrapped__(2, ((0, 1),)) is not None
+
+
+def test_a_modulus_without_its_side_condition_is_not_proved(monkeypatch):
+    monkeypatch.setattr(rule_module, "digit_of", lambda node, stride, radix: (node // stride) % (radix - 1))
+    with pytest.raises(UnprovedError):
+        prove_identity.__wrapped__(2, 2, ((Block((0, 1), (0,)),),))
+
+
+# Exactness and rounds
+
+
+def test_labels_prove_a_hyper_cuboid_exact_at_any_place_of_the_period():
+    n, dims = 24, (2, 3, 4)
+    grid = np.arange(n).reshape(dims)
+    phases = [[list(g) for g in np.moveaxis(grid, axis, -1).reshape(-1, dims[axis])] for axis in range(3)]
+    schedule = explicit(n, [[5, 6]], *phases, [[0, 1]])
+    entry = prove(schedule)["exact-consensus"].entry
+    assert (entry["method"], entry["first"], entry["radices"]) == ("labels", 1, [2, 3, 4])
+    assert "exact-consensus" in accepted(schedule)
+
+
+@pytest.mark.parametrize("n", [5, 6])
+def test_relaxed_pairs_are_exact_by_their_product(n):
+    text = GOLDEN["relaxed_pairs_exact"][str(n)]
+    phases = []
+    for line in text:
+        *pairs, weight = line.replace(")(", ") (").split()
+        phases.append([Group((int(p[1]), int(p[2])), 2 * Fraction(weight)) for p in pairs])
+    schedule = explicit(n, *phases)
+    assert prove(schedule)["exact-consensus"].entry["method"] == "product"
+    assert prove(schedule)["rounds"].witness == {"optimal": True}
+    assert {"exact-consensus", "rounds"} <= set(accepted(schedule))
+
+
+def test_almost_exact_is_not_called_exact():
+    almost = Fraction(1) + Fraction(1, 10**9)
+    assert "exact-consensus" not in prove(explicit(4, [[0, 1], [2, 3]], [Group((0, 2), almost), Group((1, 3), almost)]))
+
+
+def _least_factors(n, g):
+    """The least number of factors <= g with product n (dynamic programming over divisors)."""
+    best = {1: 0}
+    for value in sorted(d for d in range(2, n + 1) if n % d == 0):
+        options = [best[value // f] + 1 for f in range(2, min(g, value) + 1) if value % f == 0 and value // f in best]
+        if options:
+            best[value] = min(options)
+    return best.get(n)
+
+
+def test_the_bounds_settle_1562_of_the_1575_feasible_cases_and_never_exceed_a_construction():
+    feasible = settled = naive = 0
+    for n in range(2, 513):
+        for g in range(2, 17):
+            least, bound = _least_factors(n, g), best_bound(n, g)
+            if max(prime_factors(n)) > g:
+                assert (bound["bound"], least) == ("prime-factor", None)
+                continue
+            assert bound["at_least"] <= least
+            feasible += 1
+            settled += bound["at_least"] == least
+            naive += log_bound(n, g) == least
+    assert settled / feasible > 0.99
+    assert naive < settled
+
+
+def test_a_forged_rate_with_honest_pivots_is_refused():
+    """The best forger computes the true pivots of the matrix for a bound that is too small."""
+    draw, refused = random.Random(3), 0
+    from schedulers.registry import build
+    from topo.document import dump_schedule
+
+    for schedule in (
+        build("prague-figure-10", Cluster.regular(4, 2)),
+        explicit(5, [[0, 1], [2, 3, 4]], [[1, 2]], [[0, 4]]),
+    ):
+        certificate = json.loads(certificate_bytes(prove(schedule).certificate))
+        view = rule_view(schedule)
+        matrices = [class_product(view, c) for c in distinct_classes(view)] if view else [product_minus_mean(schedule)]
+        index = next(i for i, e in enumerate(certificate["claims"]) if e["claim"] == "contraction")
+        entry = certificate["claims"][index]
+        true = Fraction(entry["squared"])
+        for _ in range(150):
+            squared = true * Fraction(draw.randrange(10**6 - 1), 10**6)
+            found = [pivots(shifted(squared, gram(m))) for m in matrices]
+            entry["squared"], entry["pivots"] = str(squared), [list(map(str, one or [])) for one in found]
+            with pytest.raises(checker.documents.Refusal, match="squared"):
+                list(checker.check(certificate, checker.documents.Schedule(dump_schedule(schedule))))
+            refused += 1
+    assert refused == 300
+
+
+@pytest.mark.parametrize("squared", ["1", "3/2"])
+def test_a_power_that_does_not_shrink_proves_no_consensus(squared):
+    from topo.document import dump_schedule
+
+    schedule = graph(4, [(i, (i + 1) % 4, Fraction(1)) for i in range(4)])
+    certificate = json.loads(certificate_bytes(prove(schedule).certificate))
+    matrix = product_minus_mean(schedule, 2)
+    found = pivots(shifted(Fraction(squared), gram(matrix)))
+    forged = {"claim": "consensus", "method": "power", "periods": 2, "squared": squared, "classes": [[]]}
+    certificate["claims"] = [{**forged, "pivots": [list(map(str, found))]}]
+    with pytest.raises(checker.documents.Refusal, match="below 1"):
+        list(checker.check(certificate, checker.documents.Schedule(dump_schedule(schedule))))
+
+
+# Gaps
+
+
+def figure_21(kind):
+    if kind == "a":
+        edges = {frozenset((i, (i + d) % 8)) for i in range(8) for d in (1, 4)}
+    else:
+        edges = {frozenset(e) for c in ((0, 1, 2, 3), (4, 5), (6, 7)) for e in ((i, j) for i in c for j in c if i < j)}
+        edges |= {frozenset(e) for e in (((0, 4), (4, 6), (6, 0)) if kind == "b" else ((1, 4), (5, 6), (7, 0)))}
+    near = {i: sorted(next(iter(e - {i})) for e in edges if i in e) for i in range(8)}
+    return graph(8, [(j, i, Fraction(1, len(near[i]))) for i in range(8) for j in near[i]])
+
+
+@pytest.mark.parametrize("kind", ["a", "b", "c"])
+def test_the_gaps_of_hops_figure_21_are_enclosed(kind):
+    golden = GOLDEN["hop_figure_21"][kind]["gap"]
+    value = float(Fraction(golden)) if isinstance(golden, str) else golden
+    entry = prove(figure_21(kind))["spectral-gap-hop"].entry
+    assert float(Fraction(entry["at_least"])) - 1e-9 <= value <= float(Fraction(entry["less_than"])) + 1e-9
+    assert "spectral-gap-hop" in accepted(figure_21(kind))
+
+
+def test_a_stated_bound_on_the_gap_is_proved_or_refuted_exactly():
+    assert prove_gap(figure_21("b"), "hop", Fraction("0.2681")).status is Status.PROVED
+    assert prove_gap(figure_21("b"), "hop", Fraction("0.2682")).status is Status.REFUTED
+    assert prove_gap(figure_21("a"), "hop", Fraction("0.666666")).status is Status.PROVED
+    with pytest.raises(ScheduleError, match="hop needs an undirected"):
+        prove_gap(graph(3, [(i, (i + 1) % 3, Fraction(1, 2)) for i in range(3)]), "hop", Fraction(1, 4))
+
+
+@pytest.mark.parametrize("n", [4, 5, 8, 16, 32])
+def test_the_gaps_of_rings_agree_with_their_closed_form(n):
+    ring = graph(n, [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)])
+    proof = prove(ring)
+    for kind in ("slem", "sigma"):
+        entry = proof[f"spectral-gap-{kind}"].entry
+        value = GOLDEN["spectral_gap_slem"]["ring_third_weights"][str(n)]
+        assert float(Fraction(entry["at_least"])) - 1e-6 <= value <= float(Fraction(entry["less_than"])) + 1e-6
+    assert {"spectral-gap-slem", "spectral-gap-sigma", "spectral-gap-hop"} <= set(accepted(ring))
+
+
+# Plans
+
+
+def test_the_rotated_plan_is_refused_with_its_cycle():
+    claim = prove_plan(rotated_plan([(0, 1), (1, 2), (2, 0)]))
+    assert claim.status is Status.REFUTED
+    assert {step["worker"]: step["for"] for step in claim.witness["cycle"]} == {0: 1, 1: 2, 2: 0}
+    assert "worker 0 waits in comm0 {0,1} for worker 1" in claim.explanation
+
+
+def test_the_same_communicators_in_one_order_are_proved():
+    claim = prove_plan(Plan(((0, 1), (1, 2), (2, 0)), ((0, 2), (0, 1), (1, 2))))
+    assert claim.status is Status.PROVED
+    assert claim.entry["ticks"] == [[1], [2], [3]]
+
+
+def test_a_worker_that_never_issues_its_operation_is_named():
+    claim = prove_plan(Plan(((0, 1),), ((0, 0), (0,))))
+    assert claim.witness == {"waits": {"worker": 0, "in": [0, 1], "for": 1}}
+
+
+def test_creating_communicators_in_different_orders_is_refused():
+    creation = Plan(((0, 1, 2), (0, 1, 2)), ((0, 1), (1, 0), (0, 1)), ("creation of a", "creation of b"))
+    assert "creation of a" in prove_plan(creation).explanation
+
+
+def test_random_plans_agree_with_a_search_for_cycles():
+    import networkx as nx
+
+    draw, both = random.Random(5), set()
+    for _ in range(400):
+        n, count = draw.randrange(2, 6), draw.randrange(1, 5)
+        members = [tuple(sorted(draw.sample(range(n), draw.randrange(2, n + 1)))) for _ in range(count)]
+        issued = []
+        for w in range(n):
+            mine = [c for c in range(count) if w in members[c]]
+            draw.shuffle(mine)
+            issued.append(tuple(mine if draw.random() < 0.5 else sorted(mine)))
+        order = nx.DiGraph((a, b) for listed in issued for a, b in pairwise(listed))
+        claim = prove_plan(Plan(tuple(members), tuple(issued)))
+        both.add(claim.status)
+        assert (claim.status is Status.PROVED) == nx.is_directed_acyclic_graph(order)
+    assert both == {Status.PROVED, Status.REFUTED}
+
+
+def test_what_workers_issue_from_a_schedule_is_in_one_order_with_the_creation_of_communicators():
+    schedule = explicit(6, [[0, 1], [2, 3, 4]], [[1, 2], [4, 5]], [[0, 5]], prologue=2)
+    plan = plan_of(schedule, num_periods=3)
+    assert prove_plan(plan).status is Status.PROVED
+    assert plan.issued[0][:6] == (0, 1, 2, 3, 4, 5), "all workers create all groups first, in one order"
+
+
+# Functions
+
+
+def ring_pairs(worker, step, cluster):
+    n = cluster.num_workers
+    base = worker - (worker - step) % 2
+    return {base % n, (base + 1) % n}
+
+
+def test_a_phase_function_is_expanded_proved_and_exported(tmp_path):
+    found = prove_function(ring_pairs, Cluster.regular(8, 1), 2, name="ring-pairs")
+    assert found.proof.verdict is Status.PROVED
+    assert found.schedule is not None
+    assert found.schedule.phase(1)[0].members == (0, 7)
+    assert "period 2" in found.scope
+    write_schedule(tmp_path / "s.json", found.schedule)
+    (tmp_path / "c.json").write_bytes(certificate_bytes(found.proof.certificate))
+    assert checker.main([str(tmp_path / "c.json"), str(tmp_path / "s.json")]) == 0
+
+
+def test_members_that_disagree_are_named():
+    proof = prove_function(lambda w, s, c: {w, (w + 1) % c.num_workers}, Cluster.regular(4, 1), 1).proof
+    assert proof.verdict is Status.REFUTED
+    assert proof["membership"].witness["member"] == 1
+    with pytest.raises(RefutedError, match="membership is refuted"):
+        proof.require()
+
+
+def test_a_wrong_period_is_refuted():
+    proof = prove_function(lambda w, s, c: {0, 1} if w < 2 and s % 3 == 0 else None, Cluster.regular(4, 1), 2).proof
+    assert "declared period 2 is wrong" in proof["membership"].explanation
+
+
+def _stranger(worker, step, cluster):
+    return (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda w, s, c: 1 / 0, "raised ZeroDivisionError"),
+        (lambda w, s, c: {w, 99}, "ranks 0..3"),
+        (lambda w, s, c: {w, "x"}, "TypeError"),
+        (lambda w, s, c: {w, 2.5}, "plain integers"),
+    ],
+)
+def test_a_function_that_fails_gives_one_sentence(function, said):
+    with pytest.raises(InputError, match=said) as error:
+        prove_function(function, Cluster.regular(4, 1), 1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_function_whose_worker_is_not_in_its_own_group_is_refuted():
+    assert "in which it is not" in prove_function(_stranger, Cluster.regular(3, 1), 1).proof["membership"].explanation
+
+
+def test_functions_load_by_file_and_name(tmp_path):
+    (tmp_path / "mine.py").write_text("def all_of(worker, step, cluster):\n    return range(cluster.num_workers)\n")
+    function = load_function(f"{tmp_path}/mine.py:all_of")
+    assert prove_function(function, Cluster.regular(3, 1), 1).proof.verdict is Status.PROVED
+    for wrong in ("mine.py", f"{tmp_path}/none.py:f", f"{tmp_path}/mine.py:absent"):
+        with pytest.raises(InputError):
+            load_function(wrong)
+
+
+# Budgets and the program
+
+
+def test_budgets_count_distinct_groups_of_the_busiest_rank():
+    schedule = explicit(5, [[0, 1], [2, 3]], [[0, 2]], [[0, 1]], [[0, 1, 2, 3, 4]])
+    found = prove(schedule).budgets
+    assert (found["rank"], found["communicators_per_rank"]) == (0, 3)
+    assert over_budget(found, communicators=2).startswith("rank 0 needs 3 communicators")
+    assert over_budget(found) is None
+
+
+def program(folder, certificate: bytes, schedule: bytes):
+    (folder / "c.json").write_bytes(certificate)
+    (folder / "s.json").write_bytes(schedule)
+    command = [sys.executable, "-I", "-S", CHECKER, folder / "c.json", folder / "s.json"]
+    return subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60, cwd=os.sep)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("good", 0), ("duplicate key", 65), ("float", 65), ("true", 65), ("nan", 65), ("huge", 65), ("deep", 65),
+        ("cut", 65), ("unknown claim", 65), ("repeated claim", 65), ("no claims", 65), ("other hash", 1),
+        ("no base", 1), ("latin", 65), ("list", 65),
+    ],
+)  # fmt: skip
+def test_the_program_answers_every_file_with_one_line_and_its_exit_status(tmp_path, name, code):
+    schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    write_schedule(tmp_path / "s.json", schedule)
+    text = certificate_bytes(prove(schedule).certificate)
+    document = json.loads(text)
+    first = document["claims"][0]
+    forged = {
+        "good": text,
+        "duplicate key": text.replace(b'"version":1', b'"version":1,"version":1'),
+        "float": text.replace(b'"version":1', b'"version":1.0'),
+        "true": text.replace(b'"version":1', b'"version":true'),
+        "nan": text.replace(b'"version":1', b'"version":NaN'),
+        "huge": text.replace(b'"version":1', b'"version":' + b"9" * 5000),
+        "deep": b"[" * 100_000,
+        "cut": text[:-40],
+        "unknown claim": json.dumps({**document, "claims": [first, {"claim": "fast"}]}).encode(),
+        "repeated claim": json.dumps({**document, "claims": [first, first]}).encode(),
+        "no claims": json.dumps({**document, "claims": []}).encode(),
+        "other hash": json.dumps({**document, "schedule_sha256": "0" * 64}).encode(),
+        "no base": json.dumps({**document, "claims": document["claims"][1:]}).encode(),
+        "latin": text.replace(b"preduce.cert", b"pr\xe9duce.cert"),
+        "list": b"[1]",
+    }[name]
+    result = program(tmp_path, forged, (tmp_path / "s.json").read_bytes())
+    assert (result.returncode, result.stderr) == (code, ""), result.stdout
+    if code:
+        assert result.stdout.splitlines()[-1].startswith("refuted" if code == 1 else "unreadable")
+
+
+def test_the_checker_is_short_and_imports_nothing_but_the_standard_library():
+    import ast
+
+    files = [CHECKER, CHECKER.with_name("checker_documents.py"), CHECKER.with_name("checker_bounds.py")]
+    assert len(CHECKER.read_text().splitlines()) <= 300
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            assert all(name.split(".")[0] in sys.stdlib_module_names for name in names), names
