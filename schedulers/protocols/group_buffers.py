@@ -34,7 +34,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class GroupBuffers:
-    """Outstanding groups in order of sequence numbers, one buffer of sequence numbers per worker, and the lock vector."""
+    """Outstanding groups in order of sequence numbers, a buffer of such numbers per worker, and the lock vector."""
 
     groups: tuple[Outstanding, ...]
     buffers: tuple[tuple[int, ...], ...]
@@ -104,7 +104,7 @@ class Locking:
         return replace(state, groups=_replaced(state.groups, rest, keep=rest.running), locks=_cleared(state, (worker,)))
 
     def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """The worker takes part in nothing that has not started: such groups shrink, and end when one member is left."""
+        """The worker leaves every group that has not started: such groups shrink, and end when one member is left."""
         for seq in state.buffers[worker]:
             group = state.group(seq)
             rest = replace(group, members=tuple(member for member in group.members if member != worker))
@@ -116,19 +116,16 @@ class Locking:
             state = replace(state, groups=groups, buffers=buffers)
         return state
 
-    def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, Outstanding | None]:
-        """End the running group of a worker that will never finish it; its other members are free at once."""
-        group = state.running_of(worker)
-        if group is None:
-            return state, None
-        groups = _replaced(state.groups, group, keep=False)
-        return replace(state, groups=groups, locks=_cleared(state, group.active)), group
+    def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
+        """End every running group of a lost worker, also one that it was done with: others may still wait in it."""
+        ended = tuple(group for group in state.groups if group.running and worker in group.members)
+        free = [member for group in ended for member in group.active]
+        groups = tuple(group for group in state.groups if group not in ended)
+        return replace(state, groups=groups, locks=_cleared(state, free)), ended
 
 
 def _replaced(groups: tuple[Outstanding, ...], changed: Outstanding, *, keep: bool) -> tuple[Outstanding, ...]:
-    return tuple(
-        changed if group.seq == changed.seq else group for group in groups if keep or group.seq != changed.seq
-    )
+    return tuple(changed if group.seq == changed.seq else group for group in groups if keep or group.seq != changed.seq)
 
 
 def _cleared(state: GroupBuffers, workers: Sequence[int]) -> tuple[bool, ...]:

@@ -30,8 +30,8 @@ LAGGARD_SIZE = 2
 class GeneratorSetting:
     """The rules of a run: the strategy's, and which node each worker is on (`nodes[w]`).
 
-    `max_known` bounds the distinct groups that a worker is put into: once it belongs to that many, only groups that were
-    drawn before are drawn for it (None: no bound, and nothing is remembered).
+    `max_known` bounds the distinct groups that a worker is put into: once it belongs to that many, only groups that
+    were drawn before are drawn for it (None: no bound, and nothing is remembered).
     """
 
     nodes: tuple[int, ...]
@@ -193,7 +193,7 @@ def _members(workers: Sequence[int] | frozenset[int]) -> Members:
 
 
 def shuffled(workers: frozenset[int], salt: int) -> list[int]:
-    """The workers in the order that `salt` numbers: salts 0..k!−1 give every order of k workers once (Lehmer's code)."""
+    """The workers in the order that `salt` numbers: salts 0..k!−1 give every order of k workers once (Lehmer)."""
     rest, order = sorted(workers), []
     while rest:
         salt, place = divmod(salt, len(rest))
@@ -202,6 +202,6 @@ def shuffled(workers: frozenset[int], salt: int) -> list[int]:
 
 
 def salt_of(seed: int, draw: int, num_workers: int) -> int:
-    """The random number of draw number `draw`: many more bits than an order of the workers needs, from the seed alone."""
+    """The random number of draw number `draw`, from the seed alone: more bits than an order of the workers needs."""
     bits = max(16, num_workers.bit_length() * num_workers // 8 + 16)
     return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(bits), "big")

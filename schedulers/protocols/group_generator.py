@@ -124,9 +124,7 @@ class GroupGenerator:
     def initial(self) -> GeneratorState:
         """Before the first message."""
         n = self.setting.num_workers
-        return GeneratorState(
-            GroupBuffers.empty(n), (-1,) * n, (None,) * n, (0,) * n, (0,) * n, (ACTIVE,) * n
-        )
+        return GeneratorState(GroupBuffers.empty(n), (-1,) * n, (None,) * n, (0,) * n, (0,) * n, (ACTIVE,) * n)
 
     def handle(self, state: GeneratorState, source: int, message: object) -> Stepped:
         """The next state and what is sent because of one message of worker `source`."""
@@ -202,9 +200,7 @@ class GroupGenerator:
             salt = salt_of(self.setting.seed, state.draws, self.setting.num_workers)
             state = replace(state, draws=state.draws + 1)
         alive = frozenset(w for w, status in enumerate(state.status) if status == ACTIVE)
-        now = Situation(
-            worker, alive, self.idle(state, alive), state.counts, state.alone[worker], state.known, salt
-        )
+        now = Situation(worker, alive, self.idle(state, alive), state.counts, state.alone[worker], state.known, salt)
         buffers, known = state.buffers, state.known
         for members in self.drawing.draw(now):
             buffers = self.locking.pushed(buffers, members)
@@ -259,26 +255,26 @@ class GroupGenerator:
             waiting=tuple(other for other in state.waiting if other != worker),
             buffers=self.locking.withdrawn(state.buffers, worker),
         )
-        buffers, group = self.locking.voided(state.buffers, worker)
-        state = self.forgotten(replace(state, buffers=buffers), group)
+        buffers, groups = self.locking.voided(state.buffers, worker)
+        state = self.forgotten(replace(state, buffers=buffers), groups)
         state, sent = self.served(state)
-        return state, (*self.void(state, group, worker), *sent)
+        return state, (*self.void(state, groups, worker), *sent)
 
-    def forgotten(self, state: GeneratorState, group: Outstanding | None) -> GeneratorState:
+    def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
         """A repeated request must not be answered with a group that is void: it is answered with no group."""
-        if group is None:
-            return state
+        seqs = {group.seq for group in groups}
         answers = tuple(
-            Alone(a.epoch, a.request) if isinstance(a, Grant) and a.seq == group.seq else a for a in state.answers
+            Alone(a.epoch, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers
         )
         return replace(state, answers=answers)
 
-    def void(self, state: GeneratorState, group: Outstanding | None, dead: int) -> tuple[Action, ...]:
-        """Tell the members of a group that lost one; who has not heard of the group does not miss it."""
-        if group is None:
-            return ()
-        told = tuple(Send(member, Void(state.epoch, group.seq)) for member in group.active if member != dead)
-        return (Note(("void", group.seq, group.members)), *told)
+    def void(self, state: GeneratorState, groups: tuple[Outstanding, ...], dead: int) -> tuple[Action, ...]:
+        """Tell the members of groups that lost one; who has not heard of a group does not miss it."""
+        actions: list[Action] = []
+        for group in groups:
+            actions.append(Note(("void", group.seq, group.members)))
+            actions += [Send(member, Void(state.epoch, group.seq)) for member in group.active if member != dead]
+        return tuple(actions)
 
 
 def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:

@@ -49,7 +49,9 @@ class GroupSystem:
         rounds: rounds of every worker (None: endless, with sequence numbers counted from the oldest outstanding group).
         collective: members meet by messages; see `GroupWorker`.
         ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers.
-        retries: how often each worker may say again what may have been lost.
+        retries: how often each worker may say again what may have been lost, also when nothing was.
+        timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
+            that is for `verify.protocols.generator` to check.
         restarts: how often the generator may be killed and started again from its log.
     """
 
@@ -58,6 +60,7 @@ class GroupSystem:
     collective: bool = True
     ways: int = 1
     retries: int = 0
+    timeouts: bool = False
     restarts: int = 0
 
     @cached_property
@@ -69,9 +72,7 @@ class GroupSystem:
     def worker(self) -> GroupWorker:
         """The workers' part."""
         modulus = None if self.rounds is not None else MODULUS
-        return GroupWorker(
-            self.setting.num_workers, rounds=self.rounds, collective=self.collective, modulus=modulus
-        )
+        return GroupWorker(self.setting.num_workers, rounds=self.rounds, collective=self.collective, modulus=modulus)
 
     @property
     def num_processes(self) -> int:
@@ -116,8 +117,8 @@ class GroupSystem:
     def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
         """Workers rest when they have ended or were given up; the generator when nobody waits for it."""
         if process < self.setting.num_workers:
-            return state.stage in (ENDED, FENCED)
-        return not state[0].waiting
+            return self.timeouts or state.stage in (ENDED, FENCED)
+        return self.timeouts or not state[0].waiting
 
     # What the explorer needs to keep endless runs finite: sequence numbers counted from the oldest outstanding group.
 
@@ -125,7 +126,7 @@ class GroupSystem:
         """The oldest group that is not over, for the generator; workers follow it."""
         if self.rounds is not None or isinstance(state, WorkerState):
             return None
-        buffers = state[0].buffers
+        buffers: GroupBuffers = state[0].buffers
         return buffers.groups[0].seq if buffers.groups else buffers.next_seq
 
     def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401, ARG002 - as in Shiftable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.base import Action, Note, Send
+from schedulers.protocols.base import Action, Crashed, Note, Send
 from schedulers.protocols.group_generator import Alone, Ask, Bye, Fenced, Grant, Void
 
 if TYPE_CHECKING:
@@ -111,6 +111,10 @@ class GroupWorker:
     def received(self, worker: int, state: WorkerState, source: int, message: object) -> Stepped:
         """A message; one of an older epoch, of another request or of a past group changes nothing."""
         match message:
+            case Crashed() if source == self.service:
+                return replace(state, stage=FENCED, seq=-1, members=()), (Note(("service lost",)),)
+            case Crashed():
+                return state, ()  # a member's end is the generator's to declare: all then hear of it in one order
             case Here(seq, answer):
                 return self.met_by(worker, state, source, seq, answer=answer)
             case Fenced():
@@ -135,7 +139,7 @@ class GroupWorker:
         return state.stage in (GRANTED, MEETING) and state.seq == seq
 
     def answered(self, state: WorkerState, answer: Grant | Alone | Bye) -> Stepped:
-        """The answer to the present request; also a repeated one, which changes nothing unless it takes a group away."""
+        """The answer to the present request; a repeated one changes nothing unless it takes a group away."""
         if state.stage == ASKED:
             if isinstance(answer, Grant):
                 return replace(state, stage=GRANTED, seq=answer.seq, members=answer.members), ()

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from schedulers.protocols.base import Crashed, Received, Send
 from schedulers.protocols.group_draw import PATIENCE
 from schedulers.protocols.group_generator import ACTIVE, DEAD, LEFT, Ask, Bye, Fenced, GeneratorState, Grant, Void
-from schedulers.protocols.group_worker import ASKED, ENDED, FENCED, GRANTED, MEETING, WorkerState
-from topo.strategies.generated import Division
+from schedulers.protocols.group_worker import ASKED, ENDED, FENCED, GRANTED, MEETING, Retry, WorkerState
 from verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedulers.protocols.group_system import GroupSystem
-    from verify.search.network import Network
     from verify.search.view import View
 
-Check = "Callable[[GeneratorState], str | None]"
 
-
-def generator_properties(system: GroupSystem, network: Network) -> tuple[Property, ...]:
+def generator_properties(system: GroupSystem) -> tuple[Property, ...]:
     """All properties that apply to a system under a network."""
     n = system.setting.num_workers
     listed: list[Property] = [
@@ -38,8 +36,10 @@ def generator_properties(system: GroupSystem, network: Network) -> tuple[Propert
         _ended_properly(n),
     ]
     if system.rounds is None:
-        listed += [_progress(n, worker) for worker in range(n)]
-    elif not (network.losses or network.crashes) or system.retries > network.losses or network.detect:
+        listed += [_progress(worker) for worker in range(n)]
+    elif system.timeouts:
+        listed.append(PerState("after a halt, asking again leads to the end", lambda view: _recovers(system, view)))
+    else:
         listed.append(NoDeadlock())
     return tuple(listed)
 
@@ -217,7 +217,7 @@ def _ended_properly(n: int) -> PerState:
     return PerState("no group is lost", check)
 
 
-def _progress(n: int, worker: int) -> Progress:
+def _progress(worker: int) -> Progress:
     """In a fair endless run every worker is granted a group again and again."""
 
     def goal(label: Any) -> bool:  # noqa: ANN401 - a transition of any machine
@@ -226,6 +226,48 @@ def _progress(n: int, worker: int) -> Progress:
     return Progress(f"worker {worker} averages again and again", goal)
 
 
-def divides(system: GroupSystem) -> bool:
-    """Whether the system uses a global division."""
-    return system.setting.division != Division.RANDOM
+def _recovers(system: GroupSystem, view: View) -> str | None:
+    """Where nothing moves and workers wait, one timeout of each after the other brings everybody to the end."""
+    n = system.setting.num_workers
+    states = list(view.processes)
+    if any(view.in_flight.values()) or any(_moves(system, s) for w, s in enumerate(states[:n])) or states[n] is None:
+        return None
+    for _ in range(2 * n + 2 * (system.rounds or 0)):
+        for worker in range(n):
+            state = states[worker]
+            if state is None:  # the failure detector speaks again as well
+                _send(system, states, [(worker, Send(n, Crashed()))])
+            if state is not None and state.stage in (ASKED, MEETING):
+                _run(system, states, worker, Retry(), replace(state, retries=1))
+        if all(state is None or state.stage in (ENDED, FENCED) for state in states[:n]):
+            return None
+    stuck = [w for w in range(n) if states[w] is not None and states[w].stage not in (ENDED, FENCED)]
+    return f"asking again never leads workers {stuck} to the end"
+
+
+def _moves(system: GroupSystem, state: WorkerState | None) -> bool:
+    return state is not None and bool([kind for kind in system.worker.ready(state) if kind is not Retry])
+
+
+def _run(system: GroupSystem, states: list[Any], worker: int, event: object, before: WorkerState) -> None:
+    """Let one event happen and everything that follows, messages first, in order of sending."""
+    states[worker], actions = system.step(worker, before, event)
+    _send(system, states, [(worker, a) for a in actions if isinstance(a, Send)])
+
+
+def _send(system: GroupSystem, states: list[Any], queue: list[tuple[int, Send]]) -> None:
+    """Deliver messages and let happen what they cause, until nothing moves."""
+    n = system.setting.num_workers
+    while True:
+        for source, send in queue:
+            if states[send.to] is not None:
+                states[send.to], more = system.step(send.to, states[send.to], Received(source, send.message))
+                queue.extend((send.to, a) for a in more if isinstance(a, Send))
+        queue = []
+        for other in range(n):
+            if _moves(system, states[other]):
+                event = next(e for e in system.ready(other, states[other]) if not isinstance(e, Retry))
+                states[other], actions = system.step(other, states[other], event)
+                queue += [(other, a) for a in actions if isinstance(a, Send)]
+        if not queue:
+            return
