@@ -83,6 +83,8 @@ class Lane:
     slots: list[Slot] = field(default_factory=list)
     riders: list[Rider] = field(default_factory=list)
     length: int = 0
+    note: torch.Tensor | None = None
+    """One number per parameter that averages of parameters carry along, in the place of presence, and average."""
     _scratch: torch.Tensor | None = None
     _home: torch.Tensor | None = None
     _aside: torch.Tensor | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from runtime.buffers import BufferPolicy, FlatModel, StatePolicy
+from runtime.drift_correction import CorrectedMeans, chosen_alpha
 from runtime.ends import Ends
 from runtime.facts import facts_of, read_schedule
 from runtime.handshake import handshake
@@ -54,6 +55,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         timeout: seconds that a group operation may wait for its members.
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers.
+        drift_correction: for data that differs between workers: `auto`, or its strength α; plain SGD only.
         world: how to reach the others; found from the process group or the launcher's environment by default.
 
     Raises:
@@ -73,6 +75,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         timeout: float = DEFAULT_TIMEOUT,
         trace: str | Path | None = None,
         initial: str = "broadcast",
+        drift_correction: float | str | None = None,
         world: World | None = None,
     ) -> None:
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
@@ -85,6 +88,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         _refuse_combinations(self.optimizer, self.schedule, state_policy)
         self._flat = FlatModel(model, self.optimizer, buffer_policy, state_policy)
         facts, details = facts_of(self.schedule, self._flat, self.optimizer, buffer_policy, state_policy)
+        self._alpha = chosen_alpha(drift_correction, self.schedule, self.optimizer)
+        facts["drift correction"] = "none" if self._alpha is None else f"{self._alpha:.12g}"
         key = 0
 
         def check(store: Store, rank: int, size: int) -> None:
@@ -116,7 +121,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             lanes = self._flat.buffer_lanes
             means.append(Reducer(world, lanes, self._recorder, self._watch, key=f"{key} buffers", timeout=timeout))
         self._run = Run(self.schedule, world.rank, self._flat, self._reducer, tuple(means))
-        self._strategy = build(self._run)
+        self._strategy = (
+            build(self._run) if self._alpha is None else CorrectedMeans(self._run, self.optimizer, self._alpha)
+        )
         self._steps = 0
         self._state = "running"
         self._joining = False

@@ -1,0 +1,178 @@
+"""Drift correction: control variates for workers whose data differ (ProxSkip/Scaffnew, ICML 2022, applied to groups).
+
+A worker whose data differ from the others' is pushed away from the mean in every step. It learns that push: a
+correction h_i of model size, subtracted from its gradients, to which every mean of its group adds
+α · (mean − x_i) / s̄. s̄ is the group's mean of the sum of learning rates since each member's last mean; because it is
+common to the group, the corrections of a group go on summing to zero, and the mean model is not biased. s̄ travels in a
+part of the array that averages of parameters leave unused, so not one byte more is sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from runtime.strategies.group_means import GroupMeans
+from topo.errors import InputError
+from topo.figures.correction import best_alpha, correction_radius, refuse_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime.buffers import Lane
+    from runtime.reduction import Reduction
+    from runtime.strategies.base import Run
+    from topo.schedule import Schedule
+
+
+def chosen_alpha(asked: float | str | None, schedule: Schedule, optimizer: torch.optim.Optimizer) -> float | None:
+    """The strength α of the correction, None without it.
+
+    `auto` takes the stable strength that settles fastest (topo.figures.correction).
+
+    Raises:
+        InputError: an optimizer or schedule for which the correction is not shown right, or an unstable strength.
+    """
+    if asked is None:
+        return None
+    refuse_schedule(schedule)
+    _refuse_optimizer(optimizer)
+    if isinstance(asked, str):
+        if asked != "auto":
+            raise InputError(f"drift_correction: {asked!r} is neither 'auto' nor a strength such as 0.3")
+        return best_alpha(schedule)[0]
+    alpha = float(asked)
+    if not 0 < alpha <= 2:
+        raise InputError(f"drift_correction: {asked} is not a strength in (0, 2]; 'auto' chooses one")
+    radius = correction_radius(schedule, alpha)
+    if not radius < 1:
+        best, lowest = best_alpha(schedule)
+        raise InputError(
+            f"drift_correction: {alpha:g} diverges with schedule {schedule.name!r}: the spectral radius of a period is "
+            f"{radius:.6g}, and only below 1 corrections settle; 'auto' takes {best:.3g} (radius {lowest:.3g})"
+        )
+    return alpha
+
+
+class CorrectedMeans(GroupMeans):
+    """Group means of parameters, with gradients corrected by what the means have shown.
+
+    Costs two more arrays of model size. Weight decay counts as part of the gradient.
+    """
+
+    def __init__(self, run: Run, optimizer: torch.optim.Optimizer, alpha: float) -> None:
+        super().__init__(run, overlap=False)
+        self.optimizer, self.alpha = optimizer, alpha
+        self.corrections = [torch.zeros_like(lane.flat) for lane in run.flat.lanes]
+        self._change = [torch.empty_like(lane.flat) for lane in run.flat.lanes]
+        for lane in run.flat.lanes:
+            lane.note = torch.zeros(len(lane.slots), dtype=lane.dtype, device=lane.device)
+        self._places = {
+            slot.parameter: (lane, index, slot.view(correction))
+            for lane, correction in zip(run.flat.lanes, self.corrections, strict=True)
+            for index, slot in enumerate(lane.slots)
+        }
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+
+    def close(self) -> None:
+        """Leave the wrapped optimizer as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        for lane in self.run.flat.lanes:
+            lane.note = None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The corrections and the sums of rates, for checkpoints."""
+        named: dict[str, torch.Tensor] = {}
+        for index, (lane, correction) in enumerate(zip(self.run.flat.lanes, self.corrections, strict=True)):
+            assert lane.note is not None, "made with this strategy"
+            named |= {f"correction/{index}": correction, f"rates/{index}": lane.note}
+        return named
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Put back what `state` gave."""
+        for index, (lane, correction) in enumerate(zip(self.run.flat.lanes, self.corrections, strict=True)):
+            assert lane.note is not None, "made with this strategy"
+            correction.copy_(state[f"correction/{index}"])
+            lane.note.copy_(state[f"rates/{index}"])
+
+    def _before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Correct the gradients right before they are used, after a closure if there is one."""
+        _refuse_optimizer(optimizer)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._correct()
+            return args, kwargs
+        kwargs = {key: value for key, value in kwargs.items() if key != "closure"}
+        return args[:1], kwargs | {"closure": self._corrected(closure)}
+
+    def _corrected(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluate() -> Any:  # noqa: ANN401 - what the closure returns
+            loss = closure()
+            self._correct()
+            return loss
+
+        return evaluate
+
+    def _correct(self) -> None:
+        with torch.no_grad():
+            for group in self.optimizer.param_groups:
+                sign = -1 if group.get("maximize") else 1
+                for parameter in group["params"]:
+                    place = self._places.get(parameter)
+                    if place is None:
+                        continue
+                    if parameter.grad is None:
+                        # A gradient of zero: the correction still acts.
+                        parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad.sub_(place[2], alpha=sign)
+
+    def _after(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        """Count the rates of a step that was really taken."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                place = self._places.get(parameter)
+                if place is not None and place[0].note is not None:
+                    place[0].note[place[1]] += float(group["lr"])
+
+    def _commit(self, reduction: Reduction) -> None:
+        with torch.no_grad():
+            for lane, correction, change in zip(self.run.flat.lanes, self.corrections, self._change, strict=True):
+                with self.run.reducer.stream(lane.device):
+                    self._learn(lane, correction, change, reduction.ok)
+        super()._commit(reduction)
+
+    def _learn(self, lane: Lane, correction: torch.Tensor, change: torch.Tensor, ok: torch.Tensor | None) -> None:
+        """Commit h ← h + α (mean − x) / s̄, parameter by parameter, since groups of parameters have their own rates."""
+        assert lane.note is not None, "made with this strategy"
+        torch.sub(lane.scratch()[: lane.size], lane.flat, out=change)
+        rates = lane.scratch()[lane.tail : lane.tail + len(lane.slots)]
+        # Where nobody took a step there is nothing to learn; a host that looked would wait for the device.
+        factors = torch.where(rates > 0, self.alpha / rates, torch.zeros_like(rates))
+        if ok is not None:
+            factors = factors * ok
+        for index, slot in enumerate(lane.slots):
+            slot.view(correction).addcmul_(slot.view(change), factors[index])
+        if ok is None:
+            lane.note.zero_()
+        else:
+            lane.note.mul_(~ok)
+
+
+def _refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if type(optimizer) is not torch.optim.SGD:
+        raise InputError(
+            f"drift_correction: is shown right for plain SGD only, and the optimizer is {type(optimizer).__name__}"
+        )
+    for index, group in enumerate(optimizer.param_groups):
+        if group["momentum"]:
+            raise InputError(
+                f"drift_correction: is shown right for plain SGD only, and parameter group {index} has momentum "
+                f"{group['momentum']:g}; set it to 0 or leave the correction out"
+            )

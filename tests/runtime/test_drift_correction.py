@@ -1,0 +1,271 @@
+"""Drift correction: equals its NumPy reference, finds the optimum where plain means do not, refuses what diverges."""
+
+import random
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_schedules import Quadratic
+from thread_ranks import ThreadRanks
+
+from runtime.optimizer import DistributedOptimizer
+from topo.cluster import Cluster
+from topo.errors import HandshakeError, InputError
+from topo.figures.correction import best_alpha, correction_radius
+from topo.phase import Group, Phase
+from topo.rule import Block
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Pairwise, Static
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(6)
+
+
+def node_then_all(k):
+    """Figures on 4 nodes of 4: inside nodes k times, then everybody."""
+    inside, everyone = (Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),)
+    return Schedule(f"node×{k}", Cluster.regular(4, 4), Static(phases=(inside,) * k + (everyone,), node_radices=(4,)))
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 15])
+def test_node_k_then_all_is_stable_exactly_below_2_over_k_plus_1(k):
+    edge = 2 / (k + 1)
+    assert correction_radius(node_then_all(k), 0.999 * edge) < 1
+    assert correction_radius(node_then_all(k), 1.001 * edge) > 1
+    alpha, radius = best_alpha(node_then_all(k))
+    assert 0 < alpha < edge
+    assert radius < 0.7
+
+
+@pytest.mark.parametrize("every", [2, 4, 16])
+def test_all_reduce_every_h_steps_has_radius_1_minus_alpha(every):
+    plan = Schedule("every", Cluster.regular(1, 8), AllReduce(pace=every))
+    for alpha in (0.1, 0.5, 1.0, 1.5):
+        assert correction_radius(plan, alpha) == pytest.approx(abs(1 - alpha))
+    assert best_alpha(plan) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-12))
+
+
+def test_classes_of_a_rule_have_the_radius_of_the_expanded_schedule():
+    """Random rules with relax factors and skipping workers against the dense operator of all workers."""
+    rng = random.Random(5)
+    for _ in range(30):
+        radices = rng.choice([(2,), (3,), (2, 2), (2, 3)])
+        size = rng.randint(1, 3)
+        phases = []
+        for _ in range(rng.randint(1, 3)):
+            local = rng.sample(range(size), size)
+            blocks = []
+            while local and rng.random() < 0.8:
+                count = rng.randint(1, len(local))
+                across = tuple(d for d in range(len(radices)) if rng.random() < 0.5)
+                blocks.append(Block(tuple(sorted(local[:count])), across, Fraction(rng.choice([1, 1, 2]), 2)))
+                local = local[count:]
+            phases.append(tuple(blocks))
+        cluster = Cluster.regular(int(np.prod(radices)), size)
+        rule = Schedule("rule", cluster, Static(phases=tuple(phases), node_radices=radices, pace=rng.randint(1, 2)))
+        dense = tuple(rule.phase(t) for t in range(rule.period))
+        explicit = Schedule("explicit", cluster, Static(phases=dense, pace=rule.strategy.pace))
+        alpha = rng.uniform(0.05, 1)
+        # Eigenvalues that sit in Jordan blocks are only as exact as the root of the machine's precision.
+        assert correction_radius(rule, alpha) == pytest.approx(correction_radius(explicit, alpha), abs=2e-3)
+
+
+def random_case(seed):
+    rng = random.Random(seed)
+    n = rng.randint(2, 6)
+    phases = []
+    for _ in range(rng.randint(1, 3)):
+        workers, groups = rng.sample(range(n), n), []
+        while len(workers) >= 2 and rng.random() < 0.9:
+            size = rng.randint(2, len(workers))
+            groups.append(
+                Group(tuple(sorted(workers[:size])), rng.choice([Fraction(1), Fraction(1, 2), Fraction(5, 4)]))
+            )
+            workers = workers[size:]
+        phases.append(Phase.from_groups(n, groups))
+    pace = rng.choice([1, 2, tuple(rng.randint(1, 3) for _ in range(n))])
+    strategy = Static(phases=tuple(phases), pace=pace) if rng.random() < 0.8 else AllReduce(pace=rng.randint(2, 3))
+    return Schedule(f"random {seed}", Cluster.regular(1, n), strategy), rng.randint(2, 7), rng.uniform(0.02, 0.3)
+
+
+def reference(plan, num_rounds, alpha, data, rates):
+    start, decay, push = data
+    n, paces, x, h = plan.num_workers, plan.paces(), start.copy(), np.zeros_like(start)
+    done, since = np.zeros(n, dtype=int), np.zeros(n)
+    for k in range(num_rounds):
+        for i in range(n):
+            for _ in range(paces[i]):
+                rate = rates[done[i] % len(rates)]
+                x[i] = x[i] - rate * (decay[i] * x[i] - push[i] - h[i])
+                since[i] += rate
+                done[i] += 1
+        groups = [plan.group_of(i, k) for i in range(n)]
+        for group in {g.members: g for g in groups if g is not None}.values():
+            members = list(group.members)
+            change = x[members].mean(axis=0) - x[members]
+            h[members] += alpha * change / since[members].mean()
+            x[members] += float(group.relax) * change
+            since[members] = 0
+    return x, h
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_values_and_corrections_equal_the_numpy_reference(ranks, part):
+    rates = [0.2, 0.1, 0.3]
+    tested = 0
+    for seed in range(part * 30, part * 30 + 30):
+        plan, num_rounds, alpha = random_case(seed)
+        try:
+            stable = correction_radius(plan, alpha) < 1
+        except InputError:
+            stable = False
+        if not stable:
+            continue
+        tested += 1
+        numbers = np.random.default_rng(seed)
+        n = plan.num_workers
+        data = numbers.normal(size=(n, 3)), numbers.uniform(0, 1, n), numbers.normal(size=(n, 3))
+
+        def work(world, plan=plan, num_rounds=num_rounds, alpha=alpha, data=data):
+            rank = world.rank
+            model = Quadratic(data[0][rank], torch.float64)
+            inner = torch.optim.SGD([{"params": [model.first]}, {"params": [model.rest]}], lr=1.0)
+            optimizer = DistributedOptimizer(
+                inner,
+                model,
+                plan,
+                timeout=30,
+                initial="keep",
+                drift_correction=alpha,
+                world=world,
+            )
+            for step in range(num_rounds * plan.pace_of(rank)):
+                for group in inner.param_groups:
+                    group["lr"] = rates[step % len(rates)]
+                model.set_gradient(float(data[1][rank]), data[2][rank])
+                optimizer.step()
+            h = torch.cat([place[2] for place in optimizer._strategy._places.values()]).numpy().copy()
+            optimizer._strategy.close()
+            return model.values().numpy().copy(), h
+
+        got = ranks.run(n, work)
+        wanted, corrections = reference(plan, num_rounds, alpha, data, rates)
+        np.testing.assert_allclose(np.stack([x for x, _ in got]), wanted, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}")
+        np.testing.assert_allclose(np.stack([h for _, h in got]), corrections, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(sum(h for _, h in got), 0, atol=1e-9)
+    assert tested > 6
+
+
+def optimum(world, plan, correction, *, steps=400):
+    """Distance to the joint optimum of quadratics that differ between workers in place and in curvature."""
+    n = plan.num_workers
+    curvature, place = np.linspace(0.5, 1.5, n), np.arange(n) - 1.0
+    best = float((curvature * place).sum() / curvature.sum())
+    model = Quadratic(np.zeros(3), torch.float64)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(inner, model, plan, timeout=30, drift_correction=correction, world=world)
+    for _ in range(steps):
+        model.set_gradient(float(curvature[world.rank]), np.full(3, curvature[world.rank] * place[world.rank]))
+        optimizer.step()
+    optimizer.finish()
+    return abs(float(model.values()[0]) - best)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(pace=4), "pairs"])
+def test_corrected_workers_reach_the_optimum_that_plain_means_miss(ranks, strategy):
+    if strategy == "pairs":
+        phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[1, 2]], [[0, 3]]))
+        strategy = Static(phases=phases)
+    plan = Schedule("uneven", Cluster.regular(1, 4), strategy)
+    without = ranks.run(4, lambda world: optimum(world, plan, None))
+    corrected = ranks.run(4, lambda world: optimum(world, plan, "auto"))
+    assert min(without) > 1e-3
+    assert max(corrected) < 1e-6
+
+
+def make(world, plan, correction, inner=None):
+    model = torch.nn.Linear(2, 1)
+    chosen = (inner or (lambda p: torch.optim.SGD(p, lr=0.1)))(model.parameters())
+    return DistributedOptimizer(chosen, model, plan, timeout=5, drift_correction=correction, world=world)
+
+
+@pytest.mark.parametrize(
+    ("plan", "correction", "inner", "words"),
+    [
+        (Schedule("s", Cluster.regular(1, 2), AllReduce()), "auto", None, "does not average parameters in groups"),
+        (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2, overlap=True)), "auto", None, "overlaps"),
+        (
+            Schedule("s", Cluster.regular(1, 2), Pairwise(active=(0,))),
+            0.3,
+            None,
+            "does not average parameters in groups",
+        ),
+        (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), "auto", torch.optim.Adam, "the optimizer is Adam"),
+        (
+            Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)),
+            "auto",
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+            "has momentum 0.9",
+        ),
+        (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), "strong", None, "neither 'auto' nor a strength"),
+        (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), 3, None, "is not a strength in (0, 2]"),
+        (
+            Schedule("s", Cluster.regular(1, 2), Static(phases=(Phase.from_groups(2, []),))),
+            "auto",
+            None,
+            "do not connect all workers",
+        ),
+    ],
+)
+def test_what_is_not_shown_right_is_refused(ranks, plan, correction, inner, words):
+    for error in ranks.run(2, lambda world: make(world, plan, correction, inner), catch=InputError):
+        assert words in str(error)
+
+
+def test_a_strength_that_diverges_is_refused_with_its_radius():
+    plan = node_then_all(3)
+    from runtime.drift_correction import chosen_alpha
+
+    sgd = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+    with pytest.raises(InputError, match=r"1 diverges .* radius of a period is 3, .*'auto' takes 0\.3"):
+        chosen_alpha(1.0, plan, sgd)
+
+
+def test_workers_with_different_strengths_are_named(ranks):
+    ranks.fresh()
+    plan = Schedule("s", Cluster.regular(1, 3), AllReduce(pace=2))
+    errors = ranks.run(3, lambda world: make(world, plan, 0.5 if world.rank == 1 else 0.25), catch=HandshakeError)
+    assert all("drift correction differs: rank 1 has 0.5" in str(error) for error in errors)
+    ranks.fresh()
+
+
+def test_a_skipped_step_counts_no_rate_and_a_closure_is_corrected(ranks):
+    plan = Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2))
+
+    def work(world):
+        model = Quadratic(np.zeros(3), torch.float64)
+        inner = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, drift_correction=1.0, world=world)
+
+        def closure():
+            model.set_gradient(0.0, np.full(3, 1.0 + world.rank))
+            return torch.tensor(0.0)
+
+        optimizer.step(closure)
+        optimizer.skip()
+        # one step of 0.5 each: means (0.5 + 1.0) / 2, corrections (mean − x) / 0.5
+        h = optimizer._strategy.corrections[0][0].item()
+        optimizer.step(closure)
+        return h, float(model.values()[0])
+
+    (h0, x0), (h1, x1) = ranks.run(2, work)
+    assert (h0, h1) == (0.5, -0.5)
+    assert x0 == x1 == 0.75 + 0.5 * 1.5
