@@ -183,6 +183,8 @@ class Reducer:
             else:
                 torch.div(lane.flat, divisor, out=scratch[: lane.size])
             load_riders(lane, scratch, divisor, is_first=communicator.is_first)
+            if lane.note is not None and not gradients:
+                torch.div(lane.note, divisor, out=scratch[lane.tail : lane.tail + len(lane.slots)])
             if lane.exact:
                 scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=lane.dtype), non_blocking=True)
             reduction.works.append(communicator.all_reduce(scratch))
