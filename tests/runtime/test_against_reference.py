@@ -74,6 +74,12 @@ def test_parameters_equal_the_numpy_reference_on_random_schedules(ranks, part):
         assert ranks.run(seed) == [], f"seed {seed}; repeat with PREDUCE_TEST_SEED={BASE}"
 
 
+def test_parameters_equal_the_reference_when_arrays_go_in_two_pieces(ranks, monkeypatch):
+    monkeypatch.setattr(reduction, "SPLIT_BYTES", 0)
+    for seed in range(BASE, BASE + 100):
+        assert ranks.run(seed) == [], f"seed {seed}; repeat with PREDUCE_TEST_SEED={BASE}"
+
+
 def test_random_schedules_cover_what_they_claim():
     cases = [make_case(seed) for seed in range(400)]
     strategies = [case.schedule.strategy for case in cases]
