@@ -31,6 +31,10 @@ check: $(STAMP)  ## style, types, layers, schema
 bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/results
 	$(BIN)/python benchmarks/run.py
 
+lab: export OMP_NUM_THREADS = 1
+lab: $(STAMP)  ## four emulated nodes, shaped links, every strategy side by side (root; about 9 minutes)
+	$(BIN)/python benchmarks/lab/run.py
+
 explore: $(STAMP)  ## larger protocol configurations than the tests have time for
 	$(BIN)/python benchmarks/explore.py
 

@@ -1,0 +1,148 @@
+"""What the lab compares with: torch's own ways of synchronising, as their users would write them."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lab.job import Job
+
+
+class Training(Protocol):
+    """A model and what makes it step."""
+
+    model: torch.nn.Module
+
+    def step(self) -> None:
+        """Take a step with the gradients that stand in the model."""
+
+    def close(self) -> None:
+        """Leave the others."""
+
+
+def baseline(job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Training:
+    """The baseline that the job names."""
+    return KINDS[job.how](job, model, optimizer)
+
+
+def _join(job: Job) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=job.limit + 20))
+
+
+def _leave() -> None:
+    """Torch's own clean-up can wait for peers; the process ends now anyway."""
+
+
+class Ddp:
+    """DistributedDataParallel with its default buckets (1 MB, then 25 MB), which it sends during backward."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        _join(job)
+        caps = {"bucket_cap_mb": job.options["bucket"]} if "bucket" in job.options else {}
+        self.model: torch.nn.Module = torch.nn.parallel.DistributedDataParallel(
+            model, gradient_as_bucket_view=True, **caps
+        )
+        self._optimizer = optimizer
+
+    def step(self) -> None:
+        """Backward has averaged the gradients."""
+        self._optimizer.step()
+
+    def close(self) -> None:
+        """See _leave."""
+        _leave()
+
+
+class Hierarchical:
+    """All-reduce of the gradients in two levels: scatter sums in the node, reduce shards across nodes, gather."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        _join(job)
+        self.model, self._optimizer = model, optimizer
+        rank, size = dist.get_rank(), job.workers_per_node
+        timeout = timedelta(seconds=job.limit + 20)
+        nodes = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=timeout) for n in range(job.num_nodes)]
+        rows = [dist.new_group(list(range(r, job.num_workers, size)), timeout=timeout) for r in range(size)]
+        self._node, self._row, self._place = nodes[rank // size], rows[rank % size], rank % size
+        length = sum(p.numel() for p in model.parameters())
+        self._flat = torch.zeros(-(-length // size) * size)
+        self._shards = list(self._flat.chunk(size))
+        self._mine = torch.zeros_like(self._shards[0])
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+
+    def step(self) -> None:
+        """Average the gradients and step."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        start = 0
+        for parameter in parameters:
+            self._flat[start : start + parameter.numel()] = parameter.grad.flatten()  # type: ignore[union-attr]
+            start += parameter.numel()
+        self._flat.div_(dist.get_world_size())
+        dist.reduce_scatter(self._mine, self._shards, group=self._node)
+        dist.all_reduce(self._mine, group=self._row)
+        dist.all_gather(self._shards, self._mine, group=self._node)
+        start = 0
+        for parameter in parameters:
+            parameter.grad.copy_(self._flat[start : start + parameter.numel()].view_as(parameter))  # type: ignore[union-attr]
+            start += parameter.numel()
+        self._optimizer.step()
+
+    def close(self) -> None:
+        """See _leave."""
+        _leave()
+
+
+class TorchAverager:
+    """PyTorch's own HierarchicalModelAverager: node averages every `inner` steps, a global one every `outer`."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        from collections import OrderedDict
+
+        from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+
+        _join(job)
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+        self.model, self._optimizer = model, optimizer
+        inner, outer = job.options["inner"], job.options["outer"]
+        periods = OrderedDict([(inner, job.workers_per_node), (outer, job.num_workers)])
+        self._averager: Any = HierarchicalModelAverager(period_group_size_dict=periods)
+
+    def step(self) -> None:
+        """Step alone, then average as the averager counts."""
+        self._optimizer.step()
+        self._averager.average_parameters(self.model.parameters())
+
+    def close(self) -> None:
+        """See _leave."""
+        _leave()
+
+
+KINDS: dict[str, Callable[[Job, torch.nn.Module, torch.optim.Optimizer], Training]] = {
+    "ddp": Ddp,
+    "hierarchical": Hierarchical,
+    "torch-averager": TorchAverager,
+}
+
+
+def use_environment(job: Job, node: int) -> int:
+    """Turn the launcher's place on its node into the place in the run; returns the rank."""
+    rank = node * job.workers_per_node + int(os.environ["LOCAL_RANK"])
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(job.num_workers),
+        GROUP_RANK=str(node),
+        GROUP_WORLD_SIZE=str(job.num_nodes),
+        MASTER_ADDR=job.address,
+        MASTER_PORT=str(job.port),
+        GLOO_SOCKET_IFNAME="eth0",
+    )
+    return rank

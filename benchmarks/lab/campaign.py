@@ -1,0 +1,303 @@
+"""Campaign: all cells of one run of the lab, interleaved, within its time; then tables, plots and predictions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lab import plots
+from lab.contestants import Contestant, contestants
+from lab.crew import Crew, LabError
+from lab.job import Job
+from lab.measure import Measured, read_cell
+from lab.plan import Planner
+from lab.predict import Point, against_lab, by_profile
+from lab.table import Row, block, document
+from lab.tasks import Samples, read_data, write_data
+
+from topo.cluster import Cluster
+from topo.document import load_cluster, write_schedule
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from lab.network import Network
+    from lab.setting import Setting
+
+    from topo.schedule import Schedule
+
+GUESS_SECONDS = 16.0
+PROFILE_LIMIT = 60.0
+TARGETS = {"digits": 0.2, "text": 2.2}
+MODEL_BYTES = {"digits": 2_192_296, "text": 2_060_000}
+SIMULATED = ("static", "allreduce", "neighbor")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One finished cell."""
+
+    setting: str
+    contestant: str
+    repetition: int
+    load: float
+    measured: Measured
+
+
+class Campaign:
+    """Runs cells and keeps what they measured."""
+
+    def __init__(
+        self, chosen: argparse.Namespace, listed: list[Setting], network: Network, crew: Crew, scratch: Path
+    ) -> None:
+        self.chosen, self.settings, self.network, self.crew, self.scratch = chosen, listed, network, crew, scratch
+        self.cluster = Cluster.regular(chosen.nodes, chosen.workers_per_node)
+        self.repetitions = chosen.repetitions or 3
+        self.end = time.monotonic() + 60 * (chosen.minutes or (60 if chosen.full else 9))
+        self.cells: list[Cell] = []
+        self.notes: list[str] = []
+        self.schedules: dict[tuple[str, str], Schedule] = {}
+        self.profiles: dict[str, Cluster] = {}
+        self.profile_errors: dict[str, Any] = {}
+        self._samples: dict[str, Samples] = {}
+        self._took: dict[tuple[str, str], float] = {}
+        self._count = 0
+        self._planner = Planner(self.profiles, compute=chosen.compute, model_bytes=MODEL_BYTES["digits"])
+        wanted = chosen.contestants.split(";") if chosen.contestants else None
+        self.contestants = [
+            c
+            for c in contestants(self._planner)
+            if (c.name in wanted if wanted else (c.core or chosen.full or chosen.repetitions))
+        ]
+
+    def run(self) -> None:
+        """Everything, until the time is spent."""
+        for task in {setting.task for setting in self.settings}:
+            write_data(task, self.scratch / f"{task}.npz")
+            self._samples[task] = read_data(self.scratch / f"{task}.npz")
+        if not self.chosen.no_profile:
+            for rate in dict.fromkeys(setting.rate for setting in self.settings):
+                self._profile(rate)
+        plan = [(setting, self._fitting(setting)) for setting in self.settings]
+        left_out = 0
+        for repetition in range(self.repetitions):
+            for setting, listed in plan:
+                self._shape(setting.rate)
+                # Each repetition begins elsewhere, so that a drift of the machine's load hits all alike.
+                turn = repetition * len(listed) // self.repetitions
+                for contestant in listed[turn:] + listed[:turn]:
+                    expected = self._took.get((setting.name, contestant.name), GUESS_SECONDS)
+                    if time.monotonic() + expected > self.end:
+                        left_out += 1
+                        continue
+                    self._cell(setting, contestant, repetition)
+        if left_out:
+            self.notes.append(f"{left_out} cells were left out because the time was spent")
+
+    def _shape(self, rate: str) -> None:
+        for node in range(self.chosen.nodes):
+            self.network.shape(node, rate)
+
+    def _profile(self, rate: str) -> None:
+        self._shape(rate)
+        folder = self.scratch / f"profile-{rate}"
+        job = self._job(self.settings[0], folder, "profile", options={"model_bytes": MODEL_BYTES["digits"]})
+        try:
+            self.crew.run(job)
+            self.profiles[rate] = load_cluster(str(folder / "cluster.json"))
+            self.profile_errors[rate] = json.loads((folder / "errors.json").read_text())
+            _say(f"profiled {rate}")
+        except Exception as error:  # noqa: BLE001 - the lab goes on with nominal links and says so
+            self.notes.append(f"profile at {rate}: failed ({error}); the planner used nominal links")
+
+    def _fitting(self, setting: Setting) -> list[Contestant]:
+        """The contestants that have something to do in a setting, with their schedules made."""
+        fitting = []
+        for contestant in self.contestants:
+            if contestant.make is not None:
+                schedule = contestant.make(self.cluster, setting)
+                if schedule is None:
+                    continue
+                self.schedules[setting.name, contestant.name] = schedule
+            if why := contestant.why_not(self.schedules.get((setting.name, contestant.name))):
+                self.notes.append(f"{setting.name}, {contestant.name}: left out: {why}")
+                continue
+            fitting.append(contestant)
+        if setting.name in self._planner.words:
+            self.notes.append(f"{setting.name}: the planner picked {self._planner.words[setting.name]}")
+        return fitting
+
+    def _job(self, setting: Setting, folder: Path, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
+        folder.mkdir(parents=True, exist_ok=True)
+        steps = self.chosen.steps or setting.steps
+        fields: dict[str, Any] = {
+            "name": folder.name,
+            "folder": str(folder),
+            "how": how,
+            "num_nodes": self.chosen.nodes,
+            "workers_per_node": self.chosen.workers_per_node,
+            "address": "",
+            "port": 0,
+            "task": setting.task,
+            "data": setting.data,
+            "data_file": str(self.scratch / f"{setting.task}.npz"),
+            "compute": self.chosen.compute,
+            "slow": setting.slow,
+            "random_factor": setting.random_factor,
+            "random_chance": setting.random_chance,
+            "steps": steps,
+            "limit": self.chosen.limit if how != "profile" else PROFILE_LIMIT,
+            "learning_rate": self.chosen.rate,
+        }
+        return Job(**{**fields, **more})
+
+    def _cell(self, setting: Setting, contestant: Contestant, repetition: int) -> None:
+        self._count += 1
+        folder = self.scratch / f"cell-{self._count}"
+        begun, load = time.monotonic(), os.getloadavg()[0]
+        schedule = self.schedules.get((setting.name, contestant.name))
+        path = folder / "schedule.json"
+        job = self._job(
+            setting,
+            folder,
+            contestant.how,
+            schedule=str(path) if schedule is not None else None,
+            free_running=contestant.free_running,
+            seed=repetition,
+            learning_rate=self.chosen.rate / contestant.rate_divisor,
+            options=contestant.options,
+        )
+        if schedule is not None:
+            write_schedule(path, schedule)
+        try:
+            self.crew.run(job)
+            measured = read_cell(job, self._samples[setting.task])
+        except (RuntimeError, OSError, LabError) as error:
+            self.notes.append(f"{setting.name}, {contestant.name}, repetition {repetition}: failed: {error}")
+            _say(f"{setting.name:22} {contestant.name:30} failed: {str(error)[:150]}")
+            if os.environ.get("LAB_KEEP"):
+                shutil.copytree(folder, os.environ["LAB_KEEP"] + f"/{folder.name}", dirs_exist_ok=True)
+            if isinstance(error, LabError):
+                raise
+            return
+        finally:
+            self._took[setting.name, contestant.name] = time.monotonic() - begun
+            shutil.rmtree(folder, ignore_errors=True)
+        self.cells.append(Cell(setting.name, contestant.name, repetition, load, measured))
+        reached = measured.reached(self._target(setting))
+        words = "not reached" if reached is None else f"{reached[0]:5.1f} steps {reached[1]:6.2f} s"
+        _say(
+            f"{setting.name:22} {contestant.name:30} {measured.step_ms:7.1f} ms/step  {words:24} "
+            f"{measured.nic_mb:6.2f} MB/NIC  loss {measured.curve[-1][2]:.3f}  load {load:.1f}  "
+            f"{time.monotonic() - begun:.1f} s"
+        )
+
+    def _target(self, setting: Setting) -> float:
+        return float(self.chosen.target or TARGETS[setting.task])
+
+    def rows(self, setting: Setting) -> list[Row]:
+        """What was measured in one setting, in the order of the contestants."""
+        found = []
+        for contestant in self.contestants:
+            cells = [
+                cell.measured
+                for cell in self.cells
+                if cell.setting == setting.name and cell.contestant == contestant.name
+            ]
+            if cells:
+                found.append(Row(contestant.name, contestant.family, cells, self._target(setting)))
+        return found
+
+    def points(self) -> list[Point]:
+        """The cells that the simulator can predict; hierarchical all-reduce runs all-reduce's schedule in its form."""
+        from statistics import median
+
+        from schedulers.registry import build
+
+        found = []
+        for setting in self.settings:
+            for contestant in self.contestants:
+                schedule = self.schedules.get((setting.name, contestant.name))
+                if contestant.how == "hierarchical":
+                    schedule = build("allreduce", self.cluster)
+                cells = [
+                    cell.measured.step_ms
+                    for cell in self.cells
+                    if cell.setting == setting.name and cell.contestant == contestant.name
+                ]
+                if schedule is not None and cells and schedule.strategy.kind in SIMULATED:
+                    found.append(Point(contestant.name, setting, schedule, contestant.form, median(cells)))
+        return found
+
+    def write(self, results: Path, machine: dict[str, object]) -> None:
+        """JSON, Markdown and plots."""
+        chosen, name = self.chosen, f"lab-{self.chosen.name}"
+        results.mkdir(parents=True, exist_ok=True)
+        loads = [cell.load for cell in self.cells] or [0.0]
+        head: dict[str, Any] = {
+            **machine,
+            "cluster": f"{self.cluster}, one namespace per node, links shaped by tbf in both directions",
+            "task": "digits CNN, 548,074 parameters (2.19 MB), or where said a character model, 0.5 M parameters",
+            "a step": f"batch 16 per worker, computing padded to {1e3 * chosen.compute:g} ms (SGD, learning rate "
+            f"{chosen.rate:g}; divided by 16 for the asynchronous server)",
+            "target": ", ".join(f"{s.name}: loss {self._target(s):g}" for s in self.settings),
+            "load average when cells began": f"{min(loads):.1f} to {max(loads):.1f}, of which the lab is a part",
+            "repetitions": f"up to {self.repetitions}; medians, [smallest-largest]",
+        }
+        count = self.cluster.num_workers
+        blocks = {}
+        for setting in self.settings:
+            rows = self.rows(setting)
+            if rows:
+                blocks[setting.name] = block(rows, setting, chosen.compute, count)
+                title = f"{setting.name}, {self.cluster}, computing {1e3 * chosen.compute:g} ms per step"
+                plots.draw_setting(
+                    results / f"{name}-{setting.name.replace(' ', '-')}.png",
+                    title,
+                    rows,
+                    self._target(setting),
+                    1e3 * setting.free_step(chosen.compute, count),
+                )
+        prediction = self._predict(results / f"{name}-prediction.png")
+        if prediction:
+            blocks["Simulator against lab"] = prediction["words"]
+        content = {
+            "head": head,
+            "settings": [asdict(setting) for setting in self.settings],
+            "cells": [asdict(cell) for cell in self.cells],
+            "notes": self.notes,
+            "profiles": self.profile_errors,
+            "prediction": prediction,
+        }
+        (results / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+        (results / f"{name}.md").write_text(document(head, blocks, self.notes))
+        _say(f"written: {results / name}.json, .md, -*.png")
+
+    def _predict(self, path: Path) -> dict[str, Any] | None:
+        points = self.points()
+        if len(points) < 8:
+            return None
+        size = MODEL_BYTES["digits"]
+        found = against_lab(points, compute=self.chosen.compute, model_bytes=size)
+        plots.draw_prediction(path, found["points"], "calibrated on every second cell")
+        hardware = {s.name: self._planner.hardware(s) for s in self.settings if s.rate in self.profiles}
+        profiled = by_profile(points, hardware, compute=self.chosen.compute)
+        close = sum(abs(p.error) <= 0.15 for p in profiled)
+        found["from_profile"] = [asdict(p) for p in profiled]
+        figures = ", ".join(f"{key} {value:.3g}" for key, value in found["figures"].items())
+        found["words"] = (
+            f"Calibrated on {len(points) - found['predicted_half']} cells ({figures}); of the other "
+            f"{found['predicted_half']} cells {found['within_15_percent']:.0%} were predicted within 15 % "
+            f"(median error {found['median_error']:.1%})."
+            + (f" From the profile alone: {close} of {len(profiled)} within 15 %." if profiled else "")
+        )
+        return found
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S', time.gmtime())} {text}", flush=True)

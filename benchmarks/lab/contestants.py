@@ -1,0 +1,194 @@
+"""Who competes: every way of synchronising that the lab knows, with its schedule and why it may be left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from topo.schedule import Schedule
+from topo.strategies.base import Averaging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lab.setting import Setting
+
+    from topo.cluster import Cluster
+
+EVERY_STEP = "All-Reduce"
+"""The family whose best member is the baseline: exact averaging in every step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
+
+    `rate_factor` divides the learning rate, for strategies that apply every worker's step to one model.
+    """
+
+    name: str
+    family: str
+    how: str = "preduce"
+    make: Callable[[Cluster, Setting], Schedule | None] | None = None
+    free_running: bool = False
+    rate_divisor: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+    form: str = "ring"
+    core: bool = True
+
+    def why_not(self, schedule: Schedule | None) -> str | None:
+        """Why it cannot run here, or None."""
+        if self.how != "preduce" or schedule is None:
+            return None
+        return _cannot_run(schedule)
+
+
+def _cannot_run(schedule: Schedule) -> str | None:
+    kind = schedule.strategy.kind
+    if kind in ("static", "allreduce") or find_spec(f"runtime.strategies.{kind}") is not None:
+        return None
+    return f"the runtime has no strategy {kind!r} yet"
+
+
+def _entry(name: str, *, overlap: bool = False, **parameters: object) -> Callable[[Cluster, Setting], Schedule]:
+    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
+        from schedulers.registry import build
+
+        schedule = build(name, cluster, **parameters)
+        return _with(schedule, overlap=True) if overlap else schedule
+
+    return make
+
+
+def _with(schedule: Schedule, **changes: object) -> Schedule:
+    strategy: Any = schedule.strategy
+    words = "-".join("overlap" if key == "overlap" else key for key in changes)
+    return Schedule(f"{schedule.name}-{words}", schedule.cluster, replace(strategy, **changes))
+
+
+def _paced(name: str, factor: int = 1, **parameters: object) -> Callable[[Cluster, Setting], Schedule | None]:
+    """A schedule in which slow workers take fewer steps per round, as many as fit into the others' time.
+
+    `factor` multiplies everybody's pace: the section length.
+    """
+
+    def make(cluster: Cluster, setting: Setting) -> Schedule | None:
+        from schedulers.registry import build
+
+        slowest = max([1.0, *(value for _, value in setting.slow)])
+        if slowest == 1:
+            return None
+        fast = factor * round(slowest)
+        slow = dict(setting.slow)
+        paces = tuple(max(1, round(fast / slow.get(rank, 1.0))) for rank in range(cluster.num_workers))
+        return _with(build(name, cluster, **parameters), pace=paces, averaging=Averaging.STEP_NORMALISED)
+
+    return make
+
+
+def _strategy(name: str, make: Callable[[Cluster], object]) -> Callable[[Cluster, Setting], Schedule]:
+    def schedule(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
+        return Schedule(name, cluster, make(cluster))  # type: ignore[arg-type]
+
+    return schedule
+
+
+def _server(*, synchronous: bool) -> Callable[[Cluster], object]:
+    def make(cluster: Cluster) -> object:
+        from topo.strategies.server import Server
+
+        size = cluster.workers_per_node or 1
+        hosts = tuple(range(0, cluster.num_workers, size))
+        return Server(hosts=hosts, synchronous=synchronous, staleness=None)
+
+    return make
+
+
+def _pairwise(*, overlap: bool) -> Callable[[Cluster], object]:
+    def make(cluster: Cluster) -> object:
+        from topo.strategies.pairwise import Pairwise
+
+        return Pairwise(active=tuple(range(0, cluster.num_workers, 2)), overlap=overlap)
+
+    return make
+
+
+def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 - fields of Generated
+    def make(cluster: Cluster) -> object:  # noqa: ARG001 - independent of it
+        from topo.strategies.generated import Division, Generated, InitiatorRule
+
+        return Generated(
+            group_size=options.get("group_size", 3),
+            division=Division(options["division"]),
+            initiator=InitiatorRule(options["initiator"]),
+            slow_threshold=options.get("slow_threshold", 4),
+        )
+
+    return make
+
+
+def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[Contestant]:
+    """All of them, in the order of the table; `planned` is the planner's pick. `core` ones run in the short lab."""
+    smart = {"division": "inter-intra"}
+    return [
+        Contestant(name="DDP", family=EVERY_STEP, how="ddp"),
+        Contestant(name="flat ring", family=EVERY_STEP, make=_entry("allreduce")),
+        Contestant(name="hierarchical", family=EVERY_STEP, how="hierarchical", form="hierarchical"),
+        Contestant(name="flat ring, overlapped", family=EVERY_STEP, make=_entry("allreduce", overlap=True)),
+        Contestant(name="local SGD, every 4", family="local SGD", make=_entry("local-sgd", every=4)),
+        Contestant(name="local SGD, every 16", family="local SGD", make=_entry("local-sgd", every=16)),
+        Contestant(
+            name="torch averager 1/16",
+            family="local SGD",
+            how="torch-averager",
+            options={"inner": 1, "outer": 16},
+            core=False,
+        ),
+        Contestant(
+            name="server, synchronous", family="server", make=_strategy("server", _server(synchronous=True)), core=False
+        ),
+        Contestant(
+            name="server, asynchronous",
+            family="server",
+            make=_strategy("server-asynchronous", _server(synchronous=False)),
+            free_running=True,
+            rate_divisor=16,
+        ),
+        Contestant(name="D-PSGD ring", family="D-PSGD", make=_entry("ring"), core=False),
+        Contestant(name="D-PSGD ring, parallel", family="D-PSGD", make=_entry("ring", overlap=True)),
+        Contestant(
+            name="AD-PSGD", family="AD-PSGD", make=_strategy("ad-psgd", _pairwise(overlap=True)), free_running=True
+        ),
+        Contestant(name="Figure 10", family="Prague", make=_entry("prague-figure-10")),
+        Contestant(name="Figure 10, overlapped", family="Prague", make=_entry("prague-figure-10", overlap=True)),
+        Contestant(
+            name="generator, random",
+            family="Prague",
+            make=_strategy("random", _generated(division="random", initiator="paper", slow_threshold=None)),
+            free_running=True,
+        ),
+        Contestant(
+            name="generator, smart, paper's rule",
+            family="Prague",
+            make=_strategy("smart", _generated(initiator="paper", **smart)),
+            free_running=True,
+        ),
+        Contestant(
+            name="generator, smart, laggard-local",
+            family="Prague",
+            make=_strategy("smart-local", _generated(initiator="laggard-local", **smart)),
+            free_running=True,
+        ),
+        Contestant(name="node-then-all 3", family="designed", make=_entry("node-then-all", node_rounds=3)),
+        Contestant(name="node-then-all 15", family="designed", make=_entry("node-then-all", node_rounds=15)),
+        Contestant(
+            name="node-then-all 15, overlapped",
+            family="designed",
+            make=_entry("node-then-all", overlap=True, node_rounds=15),
+        ),
+        Contestant(name="planner's pick", family="designed", make=planned),
+        Contestant(name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)),
+        Contestant(name="paced all", family="designed", make=_paced("allreduce"), core=False),
+        Contestant(name="paced all, sections of 3", family="designed", make=_paced("allreduce", factor=3)),
+    ]

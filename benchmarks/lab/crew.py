@@ -1,0 +1,130 @@
+"""Crew: the lab's standing processes: a forker on every node and the store's host beside the bridge."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from lab.board import Board
+from lab.worker import SPARE_SECONDS, START_SECONDS
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from lab.job import Job
+    from lab.network import Network
+
+FORKER = Path(__file__).with_name("forker.py")
+START_LIMIT = 120.0
+
+
+class LabError(Exception):
+    """The lab's own machinery failed; the message says where."""
+
+
+class _Helper:
+    """One process that answers a line with a line."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        self.log = log
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=variables,
+                start_new_session=True,
+            )
+
+    def send(self, line: str) -> None:
+        """Write one line."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise LabError(f"a process of the lab ended; see {self.log}") from None
+
+    def answer(self, end: float) -> str:
+        """The next line, waited for until the monotonic time `end`."""
+        stream = self._process.stdout
+        assert stream is not None
+        if not select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
+            raise LabError(f"a process of the lab did not answer in time; see {self.log}")
+        line = stream.readline().strip()
+        if not line:
+            raise LabError(f"a process of the lab ended; see {self.log}")
+        return line
+
+    def close(self) -> None:
+        """End it and what it started; workers die with their forker."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=3)
+                break
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+class Crew:
+    """The processes on a network; leaving the context ends them."""
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self.network, self.folder = network, folder
+        self._forkers: list[_Helper] = []
+        self._store: _Helper | None = None
+
+    def __enter__(self) -> Self:
+        network, python = self.network, [sys.executable, "-P", str(FORKER)]
+        try:
+            inside = ["ip", "netns", "exec", network.switch]
+            self._store = _Helper([*inside, *python, "store", network.switch_address], self.folder / "store.log")
+            for node in range(network.num_nodes):
+                command = [*network.prefix_command(node), *python, str(node)]
+                self._forkers.append(_Helper(command, self.folder / f"forker-{node}.log"))
+            end = time.monotonic() + START_LIMIT
+            for helper in [self._store, *self._forkers]:
+                helper.answer(end)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, job: Job) -> list[int]:
+        """Run one cell on all nodes; the exit code of each node's workers. Bounded by the job's limits."""
+        assert self._store is not None
+        job.path.mkdir(parents=True, exist_ok=True)
+        Board(job.path, job.num_workers, create=True)
+        self._store.send("new")
+        port = int(self._store.answer(time.monotonic() + 20).split()[1])
+        ready = replace(job, port=port, address=self.network.switch_address)
+        for forker in self._forkers:
+            forker.send(ready.to_line())
+        end = time.monotonic() + START_SECONDS + job.limit + 2 * SPARE_SECONDS
+        return [int(forker.answer(end).split()[1]) for forker in self._forkers]
+
+    def close(self) -> None:
+        """End all processes."""
+        for helper in [*self._forkers, *([self._store] if self._store else [])]:
+            helper.close()
+        self._forkers, self._store = [], None

@@ -1,0 +1,64 @@
+"""The lab's process on one node: imports torch once, then forks the node's workers for every cell it is sent.
+
+Started inside the node's namespace; reads one job per line, answers with one line `done CODE`. It never opens gloo
+itself, so forking from it stays safe. `store` instead of a node number hosts the runs' stores, one fresh one a cell.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+
+
+def serve_workers(node: int) -> None:
+    """Fork workers until standard input ends."""
+
+    from lab.job import Job
+    from lab.profiled import profile
+    from lab.tasks import read_data
+    from lab.worker import work
+
+    import preduce.demo.train  # noqa: F401 - imported for its imports
+    from runtime.launch import launch
+
+    samples: dict[str, object] = {}
+    _say("ready")
+    for line in sys.stdin:
+        job = Job.of_line(line)
+        if job.data_file and job.data_file not in samples:
+            samples[job.data_file] = read_data(job.data_file)
+        target = partial(profile, job, node) if job.how == "profile" else partial(
+            work, job, node, samples[job.data_file]
+        )  # fmt: skip
+        with (job.path / f"node-{node}.log").open("w") as log:
+            code = launch(target, num_workers=job.workers_per_node, threads=1, output=log)
+        _say(f"done {code}")
+
+
+def serve_store(address: str) -> None:
+    """Open a fresh store for every line and say its port; the one before it is closed."""
+    from runtime.torch_api import TCPStore
+
+    _say("ready")
+    store = None
+    for _ in sys.stdin:
+        store = None
+        store = TCPStore(address, 0, None, True, wait_for_workers=False)
+        _say(f"port {store.port}")
+    del store
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "store":
+        serve_store(sys.argv[2])
+    else:
+        serve_workers(int(sys.argv[1]))

@@ -1,0 +1,64 @@
+"""Job: one cell of the lab, as its workers get it. A frozen value that travels as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every worker of one cell does.
+
+    `how` names who synchronises: `preduce` (with `schedule`, a file) or one of the baselines of `baselines.py`.
+    A step computes for `compute` seconds: real gradients are taken, and sleeping fills the rest, because more workers
+    than cores would otherwise slow one another down. `slow` lists (rank, factor) on that time; with probability
+    `random_chance` a worker's step takes `random_factor` times as long. `limit` bounds the training in seconds.
+    """
+
+    name: str
+    folder: str
+    how: str
+    num_nodes: int
+    workers_per_node: int
+    address: str
+    port: int
+    schedule: str | None = None
+    free_running: bool = False
+    task: str = "digits"
+    data: str = "shuffled"
+    data_file: str = ""
+    compute: float = 0.06
+    slow: tuple[tuple[int, float], ...] = ()
+    random_factor: float = 1.0
+    random_chance: float = 0.0
+    steps: int = 80
+    limit: float = 40.0
+    every: int = 4
+    batch: int = 16
+    learning_rate: float = 0.2
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers in all."""
+        return self.num_nodes * self.workers_per_node
+
+    @property
+    def path(self) -> Path:
+        """The folder of this cell."""
+        return Path(self.folder)
+
+    def to_line(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_line(cls, line: str) -> Job:
+        """What `to_line` wrote."""
+        content = json.loads(line)
+        content["slow"] = tuple((rank, factor) for rank, factor in content["slow"])
+        return cls(**content)

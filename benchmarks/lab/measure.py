@@ -1,0 +1,166 @@
+"""From what a cell's workers left behind to its figures: speed, loss of the mean model, bytes, where the time went."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from lab.gates import Clock
+from lab.tasks import evaluated, make_model
+from lab.worker import HEADER
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from lab.job import Job
+    from lab.tasks import Samples
+
+SKIPPED_STEPS = 4
+"""First steps that the speed leaves out: connections and allocations warm up."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """One cell. `step_ms` is workers ÷ (steps per second of all together), so that free-running ones compare.
+
+    `curve` holds (steps per worker, seconds, training loss of the mean model); `shares` the mean seconds per step that
+    a worker computed, waited for others, and communicated; `nic_mb` what a node's NIC sent per step of all workers, in
+    megabytes (mean over nodes).
+    """
+
+    step_ms: float
+    steps: list[int]
+    ended: str
+    nic_mb: float
+    shares: dict[str, float]
+    curve: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def reached(self, target: float) -> tuple[float, float] | None:
+        """Steps and seconds at which the loss, interpolated between evaluations, first fell to the target."""
+        for (s0, t0, l0), (s1, t1, l1) in zip(self.curve, self.curve[1:], strict=False):
+            if l1 <= target:
+                part = 1.0 if l0 <= target or l0 == l1 else (l0 - target) / (l0 - l1)
+                return s0 + part * (s1 - s0), t0 + part * (t1 - t0)
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_cell(job: Job, samples: Samples) -> Measured:
+    """Put a cell's files together.
+
+    Raises:
+        RuntimeError: a worker failed or left nothing; the message is the first one's.
+    """
+    said = []
+    for rank in range(job.num_workers):
+        path = job.path / f"worker-{rank:03d}.json"
+        said.append(json.loads(path.read_text()) if path.exists() else {"rank": rank, "failed": "left no result"})
+    # Whoever fails first ends the run for the others, whose words are then only "not ready" or "left".
+    failed = sorted(
+        (s["failed"] for s in said if "failed" in s), key=lambda words: words.startswith(("the others", "left"))
+    )
+    if failed:
+        raise RuntimeError(failed[0])
+    times = [np.array(worker["times"]) for worker in said]
+    started = min(worker["started"] for worker in said)
+    speeds = [len(t[SKIPPED_STEPS:]) / (t[-1, 2] - t[SKIPPED_STEPS - 1, 2]) for t in times if len(t) > SKIPPED_STEPS]
+    if len(speeds) < len(times):
+        raise RuntimeError(f"a worker took only {min(len(t) for t in times)} steps in {job.limit:g} s")
+    all_steps = sum(len(t) for t in times)
+    sent = [said[node * job.workers_per_node]["sent"] for node in range(job.num_nodes)]
+    return Measured(
+        step_ms=1000 * job.num_workers / sum(speeds),
+        steps=[len(t) for t in times],
+        ended="time" if any(worker["ended"] == "time" for worker in said) else "steps",
+        nic_mb=float(np.mean(sent)) / (all_steps / job.num_workers) / 1e6,
+        shares=_shares(job, times),
+        curve=_curve(job, samples, started),
+    )
+
+
+def _shares(job: Job, times: list[npt.NDArray[np.float64]]) -> dict[str, float]:
+    """Seconds per step, mean over workers: computing, waiting for a member of the group, communicating.
+
+    A group operation that has not all its members yet is waiting; afterwards it is communication. Without a trace
+    (torch's own baselines) the two stay together as `blocked`.
+    """
+    count = sum(len(t) for t in times)
+    computing = sum(float((t[:, 1] - t[:, 0]).sum()) for t in times) / count
+    blocked = sum(float((t[:, 2] - t[:, 1]).sum()) for t in times) / count
+    operations = _operations(job)
+    if not operations or job.free_running:
+        return {"compute": computing, "blocked": blocked}
+    complete: dict[tuple[str, int], float] = {}
+    for name, round_, _, start, _ in operations:
+        complete[name, round_] = max(complete.get((name, round_), 0.0), start)
+    waiting = 0.0
+    by_rank: dict[int, list[tuple[float, float]]] = {}
+    for name, round_, rank, _, end in operations:
+        by_rank.setdefault(rank, []).append((complete[name, round_], end))
+    for rank, t in enumerate(times):
+        mine = sorted(by_rank.get(rank, []), key=lambda pair: pair[1])
+        ends = np.array([end for _, end in mine])
+        for computed, done in t[:, 1:]:
+            place = int(np.searchsorted(ends, computed))
+            if place < len(mine):
+                waiting += max(0.0, min(mine[place][0], done) - computed)
+    waiting /= count
+    return {"compute": computing, "wait": waiting, "communicate": blocked - waiting}
+
+
+def _operations(job: Job) -> list[tuple[str, int, int, float, float]]:
+    """(kind and members, round, rank, start, end) of every traced group operation, on the workers' common clock."""
+    import time
+
+    shift = time.monotonic() - time.time()
+    found = []
+    for path in sorted(job.path.glob("trace-[0-9]*.json")):
+        for event in json.loads(path.read_text())["traceEvents"]:
+            if event.get("cat") == "communication":
+                start = event["ts"] / 1e6 + shift
+                end = start + event["dur"] / 1e6
+                found.append((event["name"], event["args"]["round"], event["pid"], start, end))
+    return found
+
+
+def _curve(job: Job, samples: Samples, started: float) -> list[tuple[float, float, float]]:
+    """The mean model's loss over time.
+
+    Workers that stay together are averaged at equal steps. Of free-running and differently paced ones, the mean at an
+    instant takes everybody's newest snapshot; the instants are those at which half of the workers have the next one.
+    """
+    model = make_model(job.task, samples, Clock(), job.seed).eval()
+    size = 2 * sum(p.numel() for p in model.parameters())
+    tracks = [_snapshots(job, rank, size) for rank in range(job.num_workers)]
+    together = not job.free_running and len({tuple(step for _, step, _ in track) for track in tracks}) == 1
+    least = min(len(track) for track in tracks)
+    part = evaluated(samples)
+    curve = []
+    for index in range(least if together else sorted(len(track) for track in tracks)[len(tracks) // 2]):
+        if together:
+            instant = max(track[index][0] for track in tracks)
+            chosen = [track[index] for track in tracks]
+        else:
+            instant = float(np.median([track[index][0] for track in tracks if len(track) > index]))
+            chosen = [[snap for snap in track if snap[0] <= instant or snap[1] == 0][-1] for track in tracks]
+        mean = torch.stack([flat for _, _, flat in chosen]).float().mean(0)
+        torch.nn.utils.vector_to_parameters(mean, model.parameters())
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(model(part.inputs), part.labels)
+        steps = float(np.mean([step for _, step, _ in chosen]))
+        curve.append((steps, instant - started, float(loss)))
+    return curve
+
+
+def _snapshots(job: Job, rank: int, size: int) -> list[tuple[float, int, torch.Tensor]]:
+    content = (job.path / f"snapshots-{rank:03d}.bin").read_bytes()
+    found = []
+    for start in range(0, len(content) - size - HEADER.size + 1, size + HEADER.size):
+        seconds, step = HEADER.unpack_from(content, start)
+        flat = torch.from_numpy(np.frombuffer(content, np.float16, size // 2, start + HEADER.size).copy())
+        found.append((seconds, step, flat))
+    return found

@@ -1,0 +1,59 @@
+"""What the planner picks for a setting, from the hardware that a profile of the lab's own links measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from topo.hardware import Hardware, Link
+from topo.timing.compute import RandomSlowdown
+
+if TYPE_CHECKING:
+    from lab.setting import Setting
+
+    from topo.cluster import Cluster
+    from topo.schedule import Schedule
+
+PLAN_SECONDS = 6.0
+
+
+class Planner:
+    """Plans once per setting; `profiles` maps a rate to the cluster that was profiled at it."""
+
+    def __init__(self, profiles: dict[str, Cluster], *, compute: float, model_bytes: int) -> None:
+        self._profiles, self._compute, self._model_bytes = profiles, compute, model_bytes
+        self._picks: dict[str, Schedule] = {}
+        self.words: dict[str, str] = {}
+
+    def __call__(self, cluster: Cluster, setting: Setting) -> Schedule:
+        if setting.name not in self._picks:
+            self._picks[setting.name] = self._plan(cluster, setting)
+        return self._picks[setting.name]
+
+    def hardware(self, setting: Setting) -> Hardware:
+        """The profiled links with the setting's slow workers; nominal ones where there is no profile."""
+        known = self._profiles.get(setting.rate)
+        if known is None or known.hardware is None:
+            nic = Link.of_bandwidth(setting.megabits * 1e6 / 8, 1e-4)
+            base = Hardware(inside=Link.of_bandwidth(1e9, 1e-4), nic=nic)
+        else:
+            base = known.hardware
+        return replace(base, model_bytes=self._model_bytes, compute=self._compute, slowdown=setting.slow)
+
+    def _plan(self, cluster: Cluster, setting: Setting) -> Schedule:
+        from preduce.planner import Data, Job, plan
+
+        disturbed = setting.random_chance > 0
+        job = Job(
+            cluster=replace(cluster, hardware=self.hardware(setting)),
+            data=Data.PER_WORKER if setting.data == "sorted" else Data.SHUFFLED,
+            disturbance=RandomSlowdown(setting.random_factor, setting.random_chance) if disturbed else None,
+            time_limit=PLAN_SECONDS,
+        )
+        found = plan(job)
+        pick = found.pick
+        self.words[setting.name] = (
+            f"{pick.name}: {1e3 * pick.step_seconds:.1f} ms per step and {pick.stretch:.2f} times All-Reduce's steps "
+            "predicted"
+        )
+        return pick.schedule

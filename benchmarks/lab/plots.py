@@ -1,0 +1,98 @@
+"""The lab's pictures: time per step, loss against time, bytes per NIC, where the time went; predicted and measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lab.table import Row
+
+PARTS = (("compute", "#4c78a8"), ("wait", "#f58518"), ("communicate", "#e45756"), ("blocked", "#b279a2"))
+WORDS = {"blocked": "waiting or communicating"}
+
+
+def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_ms: float) -> None:
+    """Four panels for one setting."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(2, 2, figsize=(15, 11), layout="constrained")
+    figure.suptitle(title)
+    names = [row.contestant for row in rows]
+    places = range(len(rows))
+    speed = axes[0][0]
+    values = [row.step_ms for row in rows]
+    below = [row.step_ms - min(c.step_ms for c in row.cells) for row in rows]
+    above = [max(c.step_ms for c in row.cells) - row.step_ms for row in rows]
+    speed.barh(places, values, xerr=[below, above], color="#4c78a8", ecolor="#333333", capsize=2)
+    speed.axvline(limit_ms, color="#333333", linestyle=":", label="free network, nobody waits")
+    speed.set(xlabel="ms per step (median, smallest and largest)", title="time per step")
+    speed.legend(loc="lower right")
+    _label(speed, names)
+    _loss(plt, axes[0][1], rows, target)
+    wire = axes[1][0]
+    wire.barh(places, [row.nic_mb for row in rows], color="#72b7b2")
+    wire.set(xlabel="MB sent by a node's NIC per step of all workers", title="bytes per NIC")
+    _label(wire, names)
+    _shares(axes[1][1], rows, names)
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def _loss(plt: Any, axis: Any, rows: list[Row], target: float) -> None:  # noqa: ANN401 - matplotlib has no stubs
+    colours = plt.get_cmap("tab20")
+    for index, row in enumerate(rows):
+        ordered = sorted(row.cells, key=lambda cell: cell.step_ms)
+        curve = ordered[len(ordered) // 2].curve
+        style = ("-", "--", ":")[index // 20 if len(rows) > 20 else index % 3]
+        axis.plot([p[1] for p in curve], [p[2] for p in curve], style, color=colours(index % 20), label=row.contestant)
+    axis.axhline(target, color="#333333", linewidth=0.8)
+    axis.set(xlabel="seconds", ylabel="training loss of the mean model", title="loss against time", yscale="log")
+    axis.legend(fontsize=7)
+
+
+def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN401 - as above
+    left = [0.0] * len(rows)
+    for part, colour in PARTS:
+        widths = []
+        for row in rows:
+            ordered = sorted(row.cells, key=lambda cell: cell.step_ms)
+            widths.append(1e3 * ordered[len(ordered) // 2].shares.get(part, 0.0))
+        if any(widths):
+            axis.barh(range(len(rows)), widths, left=left, color=colour, label=WORDS.get(part, part))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axis.set(xlabel="ms per step, mean over workers", title="where the time went")
+    axis.legend(loc="lower right")
+    _label(axis, names)
+
+
+def draw_prediction(path: Path, predictions: list[dict[str, Any]], title: str) -> None:
+    """Predicted against measured step times, with the band of 15 %."""
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(8, 8), layout="constrained")
+    for calibrated, colour, words in ((True, "#bab0ac", "calibrated on"), (False, "#e45756", "predicted")):
+        chosen = [p for p in predictions if p["calibrated"] is calibrated]
+        if chosen:
+            axis.scatter([p["measured"] for p in chosen], [p["predicted"] for p in chosen], color=colour, label=words)
+    values = [p["measured"] for p in predictions]
+    ends = [0.8 * min(values), 1.2 * max(values)]
+    axis.plot(ends, ends, color="#333333", linewidth=1)
+    axis.fill_between(ends, [0.85 * e for e in ends], [1.15 * e for e in ends], color="#4c78a8", alpha=0.15)
+    axis.set(xscale="log", yscale="log", xlabel="measured, ms per step", ylabel="predicted, ms per step", title=title)
+    axis.legend()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def _label(axis: Any, names: list[str]) -> None:  # noqa: ANN401 - as above
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+
+
+def _pyplot() -> Any:  # noqa: ANN401 - as above
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

@@ -1,0 +1,105 @@
+"""The lab: four namespaces as nodes, shaped links, 16 workers, every way of synchronising side by side.
+
+    python benchmarks/lab/run.py                 9 minutes: two link rates, one slow worker
+    python benchmarks/lab/run.py --full          every setting, three repetitions
+    python benchmarks/lab/run.py --list          what there is
+
+Needs root; says why and ends well where the machine cannot hold it. Results go to benchmarks/results/lab-NAME.*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from lab.setting import settings
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SHORT = ("200mbit homogeneous", "200mbit slow x5", "1gbit homogeneous")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--workers-per-node", type=int, default=4)
+    parser.add_argument("--settings", help="names separated by commas (see --list)")
+    parser.add_argument("--contestants", help="names separated by semicolons (see --list)")
+    parser.add_argument("--repetitions", type=int)
+    parser.add_argument("--minutes", type=float, help="no cell begins that would end later; default 9, or 60 if full")
+    parser.add_argument("--compute", type=float, default=0.06, help="seconds that a step computes")
+    parser.add_argument("--steps", type=int, help="steps of each worker, instead of the setting's")
+    parser.add_argument("--limit", type=float, default=35.0, help="seconds of training in a cell")
+    parser.add_argument("--target", type=float, help="training loss; default 0.2 for digits, 2.2 for text")
+    parser.add_argument("--rate", type=float, default=0.2, help="learning rate, from the grid 0.05, 0.1, 0.2")
+    parser.add_argument("--name", default="default", help="of the result files")
+    parser.add_argument("--no-profile", action="store_true", help="plan with nominal links")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    chosen = _arguments()
+    from lab.contestants import contestants
+    from lab.network import Network, why_not
+
+    known = settings(chosen.nodes * chosen.workers_per_node)
+    if chosen.list:
+        print("settings:", *known, sep="\n  ")
+        print("contestants:", *(c.name for c in contestants(lambda *_: None)), sep="\n  ")
+        return 0
+    if (reason := why_not()) is not None:
+        print(f"lab: skipped: {reason}")
+        return 0
+    names = chosen.settings.split(",") if chosen.settings else list(known if chosen.full else SHORT)
+    if unknown := [name for name in names if name not in known]:
+        print(f"lab: no setting {unknown[0]!r}; see --list", file=sys.stderr)
+        return 2
+    from lab.campaign import Campaign
+    from lab.crew import Crew
+
+    signal.signal(signal.SIGTERM, _stop)
+    scratch = Path(tempfile.mkdtemp(prefix="preduce-lab-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    try:
+        with Network(chosen.nodes, "1gbit") as network, Crew(network, scratch) as crew:
+            campaign = Campaign(chosen, [known[name] for name in names], network, crew, scratch)
+            campaign.run()
+        campaign.write(RESULTS, _machine())
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+def _stop(number: int, frame: object) -> None:  # noqa: ARG001 - a signal handler's signature
+    """Leave by the ordinary way, so that namespaces and processes go too."""
+    raise SystemExit(128 + number)
+
+
+def _machine() -> dict[str, object]:
+    import torch
+
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=RESULTS
+    ).stdout.strip()
+    return {
+        "commit": commit,
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "machine": f"{os.cpu_count()} cores, Linux {os.uname().release}, torch {torch.__version__}, gloo",
+        "command": "python " + " ".join(sys.argv),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The lab's results as a table: medians with their spread, one block per setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from lab.contestants import EVERY_STEP
+
+if TYPE_CHECKING:
+    from lab.measure import Measured
+    from lab.setting import Setting
+
+
+COLUMNS = (
+    "contestant",
+    "ms per step",
+    "steps to target",
+    "seconds to target",
+    "× All-Reduce",
+    "of the compute-only limit",
+    "MB per NIC and step",
+    "runs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contestant in one setting: every repetition."""
+
+    contestant: str
+    family: str
+    cells: list[Measured]
+    target: float
+
+    @property
+    def step_ms(self) -> float:
+        return median(cell.step_ms for cell in self.cells)
+
+    @property
+    def nic_mb(self) -> float:
+        return median(cell.nic_mb for cell in self.cells)
+
+    def _reached(self, which: int) -> list[float]:
+        return [found[which] for cell in self.cells if (found := cell.reached(self.target)) is not None]
+
+    @property
+    def steps(self) -> float | None:
+        """Median steps to the target; None unless most repetitions reached it."""
+        found = self._reached(0)
+        return median(found) if 2 * len(found) > len(self.cells) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Median seconds to the target; None unless most repetitions reached it."""
+        found = self._reached(1)
+        return median(found) if 2 * len(found) > len(self.cells) else None
+
+    def spread(self) -> str:
+        """Smallest and largest milliseconds per step."""
+        values = sorted(cell.step_ms for cell in self.cells)
+        return f"[{values[0]:.0f}-{values[-1]:.0f}]"
+
+    def seconds_spread(self) -> str:
+        """Smallest and largest seconds to the target."""
+        values = sorted(self._reached(1))
+        return f"[{values[0]:.1f}-{values[-1]:.1f}]" if values else ""
+
+
+def baseline(rows: list[Row]) -> Row | None:
+    """The best every-step exact averaging, by seconds to the target."""
+    reached = [row for row in rows if row.family == EVERY_STEP and row.seconds is not None]
+    return min(reached, key=lambda row: row.seconds or 0.0) if reached else None
+
+
+def fraction_of_limit(row: Row, base: Row | None, setting: Setting, compute: float, num_workers: int) -> float | None:
+    """What the baseline's number of steps would take on a free network where nobody waits, over this row's seconds."""
+    if base is None or base.steps is None or row.seconds is None:
+        return None
+    return base.steps * setting.free_step(compute, num_workers) / row.seconds
+
+
+def block(rows: list[Row], setting: Setting, compute: float, num_workers: int) -> str:
+    """One setting as Markdown."""
+    base = baseline(rows)
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for row in rows:
+        seconds = row.seconds
+        ratio = "" if base is None or seconds is None else f"{base.seconds / seconds:.2f}"  # type: ignore[operator]
+        share = fraction_of_limit(row, base, setting, compute, num_workers)
+        mark = " (baseline)" if row is base else ""
+        lines.append(
+            f"| {row.contestant}{mark} | {row.step_ms:.0f} {row.spread()} | "
+            f"{'not reached' if row.steps is None else f'{row.steps:.0f}'} | "
+            f"{'' if seconds is None else f'{seconds:.2f} {row.seconds_spread()}'} | {ratio} | "
+            f"{'' if share is None else f'{share:.2f}'} | {row.nic_mb:.2f} | {len(row.cells)} |"
+        )
+    return "\n".join(lines)
+
+
+def document(head: dict[str, Any], blocks: dict[str, str], notes: list[str]) -> str:
+    """The whole page."""
+    parts = ["# The lab's results", "", "Written by `python benchmarks/lab/run.py`; do not edit.", ""]
+    parts += [f"* {key}: {value}" for key, value in head.items()]
+    for name, text in blocks.items():
+        parts += ["", f"## {name}", "", text]
+    if notes:
+        parts += ["", "## Left out, failed, or to be known", "", *[f"* {note}" for note in notes]]
+    return "\n".join(parts) + "\n"

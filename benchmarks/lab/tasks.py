@@ -1,0 +1,130 @@
+"""What the lab's workers learn: digits by a convolutional network, or English text by a character model.
+
+Models are built from layers with gates between them (see gates.py), so that computing takes a fixed time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from lab.gates import Clock, Gate
+from torch import nn
+
+if TYPE_CHECKING:
+    from lab.job import Job
+
+CONTEXT = 32
+TEXT_BYTES = 200_000
+EVALUATED = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Inputs and labels (count,); the model's loss is their cross-entropy."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def write_data(task: str, path: Path) -> None:
+    """Store a task's samples in one file, so that workers need no scikit-learn."""
+    inputs, labels = _digits() if task == "digits" else _text()
+    np.savez(path, inputs=inputs, labels=labels)
+
+
+def read_data(path: str | Path) -> Samples:
+    """What `write_data` stored."""
+    with np.load(path) as content:
+        return Samples(torch.from_numpy(content["inputs"]), torch.from_numpy(content["labels"]))
+
+
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    order = np.random.default_rng(0).permutation(len(data.target))
+    images = (data.images[order] / 16.0 - 0.3) / 0.38
+    return images.astype(np.float32)[:, None], data.target[order].astype(np.int64)
+
+
+def _text() -> tuple[np.ndarray, np.ndarray]:
+    """Every place of the text that ships with Python: the characters before it, and the character itself.
+
+    The text is what the standard library's modules say about themselves, in the order of their names.
+    """
+    text = _library_text()
+    alphabet = sorted(set(text))
+    codes = np.array([alphabet.index(character) for character in text], dtype=np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(codes, CONTEXT + 1)
+    return windows[:, :-1].copy(), windows[:, -1].copy()
+
+
+def _library_text() -> str:
+    import ast
+    import os
+
+    home = Path(os.__file__).parent
+    parts, size = [], 0
+    for path in sorted(home.glob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8", errors="ignore"))) or ""
+        plain = "".join(c for c in said.lower() if c.isascii() and (c.isalpha() or c in " .,\n"))
+        parts.append(plain)
+        size += len(plain)
+        if size > TEXT_BYTES:
+            break
+    return "\n".join(parts)
+
+
+def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Module:
+    """The task's network: 0.55 M parameters (2.2 MB) for digits, 0.54 M for text."""
+    torch.manual_seed(seed)
+    if task == "digits":
+        layers: list[list[nn.Module]] = [
+            [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()],
+            [nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()],
+            [nn.Linear(256, 2048), nn.ReLU()],
+            [nn.Linear(2048, 10)],
+        ]
+    else:
+        letters = int(samples.inputs.max()) + 1
+        layers = [
+            [nn.Embedding(letters, 16), nn.Flatten()],
+            [nn.Linear(16 * CONTEXT, 950), nn.ReLU()],
+            [nn.Linear(950, letters)],
+        ]
+    return nn.Sequential(*_gated(layers, clock))
+
+
+def _gated(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
+    """A third of a step's time goes forward and two thirds backward, spread evenly over the layers."""
+    count, modules = len(layers), []
+    for index, layer in enumerate(layers):
+        forward = (index + 1) / count / 3
+        backward = 1 / 3 + 2 / 3 * (count - 1 - index) / count
+        modules += [*layer, Gate(clock, forward, backward)]
+    return modules
+
+
+def shard(job: Job, rank: int, labels: torch.Tensor) -> torch.Tensor:
+    """The places of one worker's samples: every n-th of a shuffled order, or a run of those sorted by label."""
+    count = job.num_workers
+    if job.data == "sorted":
+        order = torch.argsort(labels, stable=True)
+        return order[rank * len(order) // count : (rank + 1) * len(order) // count]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(job.seed))
+    return order[rank::count]
+
+
+def evaluated(samples: Samples) -> Samples:
+    """The training samples over which losses are reported: all digits, a fixed draw of the text."""
+    if len(samples) <= EVALUATED:
+        return samples
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1))[:EVALUATED]
+    return Samples(samples.inputs[order], samples.labels[order])

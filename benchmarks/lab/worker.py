@@ -1,0 +1,144 @@
+"""One worker of one cell: joins the run, trains, and leaves timestamps and snapshots of its parameters behind.
+
+Nothing is evaluated while the clock runs: an evaluation of the mean model would make everybody meet and so change what
+is measured. Snapshots (16-bit, in memory) are averaged and evaluated afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from lab.baselines import Training, baseline, use_environment
+from lab.board import Board
+from lab.gates import Clock
+from lab.tasks import Samples, make_model, shard
+
+import preduce
+from topo.errors import PreduceError
+
+if TYPE_CHECKING:
+    from lab.job import Job
+
+HEADER = struct.Struct("<dq")
+START_SECONDS = 45.0
+SPARE_SECONDS = 15.0
+
+
+class Preduce:
+    """Training through `preduce.DistributedOptimizer`, with its trace."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        assert job.schedule is not None
+        self.model = model
+        options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
+        self.optimizer = preduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
+
+    def step(self) -> None:
+        """As the schedule says."""
+        self.optimizer.step()
+
+    def close(self) -> None:
+        """The launcher's exit hooks write the trace and tell the others."""
+
+
+def work(job: Job, node: int, samples: Samples) -> None:
+    """Everything a worker does; ends the process by an alarm if a cell hangs, whatever it hangs in."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(int(START_SECONDS + job.limit + SPARE_SECONDS))
+    rank = use_environment(job, node)
+    board = Board(job.path, job.num_workers)
+    said: dict[str, object] = {"rank": rank}
+    try:
+        said.update(_train(job, rank, samples, board))
+    except (PreduceError, RuntimeError) as error:
+        board.end()
+        said["failed"] = f"{type(error).__name__}: {error}"[:400]
+        traceback.print_exc()
+    (job.path / f"worker-{rank:03d}.json").write_text(json.dumps(said))
+
+
+def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, object]:
+    clock = Clock()
+    model = make_model(job.task, samples, clock, job.seed)
+    plain = model
+    sgd = torch.optim.SGD(model.parameters(), lr=job.learning_rate)
+    training: Training = (Preduce if job.how == "preduce" else baseline)(job, model, sgd)
+    places = shard(job, rank, samples.labels)
+    generator = torch.Generator().manual_seed(1000 * job.seed + rank)
+    goal, every = job.steps // _share(training, job), max(1, job.every // _share(training, job))
+    seconds = partial(_seconds, job, rank, torch.Generator().manual_seed(77_000 * (job.seed + 1) + rank))
+    times: list[tuple[float, float, float]] = []
+    if not board.ready(rank, START_SECONDS):
+        return {"failed": "the others were not ready in time"}
+    sent, started, end = _bytes_out(), time.monotonic(), time.monotonic() + job.limit
+    ended = "steps"
+    with (job.path / f"snapshots-{rank:03d}.bin").open("wb") as file:
+        _snapshot(file, plain, 0)
+        try:
+            for step in range(1, 100 * job.steps):
+                begun = clock.begin(seconds())
+                batch = places[torch.randint(len(places), (job.batch,), generator=generator)]
+                training.model.train()
+                loss = torch.nn.functional.cross_entropy(training.model(samples.inputs[batch]), samples.labels[batch])
+                sgd.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                clock.until(1.0)
+                computed = time.monotonic()
+                training.step()
+                times.append((begun, computed, time.monotonic()))
+                board.stepped(rank, step)
+                if step % every == 0:
+                    _snapshot(file, plain, step)
+                if time.monotonic() > end:
+                    ended = "time"
+                    break
+                if step >= goal and not job.free_running:
+                    break
+                if job.free_running and (board.over or board.all_steps >= job.steps * job.num_workers):
+                    break
+        except (PreduceError, RuntimeError) as error:
+            # The first who leaves takes the others' peer away: after the end that is how the rest learns of it.
+            if not board.over:
+                raise
+            ended = "time" if time.monotonic() > end else "steps"
+            print(f"left after the end of the run: {str(error)[:200]}", flush=True)
+    board.end()
+    training.close()
+    return {"ended": ended, "started": started, "times": times, "sent": _bytes_out() - sent, "share": 1}
+
+
+def _share(training: Training, job: Job) -> int:
+    """The largest pace divided by this worker's own."""
+    if not isinstance(training, Preduce) or job.free_running:
+        return 1
+    schedule, rank = training.optimizer.schedule, training.optimizer.rank
+    return max(1, int(schedule.paces().max()) // schedule.pace_of(rank))
+
+
+def _seconds(job: Job, rank: int, generator: torch.Generator) -> float:
+    """How long this worker's next step computes."""
+    factor = dict(job.slow).get(rank, 1.0)
+    if job.random_chance and float(torch.rand((), generator=generator)) < job.random_chance:
+        factor *= job.random_factor
+    return job.compute * factor
+
+
+def _snapshot(file, model: torch.nn.Module, step: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    now = time.monotonic()
+    with torch.no_grad():
+        flat = torch.cat([p.detach().flatten() for p in model.parameters()]).half()
+    file.write(HEADER.pack(now, step) + flat.numpy().tobytes())
+
+
+def _bytes_out() -> int:
+    """Bytes that this worker's node has sent so far."""
+    path = Path("/sys/class/net/eth0/statistics/tx_bytes")
+    return int(path.read_text()) if path.exists() else 0

@@ -1,0 +1,145 @@
+"""The lab measures what it says: a real cell over shaped links, its figures by hand, and its predictions."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from lab.contestants import contestants
+from lab.measure import Measured
+from lab.network import Network, why_not
+from lab.predict import Point, against_lab, hardware_of, simulated_ms
+from lab.setting import Setting, settings
+from lab.table import Row, baseline, block
+
+from topo.cluster import Cluster
+
+HOME = Path(__file__).resolve().parents[2]
+PLAIN = Setting(name="plain")
+SLOW = Setting(name="slow", slow=((6, 5.0),))
+FOUR = Cluster.regular(4, 4)
+
+
+def measured(step_ms, curve=(), nic=1.0):
+    return Measured(step_ms=step_ms, steps=[10], ended="steps", nic_mb=nic, shares={}, curve=list(curve))
+
+
+def test_the_target_is_interpolated_between_evaluations():
+    cell = measured(50.0, [(0, 0.0, 2.0), (4, 1.0, 1.0), (8, 2.0, 0.0)])
+    assert cell.reached(0.5) == (6.0, 1.5)
+    assert cell.reached(-1.0) is None
+
+
+def test_the_free_step_counts_steps_of_all_workers():
+    assert PLAIN.free_step(0.06, 16) == pytest.approx(0.06)
+    assert SLOW.free_step(0.06, 16) == pytest.approx(0.06 * 16 / 15.2)
+
+
+def test_only_exact_averaging_in_every_step_is_the_baseline():
+    curve = [(0, 0.0, 1.0), (10, 1.0, 0.0)]
+    rows = [
+        Row("ring", "All-Reduce", [measured(90.0, curve)], 0.5),
+        Row("best", "All-Reduce", [measured(80.0, [(s, 0.5 * t, v) for s, t, v in curve])], 0.5),
+        Row("local", "local SGD", [measured(10.0, [(s, 0.1 * t, v) for s, t, v in curve])], 0.5),
+    ]
+    assert baseline(rows) is rows[1]
+    lines = block(rows, PLAIN, 0.06, 16).splitlines()
+    assert lines[3].startswith("| best (baseline) | 80 [80-80] | 5 | 0.25")
+    assert "| 5.00 |" in lines[4]
+
+
+def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
+    listed = {c.name: c for c in contestants(lambda *_: None)}
+    paced = listed["paced node-then-all 3"]
+    assert paced.make(FOUR, PLAIN) is None
+    paces = paced.make(FOUR, SLOW).paces().tolist()
+    assert paces == [5] * 6 + [1] + [5] * 9
+
+
+def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases():
+    from verify import prove
+
+    for contestant in contestants(lambda *_: None):
+        for setting in (PLAIN, SLOW):
+            schedule = contestant.make(FOUR, setting) if contestant.make else None
+            if schedule is not None and schedule.strategy.kind in ("static", "allreduce"):
+                assert prove(schedule).verdict == "proved", contestant.name
+
+
+def test_calibration_finds_the_figures_that_made_the_step_times():
+    import numpy as np
+
+    made = np.array([2e-4, 1.1, 1e-4, 4e-10, 5e-5, 2e-10, 3e-3])
+    listed = [c for c in contestants(lambda *_: None) if c.how == "preduce" and c.make]
+    points = []
+    for rate in ("200mbit", "1gbit"):
+        setting = Setting(name=rate, rate=rate)
+        for contestant in listed:
+            schedule = contestant.make(FOUR, setting)
+            if schedule is None or schedule.strategy.kind not in ("static", "allreduce"):
+                continue
+            point = Point(contestant.name, setting, schedule, "ring", 1.0)
+            truth = simulated_ms(point, hardware_of(made, setting, 2_000_000), 0.06 + made[6])
+            points.append(Point(contestant.name, setting, schedule, "ring", truth))
+    found = against_lab(points, compute=0.06, model_bytes=2_000_000)
+    assert found["predicted_half"] >= 5
+    assert found["within_15_percent"] == 1.0
+
+
+def test_the_list_needs_no_root():
+    done = subprocess.run(
+        [sys.executable, "-P", str(HOME / "benchmarks/lab/run.py"), "--list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "200mbit homogeneous" in done.stdout
+    assert set(settings(16)) <= {line.strip() for line in done.stdout.splitlines()}
+
+
+@pytest.mark.lab
+@pytest.mark.processes
+def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    from lab.crew import Crew
+    from lab.job import Job
+    from lab.measure import read_cell
+    from lab.tasks import read_data, write_data
+
+    from schedulers.registry import build
+    from topo.document import write_schedule
+
+    cluster = Cluster.regular(2, 2)
+    write_data("digits", tmp_path / "digits.npz")
+    write_schedule(tmp_path / "schedule.json", build("allreduce", cluster))
+    with Network(2, "200mbit", subnet="10.78.0") as network, Crew(network, tmp_path) as crew:
+        job = Job(
+            name="cell",
+            folder=str(tmp_path / "cell"),
+            how="preduce",
+            num_nodes=2,
+            workers_per_node=2,
+            address="",
+            port=0,
+            schedule=str(tmp_path / "schedule.json"),
+            data_file=str(tmp_path / "digits.npz"),
+            compute=0.01,
+            steps=8,
+        )
+        assert crew.run(job) == [0, 0]
+        found = read_cell(job, read_data(tmp_path / "digits.npz"))
+        names = [network.namespace(0), network.namespace(1), network.switch]
+    assert found.steps == [8] * 4
+    assert [step for step, _, _ in found.curve] == [0.0, 4.0, 8.0]
+    # A ring of 4 moves 1.5 models over its slowest link in each step; headers add a few per cent.
+    assert found.nic_mb == pytest.approx(1.5 * 2.192, rel=0.1)
+    assert found.step_ms > 1000 * 1.5 * 2.192e6 / 25e6
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not any(name in left for name in names)
+    assert os.path.exists(tmp_path / "cell" / "trace-00000.json")  # noqa: PTH110 - one file
