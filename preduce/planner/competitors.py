@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from preduce.planner.option import Option, measure
 from schedulers import registry
 from topo.errors import PreduceError
+from topo.strategies import Neighbor
 from topo.timing.cost import Form
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ def _within_limits(schedule: Schedule, job: Job) -> bool:
 
 
 def _largest_group(schedule: Schedule) -> int:
-    if schedule.strategy.kind == "neighbor":
-        return 2
+    """The most workers that one worker's parameters depend on after one round, itself included."""
+    if isinstance(schedule.strategy, Neighbor):
+        return 1 + max(int(np.bincount(edges.targets).max(initial=0)) for edges in schedule.strategy.rounds)
     return max((int(schedule.phase(t).sizes.max(initial=0)) for t in range(schedule.period)), default=0)

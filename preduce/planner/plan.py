@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MIN_SEARCH_SECONDS = 1.0
 """What the search gets at least, when measuring a large catalogue has used up the time."""
 
+MAX_EXACT_WORKERS = 512
+"""Exact rounds come as explicit groups, whose figures need dense n×n work."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -75,6 +78,8 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
                 bound_class=candidate.bound_class,
             )
         )
+    if job.objective is Objective.EXACT:
+        options += _exact(job)
     chosen = pick(options, job)
     say(f"proving {chosen.name}")
     proof = prove(chosen.schedule)
@@ -93,6 +98,19 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
 
 def _by_communication(option: Option) -> float:
     return option.communication
+
+
+def _exact(job: Job) -> list[Option]:
+    """The fewest rounds of exact consensus known for groups of the job's size, with the bound on their number."""
+    from schedulers.synthesis.exact_rounds import fewest_rounds
+
+    n = job.cluster.num_workers
+    if n > MAX_EXACT_WORKERS:
+        return []
+    answer = fewest_rounds(n, job.max_group or n)
+    if answer.phases is None or len(answer.phases) > job.max_period:
+        return []
+    return [measure(answer.schedule(job.cluster.shape()), job, status=str(answer.status))]
 
 
 def _search(job: Job, seconds: float, say: Callable[[str], None]) -> Front:

@@ -133,3 +133,12 @@ def test_stretch_of_allreduce_is_one_and_grows_with_both_figures() -> None:
     assert FITTED.stretch(0.0, 0.0) == 1.0
     assert FITTED.stretch(1.0, 0.0) < FITTED.stretch(2.0, 0.0) < FITTED.stretch(2.0, 1.0) < FITTED.stretch(2.0, 5.0)
     assert math.isinf(FITTED.stretch(math.inf, 0.0))
+
+
+@pytest.mark.parametrize(("cluster", "rounds"), [("6x1", 3), ("5x1", 4), ("3,3", 3), ("2x4", 3)])
+def test_exact_objective_finds_the_fewest_rounds_of_pairs(cluster: str, rounds: int) -> None:
+    found = plan(job(cluster, objective=Objective.EXACT, max_group=2))
+    assert found.pick.is_exact
+    assert found.pick.period == rounds
+    assert found.pick.status == "optimal"
+    assert {claim.claim: claim.status for claim in found.proof.claims}["exact-consensus"] == "proved"
