@@ -167,12 +167,9 @@ class GroupGenerator:
             counts=self.counted(state, worker),
         )
         state = self.done(state, worker, ask)
+        state = replace(state, status=_with(state.status, worker, LEFT if ask.last else ACTIVE))
         if ask.last:
-            state = replace(
-                state,
-                status=_with(state.status, worker, LEFT),
-                buffers=self.locking.withdrawn(state.buffers, worker),
-            )
+            state = replace(state, buffers=self.locking.withdrawn(state.buffers, worker))
         elif not state.buffers.buffers[worker] and not state.buffers.locks[worker]:
             state = self.drawn(state, worker, ask)
         return self.served(replace(state, waiting=(*state.waiting, worker)))

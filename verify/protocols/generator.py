@@ -35,6 +35,8 @@ def generator_properties(system: GroupSystem) -> tuple[Property, ...]:
         _requests_in_step(n, system),
         _ended_properly(n),
     ]
+    if system.rounds is not None:
+        listed.append(_of_service(n, "rounds are counted", _counted))
     if system.rounds is None:
         listed += [_progress(worker) for worker in range(n)]
     elif system.timeouts:
@@ -133,6 +135,11 @@ def _patient(state: GeneratorState) -> str | None:
         if alone > PATIENCE and taking_part == len(state.status):
             return f"worker {worker} was left alone {alone} times in a row"
     return None
+
+
+def _counted(state: GeneratorState) -> str | None:
+    right = tuple(request + 1 for request in state.requests)
+    return None if state.counts == right else f"counts are {state.counts}; rounds asked for are {right}"
 
 
 def _pairs_with_service(n: int) -> tuple[tuple[int, int], ...]:

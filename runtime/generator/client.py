@@ -1,0 +1,228 @@
+"""A worker's side of the group generator: a thread that asks ahead, repeats what may be lost, and keeps the lease.
+
+The thread drives the explored `GroupWorker`; the training loop only begins and ends rounds. What a worker executed, in
+order, is in `executed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from runtime.generator.wire import FromWorker, Refused, pack_request, unpack_reply
+from schedulers.protocols.base import Send
+from schedulers.protocols.group_generator import Ask
+from schedulers.protocols.group_worker import (
+    ALONE,
+    ASKED,
+    ENDED,
+    FENCED,
+    GRANTED,
+    Enter,
+    GroupWorker,
+    NextRound,
+    WorkerState,
+)
+from topo.errors import FencedError, InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime.generator.keys import JobKeys
+
+RETRY_SECONDS = 0.5
+MAX_REPLY_BYTES = 2**20
+
+
+class GeneratorClient:
+    """One worker's connection; every method but `close` raises what went wrong.
+
+    Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
+    `begin` again, which also reports the group. `leave()` at the end of the run, or before a pause that all workers
+    make; it may still hand out a group to run. `begin()` after `leave()` takes part again.
+
+    Args:
+        address: of the service.
+        keys: the job's, without the service's secret.
+        rank: this worker.
+        timeout: seconds without any answer after which the service is taken to be gone.
+        lease: of the service; signs of life are sent four times as often.
+        transport: for tests: stands between `send` and the socket.
+
+    Raises:
+        UnavailableError: no answer within the timeout; the message names the address.
+        FencedError: the service gave this worker up.
+        InputError: the service refuses this worker.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        keys: JobKeys,
+        rank: int,
+        *,
+        timeout: float = 60.0,
+        lease: float = 10.0,
+        retry: float = RETRY_SECONDS,
+        transport: Callable[[Callable[[bytes], None]], Callable[[bytes], None]] = lambda send: send,
+    ) -> None:
+        self.address, self.rank, self.timeout = address, rank, timeout
+        self.executed: list[tuple[int, tuple[int, ...]]] = []
+        self._keys, self._retry, self._beat = keys, retry, lease / 4
+        self._session = secrets.token_hex(8)
+        self._worker = GroupWorker(-1, collective=False)
+        self._state: WorkerState | None = None
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._closing = False
+        self._transport = transport
+        self._outbox: list[bytes] = []
+        self._heard = time.monotonic()
+        self._opened = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"preduce-generator-{rank}", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Ask for the group of the round that begins; returns at once. Reports the last group as done."""
+        with self._changed:
+            self._raise()
+            if self._state is None:
+                self._state, actions = self._worker.start(0, None)
+            elif self._state.stage == GRANTED:
+                self.executed.append((self._state.seq, self._state.members))
+                self._state, actions = self._worker.step(self.rank, self._state, Enter())
+            elif self._state.stage in (ALONE, ENDED):
+                if self._state.stage == ENDED:
+                    self._worker.rounds = None
+                self._state, actions = self._worker.step(self.rank, self._state, NextRound())
+            else:
+                return  # the request is on its way already
+            self._heard = time.monotonic()
+            self._send(actions)
+
+    def group(self) -> tuple[int, tuple[int, ...]] | None:
+        """The sequence number and members of the round's group, None for no group; waits for the answer."""
+        with self._changed:
+            deadline = time.monotonic() + self.timeout
+            while self._state is not None and self._state.stage == ASKED and self._error is None:
+                if not self._changed.wait(min(1.0, self._retry)) and time.monotonic() > deadline:
+                    self._check_silence()
+            self._raise()
+            if self._state is None or self._state.stage != GRANTED:
+                return None
+            return self._state.seq, self._state.members
+
+    def is_void(self, seq: int) -> bool:
+        """Whether a granted group will not happen, because a member is gone."""
+        with self._changed:
+            return self._state is None or self._state.stage != GRANTED or self._state.seq != seq
+
+    def leave(self) -> tuple[int, tuple[int, ...]] | None:
+        """Say that there are no further rounds. Returns a group that others wait in: run it and call `leave` again."""
+        with self._changed:
+            self._raise()
+            if self._state is None or self._state.stage in (ENDED, FENCED):
+                return None
+            if self._state.stage != ASKED:
+                self._worker.rounds = 0
+        self.begin()
+        found = self.group()
+        with self._changed:
+            if found is None and self._state is not None and self._state.stage == ALONE:
+                self._worker.rounds = 0  # the answer to an ask that was not yet the last
+        if found is None and self._state is not None and self._state.stage == ALONE:
+            return self.leave()
+        return found
+
+    def close(self) -> None:
+        """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""
+        self._closing = True
+        self._thread.join(3.0)
+
+    def _send(self, actions: tuple[Any, ...]) -> None:
+        self._outbox += [self._packed(a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Ask)]
+        self._changed.notify_all()
+
+    def _packed(self, ask: Ask | None, *, goodbye: bool = False) -> bytes:
+        return pack_request(FromWorker(self.rank, self._session, ask, goodbye))
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _check_silence(self) -> None:
+        if time.monotonic() - self._heard > self.timeout:
+            self._error = UnavailableError(
+                f"group generator at {self.address}: gave worker {self.rank} no answer for {self.timeout:g} s"
+            )
+
+    def _run(self) -> None:
+        import zmq
+
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        try:
+            socket.curve_serverkey = self._keys.service_public.encode()
+            socket.curve_publickey = self._keys.worker_public.encode()
+            socket.curve_secretkey = self._keys.worker_secret.encode()
+            socket.setsockopt(zmq.LINGER, 500)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
+            socket.setsockopt(zmq.RECONNECT_IVL, 20)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+            socket.connect(self.address)
+            send = self._transport(lambda data: socket.send(data, zmq.NOBLOCK))
+            self._loop(zmq, socket, send)
+            if self._state is not None and self._state.stage == ENDED:
+                with contextlib.suppress(zmq.Again):
+                    socket.send(self._packed(None, goodbye=True), zmq.NOBLOCK)
+        except Exception as error:  # noqa: BLE001 - the training loop must learn of whatever ended its thread
+            with self._changed:
+                self._error = self._error or UnavailableError(f"group generator at {self.address}: {error}")
+                self._changed.notify_all()
+        finally:
+            socket.close()
+            context.term()
+
+    def _loop(self, zmq: Any, socket: Any, send: Callable[[bytes], None]) -> None:  # noqa: ANN401 - pyzmq's
+        asked = beaten = time.monotonic()
+        while not self._closing:
+            with self._changed:
+                if not self._outbox:
+                    self._changed.wait(0 if socket.poll(0) else 0.001)
+                outgoing, self._outbox = self._outbox, []
+                state = self._state
+            now = time.monotonic()
+            if outgoing:
+                asked = now
+            elif state is not None and state.stage in (ASKED, GRANTED) and now - asked > self._retry:
+                outgoing, asked = [self._packed(state.ask)], now  # also while granted: word of a void may be lost
+            elif now - beaten > self._beat:
+                outgoing = [self._packed(None)]
+            if outgoing:
+                beaten = now
+            for data in outgoing:
+                with contextlib.suppress(zmq.Again):  # not connected: it is said again after the retry interval
+                    send(data)
+            while socket.poll(1):
+                self._take(socket.recv())
+
+    def _take(self, data: bytes) -> None:
+        try:
+            reply = unpack_reply(data)
+        except InputError:
+            return  # not from a generator of this version; the request is repeated
+        with self._changed:
+            self._heard = time.monotonic()
+            if isinstance(reply, Refused):
+                self._error = InputError(f"group generator at {self.address}: refuses worker {self.rank}: {reply.why}")
+            elif self._state is not None:
+                self._state, _ = self._worker.received(self.rank, self._state, -1, reply)
+                if self._state.stage == FENCED:
+                    self._error = FencedError(
+                        f"group generator: gave worker {self.rank} up, because it gave no sign of life for longer than "
+                        "its lease; this process no longer belongs to the job"
+                    )
+            self._changed.notify_all()

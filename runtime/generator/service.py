@@ -1,0 +1,305 @@
+"""The group generator's service: one loop around the explored state machine, with a log, leases and an access check.
+
+Everything that changes the state is on disk before the answer leaves, and the state is a fold over what is on disk, so
+a service that is killed at any instant and started again on its log goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from runtime.generator.log import Log
+from runtime.generator.wire import (
+    MAX_REQUEST_BYTES,
+    FromWorker,
+    Refused,
+    pack_reply,
+    pack_state,
+    unpack_request,
+    unpack_state,
+)
+from schedulers.protocols.base import Crashed, Note, Send
+from schedulers.protocols.group_generator import DEAD, Ask, Bye, GroupGenerator
+from topo.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from runtime.generator.keys import JobKeys
+    from schedulers.protocols.group_draw import GeneratorSetting
+
+LEASE_SECONDS = 10.0
+COMPACT_BYTES = 2 * 2**20
+MAX_BATCH = 256
+POLL_MILLISECONDS = 50
+ZAP_PLACE = "inproc://zeromq.zap.01"
+ALLOWED = (b"200", b"OK")
+DENIED = (b"400", b"the key is not this job's")
+
+
+class GeneratorService:
+    """Binds at construction and serves in `run` until all workers have ended or `stop` is called.
+
+    Args:
+        setting: the rules of the draw.
+        keys: of the job, with the service's secret.
+        address: where to listen; port 0 or `*` takes a free one (`address` then holds it).
+        log: path of the write-ahead log; None keeps everything in memory, for a job that ends with its generator.
+        lease: seconds without a sign of life after which a worker that was there is given up.
+        job: what the log belongs to, such as the schedule's hash; a log of another job is refused.
+        probe: called with the name of each point of the loop; tests end the process there.
+        on_note: called with what the machine notes: ("started", seq, members), ("void", seq, members).
+
+    Raises:
+        UnavailableError: the address or the log is in use.
+        FileProblem: the log is damaged.
+        InputError: the log belongs to another job.
+    """
+
+    def __init__(
+        self,
+        setting: GeneratorSetting,
+        keys: JobKeys,
+        *,
+        address: str = "tcp://127.0.0.1:*",
+        log: str | os.PathLike[str] | None = None,
+        lease: float = LEASE_SECONDS,
+        job: str = "",
+        probe: Callable[[str], None] = lambda _: None,
+        on_note: Callable[[tuple[Any, ...]], None] = lambda _: None,
+    ) -> None:
+        import zmq
+
+        self._zmq, self.setting, self.keys, self.lease, self.job = zmq, setting, keys, lease, job
+        self.generator = GroupGenerator(setting)
+        self.state = self.generator.initial()
+        self.sessions: dict[int, str] = {}
+        self._probe, self._on_note = probe, on_note
+        self._routes: dict[int, bytes] = {}
+        self._seen: dict[int, float] = {}
+        self._parted: set[int] = set()
+        self._stopped = False
+        self._unwritten: list[bytes] = []
+        self._log = None if log is None else Log(log)
+        self._context = zmq.Context()
+        try:
+            self._access = self._context.socket(zmq.REP)
+            self._access.bind(ZAP_PLACE)
+            self._socket = self._bound(address)
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def _bound(self, address: str) -> Any:  # noqa: ANN401 - pyzmq's socket
+        zmq = self._zmq
+        socket = self._context.socket(zmq.ROUTER)
+        socket.curve_server, socket.zap_domain = True, b"preduce"
+        socket.curve_publickey = self.keys.service_public.encode()
+        socket.curve_secretkey = self.keys.service_secret.encode()
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.RCVHWM, 10_000)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise UnavailableError(f"group generator: cannot listen at {address}: {error}") from None
+        self.address = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        return socket
+
+    def _recover(self) -> None:
+        """Fold the log; a log that was there means a new life, which is a new epoch."""
+        if self._log is None:
+            return
+        head = {"job": self.job, "workers": self.setting.num_workers}
+        records = [json.loads(record) for record in self._log.records]
+        if not records:
+            self._log.append([_bytes({"head": head})])
+            return
+        if records[0].get("head") != head:
+            raise InputError(f"{self._log.path}: is the log of another job; give each job a log of its own")
+        for record in records[1:]:
+            self._apply(record)
+        self._log.records.clear()
+        self._stage({"restart": 1})
+        self._flush()
+        now = time.monotonic()
+        self._seen = {w: now for w in self.sessions if self.state.status[w] != DEAD}
+
+    def _apply(self, record: dict[str, Any]) -> tuple[Any, ...]:
+        """One logged fact on the state; returns the actions."""
+        if "state" in record:
+            self.state = unpack_state(record["state"])
+            self.sessions = {int(rank): session for rank, session in record["sessions"].items()}
+            return ()
+        if "session" in record:
+            self.sessions[record["session"][0]] = record["session"][1]
+            return ()
+        if "restart" in record:
+            self.state, actions = self.generator.restarted(self.state)
+        elif "lost" in record:
+            self.state, actions = self.generator.handle(self.state, record["lost"], Crashed())
+        else:
+            worker, request, done, last = record["ask"]
+            self.state, actions = self.generator.handle(self.state, worker, Ask(request, done, bool(last)))
+        return actions
+
+    def _flush(self) -> None:
+        if self._log is not None and self._unwritten:
+            self._probe("before append")
+            self._log.append(self._unwritten)
+            self._unwritten.clear()
+            self._probe("after append")
+
+    def run(self, seconds: float = float("inf")) -> None:
+        """Serve until every worker has ended, `stop`, or `seconds` have passed.
+
+        Raises:
+            FileProblem: the log cannot be written; nobody was answered on account of what is not in it.
+        """
+        zmq = self._zmq
+        poller = zmq.Poller()
+        poller.register(self._access, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN)
+        end = time.monotonic() + seconds
+        while not self._stopped and time.monotonic() < end:
+            ready = dict(poller.poll(POLL_MILLISECONDS))
+            if self._access in ready:
+                self._admit()
+            if self._socket in ready:
+                self._serve_batch()
+            self._expire()
+            if self.is_over:
+                end = min(end, time.monotonic() + 1.0)  # a lost goodbye may be asked for again
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every worker has said goodbye or was given up."""
+        return all(worker in self._parted or status == DEAD for worker, status in enumerate(self.state.status))
+
+    def stop(self) -> None:
+        """End `run` soon; from any thread."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Give the port and the log back."""
+        for name in ("_socket", "_access"):
+            if hasattr(self, name):
+                getattr(self, name).close()
+        self._context.term()
+        if self._log is not None:
+            self._log.close()
+
+    def _admit(self) -> None:
+        """Answer the access check of one connection (ZeroMQ's RFC 27): only the job's workers' key gets in."""
+        from zmq.utils import z85
+
+        version, number, *rest = self._access.recv_multipart()
+        mechanism, given = (rest[3], rest[4]) if len(rest) > 4 else (b"", b"")
+        right = mechanism == b"CURVE" and z85.encode(given) == self.keys.worker_public.encode()
+        code, text = ALLOWED if right else DENIED
+        self._access.send_multipart([version, number, code, text, b"", b""])
+
+    def _serve_batch(self) -> None:
+        """Take what has arrived, log it together, then answer: one flush to disk for all."""
+        zmq = self._zmq
+        self._probe("before receive")
+        outgoing: list[tuple[int, Any]] = []
+        for _ in range(MAX_BATCH):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            outgoing += self._handle(frames[0], frames[1:])
+        self._probe("before commit")
+        self._commit(outgoing)
+
+    def _commit(self, outgoing: list[tuple[int, Any]]) -> None:
+        self._flush()
+        for number, (worker, reply) in enumerate(outgoing):
+            if number == 1:
+                self._probe("between replies")
+            self._post(self._routes.get(worker), reply)
+        self._probe("after reply")
+        if self._log is not None and self._log.size() > COMPACT_BYTES:
+            self._compact()
+
+    def _handle(self, route: bytes, frames: list[bytes]) -> list[tuple[int, Any]]:
+        """One message: who may not speak is told so; everybody else is heard by the machine."""
+        try:
+            if len(frames) != 1:
+                raise InputError("message: is not one frame")
+            message = unpack_request(frames[0], self.setting.num_workers)
+        except InputError as error:
+            self._post(route, Refused(str(error)))
+            return []
+        if self.sessions.get(message.rank, message.session) != message.session:
+            self._post(route, Refused(f"rank {message.rank}: belongs to another process of this job"))
+            return []
+        self._routes[message.rank] = route
+        self._parted.discard(message.rank)
+        if self.state.status[message.rank] != DEAD:
+            self._seen[message.rank] = time.monotonic()
+        return self._heard(message)
+
+    def _heard(self, message: FromWorker) -> list[tuple[int, Any]]:
+        if message.rank not in self.sessions:
+            self._stage({"session": [message.rank, message.session]})
+        if message.goodbye:
+            self._seen.pop(message.rank, None)
+            self._parted.add(message.rank)
+            return []
+        if message.ask is None:
+            return []
+        ask = message.ask
+        return self._told(self._stage({"ask": [message.rank, ask.request, ask.done, int(ask.last)]}))
+
+    def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
+        """Apply a fact now and write it with the batch; facts that change nothing are not written."""
+        before = self.state
+        actions = self._apply(record)
+        if self._log is not None and ("session" in record or self.state is not before):
+            self._unwritten.append(_bytes(record))
+        return actions
+
+    def _told(self, actions: tuple[Any, ...]) -> list[tuple[int, Any]]:
+        for action in actions:
+            if isinstance(action, Note) and isinstance(action.what, tuple):
+                self._on_note(action.what)
+        return [(action.to, action.message) for action in actions if isinstance(action, Send)]
+
+    def _post(self, route: bytes | None, reply: Any) -> None:  # noqa: ANN401 - a reply or a refusal
+        """Send without ever waiting: who does not take its answer asks again."""
+        if route is not None:
+            with contextlib.suppress(self._zmq.ZMQError):
+                self._socket.send_multipart([route, pack_reply(reply)], self._zmq.NOBLOCK)
+
+    def _expire(self) -> None:
+        """Give up workers that were there and have been silent for longer than the lease."""
+        now = time.monotonic()
+        late = [worker for worker, seen in self._seen.items() if now - seen > self.lease]
+        for worker in late:
+            del self._seen[worker]
+            if isinstance(self.state.answers[worker], Bye):
+                self._parted.add(worker)  # its goodbye was lost
+            elif self.state.status[worker] != DEAD:
+                self._probe("before expiry")
+                self._commit(self._told(self._stage({"lost": worker})))
+
+    def _compact(self) -> None:
+        """A log of many facts becomes a log of one state."""
+        assert self._log is not None, "only a log is compacted"
+        self._probe("before compaction")
+        head = {"head": {"job": self.job, "workers": self.setting.num_workers}}
+        self._log.replace([_bytes(head), _bytes({"state": pack_state(self.state), "sessions": self.sessions})])
+        self._probe("after compaction")
+
+
+def _bytes(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode()

@@ -1,0 +1,94 @@
+"""The named configurations of the group generator that the explorer is run on; together more than a million states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schedulers.protocols.group_draw import GeneratorSetting
+from schedulers.protocols.group_system import GroupSystem
+from topo.strategies.generated import Division, InitiatorRule
+from verify.explore import Exploration, Network, explore
+from verify.protocols.generator import generator_properties
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorConfiguration:
+    """One exploration: the system and what may happen to its messages and processes."""
+
+    name: str
+    system: GroupSystem
+    network: Network = field(default_factory=Network)
+    max_states: int = 2_000_000
+
+    def run(self, system: GroupSystem | None = None) -> Exploration:
+        """Explore with every property; `system` may stand in for the system."""
+        system = system or self.system
+        return explore(
+            system,
+            properties=generator_properties(system),
+            network=self.network,
+            symmetry=False,
+            max_states=self.max_states,
+        )
+
+
+def random(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None) -> GeneratorSetting:
+    """Random groups."""
+    return GeneratorSetting(nodes=nodes, group_size=size, division=Division.RANDOM, slow_threshold=threshold)
+
+
+def divided(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None) -> GeneratorSetting:
+    """Global division."""
+    return GeneratorSetting(nodes=nodes, group_size=size, division=Division.GLOBAL, slow_threshold=threshold)
+
+
+def smart(
+    nodes: tuple[int, ...], threshold: int | None = 1, *, paper: bool = False, max_known: int | None = None
+) -> GeneratorSetting:
+    """Inter and intra phases with the filter."""
+    rule = InitiatorRule.PAPER if paper else InitiatorRule.LAGGARD_LOCAL
+    return GeneratorSetting(
+        nodes=nodes, group_size=2, slow_threshold=threshold, initiator=rule, max_known=max_known
+    )
+
+
+DETECTED = Network(crashes=1, detect=True)
+AT_ONCE = Network(delay=False)
+ONE_NODE, TWO_NODES = (0, 0, 0), (0, 0, 1)
+
+SMALL = (
+    GeneratorConfiguration("random pairs of 2, endless", GroupSystem(random((0, 0)), rounds=None)),
+    GeneratorConfiguration("random pairs of 3, 2 rounds, both draws", GroupSystem(random(ONE_NODE), ways=2)),
+    GeneratorConfiguration("one group of 3, 2 rounds", GroupSystem(divided(ONE_NODE, 3))),
+    GeneratorConfiguration("random pairs of 2, one message lost", GroupSystem(random((0, 0)), timeouts=True),
+                           Network(losses=1)),
+    GeneratorConfiguration("divided 3, one message lost", GroupSystem(divided(ONE_NODE), timeouts=True),
+                           Network(losses=1)),
+    GeneratorConfiguration("random pairs of 3, one message doubled", GroupSystem(random(ONE_NODE)),
+                           Network(duplicates=1)),
+    GeneratorConfiguration("random pairs of 2, reordered, one retry", GroupSystem(random((0, 0)), retries=1),
+                           Network(reorder=True)),
+    GeneratorConfiguration("divided 3, generator restarted once", GroupSystem(divided(ONE_NODE), restarts=1)),
+    GeneratorConfiguration("divided 3, one crash", GroupSystem(divided(ONE_NODE)), DETECTED),
+    GeneratorConfiguration("divided 4 on 2 nodes, 1 round", GroupSystem(divided((0, 0, 1, 1)), rounds=1, ways=2)),
+    GeneratorConfiguration("inter/intra 4 on 2 nodes, 3 rounds, at once",
+                           GroupSystem(smart((0, 0, 1, 1)), rounds=3, ways=2), AT_ONCE),
+    GeneratorConfiguration("divided 4, 3 rounds, 3 draws, at once",
+                           GroupSystem(divided((0, 0, 1, 1)), rounds=3, ways=3), AT_ONCE),
+    GeneratorConfiguration("random pairs of 4, 6 draws, at once", GroupSystem(random((0, 0, 1, 1)), ways=6), AT_ONCE),
+)  # fmt: skip
+
+MILLION = (
+    GeneratorConfiguration("random pairs of 3, 3 rounds, both draws", GroupSystem(random(TWO_NODES), rounds=3, ways=2)),
+    GeneratorConfiguration("inter/intra 3 on 2 nodes, both draws", GroupSystem(smart(TWO_NODES), ways=2)),
+    GeneratorConfiguration("inter/intra 3, known groups only", GroupSystem(smart(TWO_NODES, max_known=1), ways=2)),
+    GeneratorConfiguration("random pairs of 2, loss, doubling, crash and restart",
+                           GroupSystem(random((0, 0)), timeouts=True, restarts=1),
+                           Network(losses=1, duplicates=1, crashes=1, detect=True)),
+    GeneratorConfiguration("inter/intra 3, doubled and restarted",
+                           GroupSystem(smart(TWO_NODES), rounds=1, timeouts=True, restarts=1), Network(duplicates=1)),
+    GeneratorConfiguration("random groups of 3, one crash", GroupSystem(random(TWO_NODES, 3)), DETECTED),
+    GeneratorConfiguration("inter/intra 3, one crash", GroupSystem(smart(TWO_NODES)), DETECTED),
+    GeneratorConfiguration("inter/intra 3, the paper's initiator, one crash",
+                           GroupSystem(smart(TWO_NODES, paper=True)), DETECTED),
+)  # fmt: skip
