@@ -67,13 +67,15 @@ def _counts(phases: tuple[Phase, ...]) -> npt.NDArray[np.int64]:
     """Distinct groups per worker; whole groups are told apart by a hash of their members and their size."""
     n = phases[0].num_workers
     weights = np.random.default_rng(0).integers(1, 2**62, n, dtype=np.int64)
-    seen = np.zeros((0,), dtype=np.int64)
+    filled = [phase for phase in phases if len(phase)]
     counts = np.zeros(n, dtype=np.int64)
-    for phase in phases:
-        if not len(phase):
-            continue
-        keys = np.add.reduceat(weights[phase.members], phase.offsets[:-1]) * 64 + phase.sizes % 64
-        fresh = ~np.isin(keys, seen)
-        counts[phase.members[np.repeat(fresh, phase.sizes)]] += 1
-        seen = np.union1d(seen, keys)
+    if not filled:
+        return counts
+    keys = np.concatenate([np.add.reduceat(weights[p.members], p.offsets[:-1]) * 64 + p.sizes % 64 for p in filled])
+    fresh = np.zeros(len(keys), dtype=bool)
+    fresh[np.unique(keys, return_index=True)[1]] = True
+    start = 0
+    for phase in filled:
+        counts[phase.members[np.repeat(fresh[start : start + len(phase)], phase.sizes)]] += 1
+        start += len(phase)
     return counts

@@ -4,7 +4,7 @@
 import random
 import sys
 from fractions import Fraction
-from math import isqrt, prod
+from math import isqrt
 from operator import mul
 from typing import Any
 
@@ -36,8 +36,7 @@ def graph(check: Any, entry: Entry, place: str) -> None:
 def rounds(check: Any, entry: Entry, place: str) -> None:
     """The named bound, recomputed for n and the largest group; see docs/certificates.md for the five theorems."""
     hold(not check.is_graph, place, "rounds", "a schedule of groups")
-    n, sizes = check.s.n, [(len(m) * prod(check.s.radices[d] for d in a), r) for p in check.phases for m, a, r in p]
-    used = [(size, r) for size, r in sizes if size > 1]
+    n, used = check.s.n, set().union(*check.sizes())
     g, plain, p, bound = max(size for size, _ in used), all(r == 1 for _, r in used), entry["prime"], entry["bound"]
     log, powers, rest = next(t for t in range(32) if g**t >= n), 0, n
     is_prime = type(p) is int and 1 < p <= n and all(p % q for q in range(2, isqrt(p) + 1))

@@ -32,7 +32,8 @@ def read(path: str, *, plain: bool) -> Any:
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)
-        need(len(result) == len(items), path, "an object has a key twice")
+        if len(result) != len(items):
+            raise Refusal(f"{path}: an object has a key twice", 65)
         return result
 
     def refuse(text: str) -> NoReturn:

@@ -155,8 +155,7 @@ def test_the_bounds_settle_1562_of_the_1575_feasible_cases_and_never_exceed_a_co
             feasible += 1
             settled += bound["at_least"] == least
             naive += log_bound(n, g) == least
-    assert settled / feasible > 0.99
-    assert naive < settled
+    assert (feasible, settled, naive) == (1575, 1562, 1351)
 
 
 def test_a_forged_rate_with_honest_pivots_is_refused():

@@ -1,0 +1,118 @@
+"""Certificates at scale: made by the vectorised prover, checked by the stand-alone checker, beside plain formulations.
+
+    python benchmarks/scale/certificates.py [--workers 1000000] [--period 20] [--output FILE]
+
+The explicit schedule averages random groups of 4, a new partition in every phase. The plain formulations of the
+conflict check see the same phases in the same run: NumPy sorts the members, networkx builds the bipartite graph of
+workers and groups and looks at degrees (one phase of it is timed and multiplied, because a million nodes take minutes).
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from schedulers.registry import build
+from topo.cluster import Cluster
+from topo.document.writer import write_schedule
+from topo.phase import Phase
+from topo.schedule import Schedule
+from topo.strategies import Static
+from verify import Proof, prove
+from verify.certificate import certificate_bytes
+from verify.conflict import prove_conflict_free
+
+CHECKER = Path(__file__).parents[2] / "verify" / "checker.py"
+
+
+def timed(function: Callable[..., Any], *arguments: object) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = function(*arguments)
+    return result, time.perf_counter() - start
+
+
+def random_groups(num_workers: int, period: int, size: int = 4) -> Schedule:
+    rng = np.random.default_rng(1)
+    phases = []
+    for _ in range(period):
+        labels = np.empty(num_workers, dtype=np.int64)
+        labels[rng.permutation(num_workers)] = np.arange(num_workers) // size
+        phases.append(Phase.from_labels(labels))
+    return Schedule("random-groups", Cluster.regular(num_workers // size, size), Static(phases=tuple(phases)))
+
+
+def by_numpy(schedule: Schedule) -> bool:
+    return all(len(np.unique(p.members)) == len(p.members) for p in schedule.strategy.phases)
+
+
+def by_networkx(phase: Phase) -> bool:
+    graph = nx.Graph()
+    for index, group in enumerate(phase):
+        graph.add_edges_from((worker, ("group", index)) for worker in group.members)
+    return all(degree <= 1 for node, degree in graph.degree() if isinstance(node, int))
+
+
+def check(folder: Path, schedule: Schedule, proof: Proof) -> dict[str, Any]:
+    certificate = certificate_bytes(proof.certificate)
+    (folder / "c.json").write_bytes(certificate)
+    write_schedule(folder / "s.json", schedule)
+    command = [sys.executable, "-I", "-S", str(CHECKER), str(folder / "c.json"), str(folder / "s.json")]
+    result, seconds = timed(lambda: subprocess.run(command, capture_output=True, text=True, check=False))
+    assert result.returncode == 0, result.stdout + result.stderr
+    sizes = (folder / "s.json").stat().st_size, len(certificate)
+    return {
+        "claims": result.stdout.split("\n")[:-1],
+        "seconds": seconds,
+        "schedule_bytes": sizes[0],
+        "certificate_bytes": sizes[1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=1_000_000)
+    parser.add_argument("--period", type=int, default=20)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    report = {"workers": options.workers, "period": options.period, "python": sys.version.split()[0]}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rule = build("prague-figure-10", Cluster.regular(options.workers // 4, 4))
+        prove(rule)  # sympy is imported and the symbolic run is cached once per process
+        proof, seconds = timed(prove, rule)
+        report["rule"] = {"prove_seconds": seconds, **check(folder, rule, proof)}
+        schedule, seconds = timed(random_groups, options.workers, options.period)
+        report["build_seconds"] = seconds
+        _, ours = timed(prove_conflict_free, schedule)
+        fine, numpy = timed(by_numpy, schedule)
+        assert fine
+        fine, one = timed(by_networkx, schedule.strategy.phases[0])
+        assert fine
+        report["conflict_seconds"] = {
+            "here": ours,
+            "numpy": numpy,
+            "networkx_one_phase_times_period": one * options.period,
+        }
+        proof, seconds = timed(prove, schedule)
+        report["explicit"] = {"prove_seconds": seconds, **check(folder, schedule, proof)}
+    report["peak_megabytes"] = {
+        "prover": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "checker": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
+    }
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
