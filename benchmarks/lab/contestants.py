@@ -36,6 +36,7 @@ class Contestant:
     options: dict[str, Any] = field(default_factory=dict)
     form: str = "ring"
     core: bool = True
+    on_data: tuple[str, ...] = ("shuffled", "sorted")
 
     def why_not(self, schedule: Schedule | None) -> str | None:
         """Why it cannot run here, or None."""
@@ -130,7 +131,7 @@ def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 -
 
 def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[Contestant]:
     """All of them, in the order of the table; `planned` is the planner's pick. `core` ones run in the short lab."""
-    smart = {"division": "inter-intra"}
+    smart, corrected = {"division": "inter-intra"}, {"drift_correction": "auto"}
     return [
         Contestant(name="DDP", family=EVERY_STEP, how="ddp"),
         Contestant(name="flat ring", family=EVERY_STEP, make=_entry("allreduce")),
@@ -187,6 +188,18 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
             family="designed",
             make=_entry("node-then-all", overlap=True, node_rounds=15),
         ),
+        *[
+            Contestant(
+                name=f"{name}, corrected", family="drift correction", make=make, options=corrected, on_data=("sorted",)
+            )
+            for name, make in (
+                ("Figure 10", _entry("prague-figure-10")),
+                ("node-then-all 3", _entry("node-then-all", node_rounds=3)),
+                ("node-then-all 15", _entry("node-then-all", node_rounds=15)),
+                ("local SGD, every 4", _entry("local-sgd", every=4)),
+                ("planner's pick", planned),
+            )
+        ],
         Contestant(name="planner's pick", family="designed", make=planned),
         Contestant(name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)),
         Contestant(name="paced all", family="designed", make=_paced("allreduce"), core=False),

@@ -6,6 +6,8 @@ itself, so forking from it stays safe. `store` instead of a node number hosts th
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,13 +18,13 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
 def serve_workers(node: int) -> None:
     """Fork workers until standard input ends."""
+    _import_runtime()
 
     from lab.job import Job
     from lab.profiled import profile
     from lab.tasks import read_data
     from lab.worker import work
 
-    import preduce.demo.train  # noqa: F401 - imported for its imports
     from runtime.launch import launch
 
     samples: dict[str, object] = {}
@@ -31,12 +33,24 @@ def serve_workers(node: int) -> None:
         job = Job.of_line(line)
         if job.data_file and job.data_file not in samples:
             samples[job.data_file] = read_data(job.data_file)
-        target = partial(profile, job, node) if job.how == "profile" else partial(
-            work, job, node, samples[job.data_file]
-        )  # fmt: skip
+        if job.how == "profile":
+            target = partial(profile, job, node)
+        else:
+            target = partial(work, job, node, samples[job.data_file])
         with (job.path / f"node-{node}.log").open("w") as log:
             code = launch(target, num_workers=job.workers_per_node, threads=1, output=log)
         _say(f"done {code}")
+
+
+def _import_runtime() -> None:
+    """Import all of the runtime once, so that every worker of a campaign runs the same code and starts at once."""
+    import torch._dynamo
+    import torch.distributed.algorithms.model_averaging.averagers  # noqa: F401 - as said
+
+    import runtime
+
+    for found in pkgutil.walk_packages(runtime.__path__, "runtime."):
+        importlib.import_module(found.name)
 
 
 def serve_store(address: str) -> None:

@@ -17,17 +17,15 @@ if TYPE_CHECKING:
     from lab.job import Job
     from lab.tasks import Samples
 
-SKIPPED_STEPS = 4
-"""First steps that the speed leaves out: connections and allocations warm up."""
-
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
     """One cell. `step_ms` is workers ÷ (steps per second of all together), so that free-running ones compare.
 
-    `curve` holds (steps per worker, seconds, training loss of the mean model); `shares` the mean seconds per step that
-    a worker computed, waited for others, and communicated; `nic_mb` what a node's NIC sent per step of all workers, in
-    megabytes (mean over nodes).
+    The first step counts too: a cell has whole periods of every schedule then, as the simulator's rounds have. `curve`
+    holds (steps per worker, seconds, training loss of the mean model); `shares` the mean seconds per step that a worker
+    computed, waited for others, and communicated; `nic_mb` what a node's NIC sent per step of all workers, in megabytes
+    (mean over nodes).
     """
 
     step_ms: float
@@ -67,9 +65,9 @@ def read_cell(job: Job, samples: Samples) -> Measured:
         raise RuntimeError(failed[0])
     times = [np.array(worker["times"]) for worker in said]
     started = min(worker["started"] for worker in said)
-    speeds = [len(t[SKIPPED_STEPS:]) / (t[-1, 2] - t[SKIPPED_STEPS - 1, 2]) for t in times if len(t) > SKIPPED_STEPS]
-    if len(speeds) < len(times):
+    if min(len(t) for t in times) < 2:
         raise RuntimeError(f"a worker took only {min(len(t) for t in times)} steps in {job.limit:g} s")
+    speeds = [len(t) / (t[-1, 2] - started) for t in times]
     all_steps = sum(len(t) for t in times)
     sent = [said[node * job.workers_per_node]["sent"] for node in range(job.num_nodes)]
     return Measured(

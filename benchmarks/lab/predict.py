@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from topo.schedule import Schedule
 
 CLOSE = 0.15
-ROUNDS = 48
+STEPS = 48
 NAMES = ("NIC latency", "NIC inefficiency", "inside latency", "inside s/B", "bus latency", "bus s/B", "compute extra")
 STARTS = ((1e-4, 1.05, 1e-4, 3e-10, 1e-4, 3e-10, 2e-3), (1e-3, 1.0, 1e-3, 1e-9, 1e-5, 1e-10, 5e-3))
 
@@ -51,14 +51,15 @@ class Prediction:
         return self.predicted / self.measured - 1
 
 
-def simulated_ms(point: Point, hardware: Hardware, compute: float, *, rounds: int = ROUNDS) -> float:
+def simulated_ms(point: Point, hardware: Hardware, compute: float, *, steps: int = STEPS) -> float:
     """Milliseconds per step as the lab counts them: workers ÷ (steps of all per second)."""
     setting = point.setting
     disturbed = RandomSlowdown(setting.random_factor, setting.random_chance) if setting.random_chance else None
     times = ComputeTimes(base=compute, slowdown=setting.slow, disturbance=disturbed)
+    paces = point.schedule.paces()
+    rounds = max(1, steps // int(paces.max()))
     timeline = simulate(point.schedule, hardware, compute=times, num_rounds=rounds, form=Form(point.form))
-    paces = timeline.paces
-    return 1e3 * timeline.makespan * len(paces) / float(paces.sum() * timeline.num_rounds)
+    return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
 
 
 def hardware_of(values: npt.NDArray[np.float64], setting: Setting, model_bytes: int) -> Hardware:
@@ -81,13 +82,13 @@ def calibrate(points: list[Point], *, compute: float, model_bytes: int) -> npt.N
     def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         values = np.exp(logs)
         predicted = [
-            simulated_ms(p, hardware_of(values, p.setting, model_bytes), compute + values[6], rounds=ROUNDS // 3)
+            simulated_ms(p, hardware_of(values, p.setting, model_bytes), compute + values[6], steps=STEPS // 3)
             for p in points
         ]
         return np.asarray(np.log(predicted) - measured)
 
     found = [
-        least_squares(residuals, np.log(start), loss="soft_l1", f_scale=0.1, bounds=(-28.0, 1.0), max_nfev=25)
+        least_squares(residuals, np.log(start), loss="soft_l1", f_scale=0.1, bounds=(-28.0, 1.0), max_nfev=20)
         for start in STARTS
     ]
     return np.asarray(np.exp(min(found, key=lambda result: float(result.cost)).x))

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Setting:
     """`rate` in `tc` syntax; `slow` lists (rank, factor on its compute time); `data` shuffled or sorted.
 
-    The paper slows a worker by *adding* 2 or 5 step times, which is a factor of 3 or 6.
+    `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules. The Prague paper
+    slows a worker by *adding* 2 or 5 step times, which is a factor of 3 or 6.
     """
 
     name: str
@@ -19,7 +20,7 @@ class Setting:
     random_chance: float = 0.0
     data: str = "shuffled"
     task: str = "digits"
-    steps: int = 60
+    steps: int = 48
 
     @property
     def megabits(self) -> float:
@@ -52,7 +53,7 @@ def settings(num_workers: int) -> dict[str, Setting]:
             Setting(name=f"{rate} random x6", rate=rate, random_factor=6.0, random_chance=1 / num_workers),
         ]
     made += [
-        Setting(name="200mbit sorted", data="sorted", steps=140),
-        Setting(name="200mbit text", task="text", steps=100),
+        Setting(name="200mbit sorted", data="sorted", steps=96),
+        Setting(name="200mbit text", task="text", steps=96),
     ]
     return {setting.name: setting for setting in made}
