@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +15,7 @@ from topo.strategies import Neighbor
 from topo.timing.cost import Form
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from preduce.planner.job import Job
     from schedulers.entry import Entry
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
 
+MAX_CONVEX_WORKERS = {"matcha": 64}
+"""Entries whose making solves a convex problem in n×n matrices: at 128 workers that alone takes half a minute."""
+
+RULES_FIRST = ("rule", "allreduce")
+"""Kinds whose figures cost milliseconds at any size; they also are the strongest competitors."""
+
 VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "allreduce": [{"every": every} for every in (1, 2, 3, 4, 6, 8, 12, 16, 24)],
     "local-sgd": [],  # the same schedules as allreduce
@@ -29,39 +37,49 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
 }
 
 
-def competitors(job: Job) -> list[Option]:
-    """Every catalogue entry that fits the cluster, in all its forms, measured; entries that cannot run are left out."""
+def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None] | None = None) -> list[Option]:
+    """Every catalogue entry that fits the cluster, in all its forms, measured; entries that cannot run are left out.
+
+    Rules and All-Reduce are always measured. Others only while `monotonic()` is below `until`; the name of each that
+    the time did not reach goes to `left_out`.
+    """
     options: list[Option] = []
-    for name, schedule in _schedules(job):
-        options.append(measure(schedule, job, name=name))
-        if name in {"allreduce", "allreduce(every=1)"} and job.form is not Form.HIERARCHICAL:
-            options.append(measure(schedule, job, name="allreduce hierarchical", form=Form.HIERARCHICAL))
-    return options
-
-
-def _schedules(job: Job) -> Iterator[tuple[str, Schedule]]:
+    kinds = {name: registry.entry(name).kind for name in registry.names()}
     seen: set[object] = set()
-    for name in registry.names():
+    for name in sorted(kinds, key=lambda name: kinds[name] not in RULES_FIRST):
         entry = registry.entry(name)
         if not _offered(entry, job):
             continue
-        for parameters in VARIANTS.get(name, [{}]):
-            try:
-                if entry.why_not(job.cluster, **parameters):
-                    continue
-                schedule = entry.build(job.cluster, **parameters)
-            except PreduceError:
-                continue  # an entry whose default parameters do not fit this cluster is no competitor
-            if schedule.strategy in seen or not _within_limits(schedule, job):
+        if entry.kind not in RULES_FIRST and monotonic() > until:
+            if left_out is not None:
+                left_out(name)
+            continue
+        for label, schedule in _schedules(entry, job, seen):
+            options.append(measure(schedule, job, name=label))
+            if label in {"allreduce", "allreduce(every=1)"} and job.form is not Form.HIERARCHICAL:
+                options.append(measure(schedule, job, name="allreduce hierarchical", form=Form.HIERARCHICAL))
+    return options
+
+
+def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
+    for parameters in VARIANTS.get(entry.name, [{}]):
+        try:
+            if entry.why_not(job.cluster, **parameters):
                 continue
-            seen.add(schedule.strategy)
-            yield schedule.name, schedule
+            schedule = entry.build(job.cluster, **parameters)
+        except PreduceError:
+            continue  # an entry whose default parameters do not fit this cluster is no competitor
+        if schedule.strategy in seen or not _within_limits(schedule, job):
+            continue
+        seen.add(schedule.strategy)
+        yield schedule.name, schedule
 
 
 def _offered(entry: Entry, job: Job) -> bool:
     if entry.kind == "analysis":
         return False
-    return entry.kind in {"rule", "allreduce"} or job.cluster.num_workers <= MAX_GRAPH_WORKERS
+    most = MAX_CONVEX_WORKERS.get(entry.name, MAX_GRAPH_WORKERS)
+    return entry.kind in RULES_FIRST or job.cluster.num_workers <= most
 
 
 def _within_limits(schedule: Schedule, job: Job) -> bool:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from schedulers.synthesis.problem import Front
     from verify import Proof
 
+CATALOGUE_SHARE = 0.25
+"""Of the time limit, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
+
+PROOF_SHARE = 0.1
+"""Of the time limit, kept for measuring and proving what the search found."""
+
 MIN_SEARCH_SECONDS = 1.0
 """What the search gets at least, when measuring a large catalogue has used up the time."""
 
@@ -65,8 +71,10 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     say = progress or (lambda _: None)
     started = monotonic()
     say("measuring the catalogue")
-    options = competitors(job)
-    found = _search(job, max(MIN_SEARCH_SECONDS, job.time_limit - (monotonic() - started)), say)
+    left_out: list[str] = []
+    options = competitors(job, until=started + CATALOGUE_SHARE * job.time_limit, left_out=left_out.append)
+    left = (1 - PROOF_SHARE) * job.time_limit - (monotonic() - started)
+    found = _search(job, max(MIN_SEARCH_SECONDS, left), say)
     for candidate in found.candidates:
         options.append(
             measure(
@@ -88,12 +96,18 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         pick=chosen,
         proof=proof,
         reasons=reasons(chosen, options, job),
-        cautions=cautions(chosen, job),
+        cautions=[*cautions(chosen, job), *_unmeasured(left_out)],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         options=options,
         search_status=str(found.status),
         search_proof=found.proof,
     )
+
+
+def _unmeasured(names: list[str]) -> list[str]:
+    if not names:
+        return []
+    return [f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); a longer --time-limit does"]
 
 
 def _by_communication(option: Option) -> float:

@@ -142,3 +142,11 @@ def test_exact_objective_finds_the_fewest_rounds_of_pairs(cluster: str, rounds: 
     assert found.pick.period == rounds
     assert found.pick.status == "optimal"
     assert {claim.claim: claim.status for claim in found.proof.claims}["exact-consensus"] == "proved"
+
+
+def test_rules_are_measured_and_graphs_named_when_the_time_is_up() -> None:
+    left_out: list[str] = []
+    options = competitors(job(), until=0.0, left_out=left_out.append)
+    assert {option.schedule.strategy.kind for option in options} == {"static", "allreduce"}
+    assert {"ring", "hypercube"} <= set(left_out)
+    assert "prague-figure-10" not in left_out

@@ -1,0 +1,173 @@
+"""A planner's answer beside the best of the catalogue, at the catalogue's own communication and disagreement."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "synthesis"))
+
+from baseline import Point, catalogue_points
+
+from preduce.planner import plan
+from schedulers.synthesis import Problem
+
+if TYPE_CHECKING:
+    from preduce.planner import Job, Option, Plan
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SLACK = 1 + 1e-9
+TARGET = 1.5
+
+
+@dataclass(frozen=True)
+class Place:
+    """One entry of the catalogue's own front, and the best options of the planner that need no more of one figure.
+
+    `possible` is the largest ratio in disagreement that the proved bound leaves open for its class, None without one.
+    """
+
+    rival: str
+    rival_seconds: float
+    rival_disagreement: float
+    best_seconds: float
+    best_disagreement: float
+    less_disagreement: float
+    possible: float | None
+    cheaper_seconds: float
+    cheaper_disagreement: float
+    less_communication: float
+
+    def calmer(self) -> str:
+        """The gain in disagreement, in words."""
+        rival = f"{self.rival}: {self.rival_disagreement:.4f}, at {1e3 * self.rival_seconds:.2f} ms"
+        return f"{self.less_disagreement:.2f}x ({self.best_disagreement:.4f} against {rival})"
+
+    def cheaper(self) -> str:
+        """The gain in communication, in words."""
+        rival = f"{self.rival}: {1e3 * self.rival_seconds:.2f} ms, at {self.rival_disagreement:.4f}"
+        return f"{self.less_communication:.2f}x ({1e3 * self.cheaper_seconds:.2f} ms against {rival})"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A plan, how long it took, and how it compares."""
+
+    plan: Plan
+    seconds: float
+    load: float
+    catalogue: list[Point]
+    places: list[Place]
+
+    @property
+    def most_disagreement(self) -> Place:
+        """Where the planner saves most disagreement at equal communication."""
+        return max(self._compared(), key=lambda place: place.less_disagreement)
+
+    @property
+    def most_communication(self) -> Place:
+        """Where the planner saves most communication at equal disagreement."""
+        return max(self._compared(), key=lambda place: place.less_communication)
+
+    def _compared(self) -> list[Place]:
+        if not self.places:
+            sys.exit("nothing was found in the time that could be compared; give a longer --time-limit")
+        return self.places
+
+    @property
+    def meets_target(self) -> bool:
+        return max(self.most_disagreement.less_disagreement, self.most_communication.less_communication) >= TARGET
+
+    def to_json(self) -> dict[str, object]:
+        pick = self.plan.pick
+        return {
+            "seconds": round(self.seconds, 2),
+            "load_average": round(self.load, 1),
+            "catalogue_points": len(self.catalogue),
+            "front": [option.to_json() for option in self.plan.front],
+            "pick": pick.to_json() | {"verdict": self.plan.proof.verdict},
+            "search": {"status": self.plan.search_status, "proof": self.plan.search_proof},
+            "places": [asdict(place) for place in self.places],
+        }
+
+
+def answer(job: Job) -> Answer:
+    """Plan a job on the clock; the catalogue beside it has all its parameters swept, more than the planner offers."""
+    clock = time.monotonic()
+    found = plan(job)
+    seconds = time.monotonic() - clock
+    points = catalogue_points(Problem(cluster=job.cluster, form=job.form))
+    return Answer(found, seconds, os.getloadavg()[0], points, places(points, found.options))
+
+
+def places(points: list[Point], options: list[Option]) -> list[Place]:
+    """Every entry of the catalogue's front that leaves something to gain, against the planner's found schedules."""
+    found = [option for option in options if option.status != "catalogue" and option.disagreement.value is not None]
+    result = []
+    for rival in catalogue_front(points):
+        within = [o for o in found if o.communication <= rival.seconds * SLACK]
+        calm = [o for o in found if float(o.disagreement) <= rival.disagreement * SLACK]
+        if rival.disagreement < 1e-9 or not (within or calm):
+            continue
+        best = min(within, key=lambda o: float(o.disagreement), default=None)
+        cheaper = min(calm, key=lambda o: o.communication, default=None)
+        bounded = best is not None and best.bound is not None and best.bound > 1e-9
+        result.append(
+            Place(
+                rival=rival.name,
+                rival_seconds=rival.seconds,
+                rival_disagreement=rival.disagreement,
+                best_seconds=best.communication if best else math.nan,
+                best_disagreement=float(best.disagreement) if best else math.nan,
+                less_disagreement=ratio(rival.disagreement, float(best.disagreement)) if best else 0.0,
+                possible=rival.disagreement / best.bound if bounded else None,  # type: ignore[union-attr, operator]
+                cheaper_seconds=cheaper.communication if cheaper else math.nan,
+                cheaper_disagreement=float(cheaper.disagreement) if cheaper else math.nan,
+                less_communication=ratio(rival.seconds, cheaper.communication) if cheaper else 0.0,
+            )
+        )
+    return result
+
+
+def ratio(theirs: float, ours: float) -> float:
+    return theirs / ours if ours > 1e-12 else math.inf
+
+
+def catalogue_front(points: list[Point]) -> list[Point]:
+    """The catalogue's entries that no other entry beats, by rising communication."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.seconds, p.disagreement)):
+        if not kept or point.disagreement < kept[-1].disagreement * (1 - 1e-9):
+            kept.append(point)
+    return kept
+
+
+def best_within(points: list[Point], *, seconds: float = math.inf, disagreement: float = math.inf) -> Point | None:
+    """The catalogue's least disagreement within a budget, or its least communication below a disagreement."""
+    fitting = [p for p in points if p.seconds <= seconds * SLACK and p.disagreement <= disagreement * SLACK]
+    least = (lambda p: p.disagreement) if seconds < math.inf else (lambda p: p.seconds)
+    return min(fitting, key=least, default=None)
+
+
+def place_rows(answer: Answer) -> list[str]:
+    """One Markdown row per place."""
+    head = ["catalogue entry", "its ms", "its disagreement", "found disagreement (ms)", "less disagreement", "possible"]
+    head += ["found ms (disagreement)", "less communication"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for p in answer.places:
+        cells = [p.rival, f"{1e3 * p.rival_seconds:.2f}", f"{p.rival_disagreement:.4f}"]
+        cells += [f"{p.best_disagreement:.4f} ({1e3 * p.best_seconds:.2f})", f"{p.less_disagreement:.2f}x"]
+        cells += ["-" if p.possible is None else f"≤ {p.possible:.2f}x"]
+        cells += [f"{1e3 * p.cheaper_seconds:.2f} ({p.cheaper_disagreement:.4f})", f"{p.less_communication:.2f}x"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
