@@ -54,8 +54,12 @@ class Proof:
 
     @property
     def verdict(self) -> Status:
-        """`refuted` if any claim is; `proved` otherwise. Claims that are "not proved" are listed, never counted."""
-        return Status.REFUTED if any(c.status is Status.REFUTED for c in self.claims) else Status.PROVED
+        """`refuted` if any claim is, `proved` if any claim is and none is refuted, else `not proved`.
+
+        Claims that are "not proved" beside proved ones are listed, never counted.
+        """
+        statuses = {claim.status for claim in self.claims}
+        return next((s for s in (Status.REFUTED, Status.PROVED) if s in statuses), Status.NOT_PROVED)
 
     def __getitem__(self, name: str) -> Claim:
         """The claim of that name."""

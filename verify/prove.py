@@ -13,6 +13,7 @@ from verify.conflict import prove_conflict_free
 from verify.consensus import prove_consensus
 from verify.exact import prove_exact
 from verify.membership import prove_membership
+from verify.on_request import prove_on_request
 from verify.order import prove_deadlock_free
 from verify.rate import prove_contraction
 from verify.rounds import prove_rounds
@@ -28,9 +29,15 @@ def prove(schedule: Schedule) -> Proof:
     Rules: milliseconds at any number of nodes. Explicit schedules: near-linear in num_workers · period, rates only up
     to the sizes that docs/certificates.md states.
 
+    Strategies whose groups are decided while the job runs have no certificate: their claims come from
+    `verify.on_request`, their protocols are explored.
+
     Raises:
-        ScheduleError: the strategy has no fixed phases (groups made on request are explored, not proved here).
+        ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
+    on_request = prove_on_request(schedule)
+    if on_request is not None:
+        return Proof(schedule.name, on_request, {})
     if isinstance(schedule.strategy, Static | AllReduce):
         claims = _group_claims(schedule)
     elif isinstance(schedule.strategy, Neighbor):

@@ -28,12 +28,18 @@ def command(
 
     from preduce.console import console, emit_json, write_text
     from topo.document import load_schedule
+    from topo.errors import InputError
     from topo.units import parse_size
     from verify.prove import prove
 
     loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
     proof = prove(loaded)
     figures = figures_of(loaded)
+    if certificate is not None and not proof.certificate:
+        raise InputError(
+            f"{schedule}: strategy {loaded.strategy.kind!r} decides its groups while the job runs, so there is no "
+            "certificate to write; leave out --certificate"
+        )
     if certificate is not None:
         write_text(certificate, json.dumps(dict(proof.certificate), sort_keys=True, separators=(",", ":")) + "\n")
     if plot is not None:
@@ -48,7 +54,7 @@ def command(
         if certificate is not None:
             console().print(f"certificate written to {certificate}; check it with", style="dim")
             console().print(f"  python -I verify/checker.py {certificate} {schedule}", style="dim")
-    return 1 if proof.verdict.value == "refuted" else 0
+    return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
 
 
 def figures_of(schedule: "Schedule") -> dict[str, Any]:

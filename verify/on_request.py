@@ -1,0 +1,104 @@
+"""Claims about strategies whose groups are decided while the job runs: what holds whoever asks, and when.
+
+Their protocols are explored (`verify.explore`); here stand the conditions that can be decided from the schedule file.
+None of them has an entry in the certificate: the checker has no groups to look at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from topo.strategies import Generated, Pairwise, Server
+from verify.base import Claim, Status, not_proved
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+    from topo.schedule import Schedule
+
+
+def prove_on_request(schedule: Schedule) -> tuple[Claim, ...] | None:
+    """The claims of a generated, pairwise or server schedule; None for other kinds.
+
+    * generated: Prague's conditions, λ₂ of E[WᵀW] below 1 and draws that do not depend on the past.
+    * pairwise: every edge joins the active and the passive side, which excludes circular waiting (Lian et al., ICML
+      2018, section 3), and the graph is connected, without which there is no consensus.
+    * server: one copy of the parameters, so there is nothing to agree on; a synchronous server waits for everybody.
+    """
+    strategy, cluster = schedule.strategy, schedule.cluster
+    if isinstance(strategy, Generated):
+        return (_convergence(strategy, cluster),)
+    if isinstance(strategy, Pairwise):
+        return _two_sides(strategy, cluster), _connected(strategy, cluster)
+    if isinstance(strategy, Server):
+        return (
+            Claim(
+                "consensus",
+                Status.PROVED,
+                "every shard has one copy, on its host, and workers read it at the start of a round.",
+            ),
+        )
+    return None
+
+
+def _convergence(strategy: Generated, cluster: Cluster) -> Claim:
+    from verify.generated import convergence_conditions
+
+    found = convergence_conditions(strategy, cluster)
+    second = found.second_eigenvalue
+    witness = {
+        "second_eigenvalue": float(second),
+        "trace": str(second.trace),
+        "determinant": str(second.determinant),
+        "drawn": second.how,
+        "independent": found.independent,
+    }
+    words = f"λ₂ of E[WᵀW] is {float(second):.6g} for {second.how}; {found.why}."
+    if not found.contracts:
+        return Claim("convergence", Status.REFUTED, words, witness)
+    if not found.independent:
+        return not_proved("convergence", words)
+    return Claim("convergence", Status.PROVED, words, witness)
+
+
+def _edges(strategy: Pairwise, cluster: Cluster) -> list[tuple[int, int]]:
+    n = cluster.num_workers
+    return [(worker, other) for worker in strategy.active for other in strategy.passive_of(worker, n)]
+
+
+def _two_sides(strategy: Pairwise, cluster: Cluster) -> Claim:
+    count = len(_edges(strategy, cluster))
+    sides = f"{len(strategy.active)} active and {cluster.num_workers - len(strategy.active)} passive workers"
+    return Claim(
+        "deadlock-free",
+        Status.PROVED,
+        f"all {count} edges join {sides}; only active workers wait for an answer and only passive ones give it, so "
+        "nobody who is waited for waits.",
+        {"active": sorted(strategy.active)},
+    )
+
+
+def _connected(strategy: Pairwise, cluster: Cluster) -> Claim:
+    n = cluster.num_workers
+    neighbours: list[list[int]] = [[] for _ in range(n)]
+    for a, b in _edges(strategy, cluster):
+        neighbours[a].append(b)
+        neighbours[b].append(a)
+    reached, waiting = {0}, [0]
+    while waiting:
+        for other in neighbours[waiting.pop()]:
+            if other not in reached:
+                reached.add(other)
+                waiting.append(other)
+    if len(reached) == n:
+        return Claim(
+            "consensus",
+            Status.PROVED,
+            "the graph is connected and every edge is used with positive probability in every round of its active end.",
+        )
+    outside = next(worker for worker in range(n) if worker not in reached)
+    return Claim(
+        "consensus",
+        Status.REFUTED,
+        f"no path of edges leads from worker 0 to worker {outside}; add an edge between their parts.",
+        {"closed": sorted(reached), "outside": outside},
+    )
