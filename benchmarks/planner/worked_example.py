@@ -59,14 +59,14 @@ def question_row(form: Form, words: str, job: Job, found: Answer) -> list[str]:
         str(form), words, str(job.seed), f"{1e3 * pick.communication:.3f} ms, {float(pick.disagreement):.5f}",
         str(pick.period), bound, pick.status,
         f"{entry.name}: {1e3 * entry.seconds:.2f} ms, {entry.disagreement:.4f}", f"{gain:.2f}x",
-        f"{found.seconds:.1f}",
+        found.spent,
     ]  # fmt: skip
 
 
 def ratio_row(inside: float, nic: float, seed: int, found: Answer) -> list[str]:
     bandwidths, verdict = f"{inside / 1e9:.2f}, {nic / 1e9:.2f}", "yes" if found.meets_target else "no"
     gains = [found.most_disagreement.calmer(), found.most_communication.cheaper()]
-    return [bandwidths, str(seed), str(len(found.plan.front)), *gains, verdict, f"{found.seconds:.1f}"]
+    return [bandwidths, str(seed), str(len(found.plan.front)), *gains, verdict, found.spent]
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -109,7 +109,7 @@ def main() -> None:
         f"{options.ratios} --draw {options.draw}`; {machine()}, shared, load average {min(loads):.1f} to "
         f"{max(loads):.1f}. Figure 10 has disagreement 1.1429 at 110.4 ms (ring)."
     )
-    head = ["form", "asked", "seed", "found", "period", "bound", "status", "best catalogue entry", "gain", "seconds"]
+    head = ["form", "asked", "seed", "found", "period", "bound", "status", "best catalogue entry", "gain", "s (CPU)"]
     text = f"# The worked example\n\n{about}\n\n" + markdown(head, asked)
     if drawn:
         head = [
@@ -121,7 +121,7 @@ def main() -> None:
             f"≥ {TARGET}x",
             "seconds",
         ]
-        text += "\n## Random bandwidths\n\n" + markdown([*head, f"≥ {TARGET}x", "seconds"], drawn)
+        text += "\n## Random bandwidths\n\n" + markdown([*head, f"≥ {TARGET}x", "seconds (CPU)"], drawn)
         text += "\nEvery entry of the catalogue's own front, so that nothing hides in the best ratio:\n"
         text += "\n".join(fronts) + "\n"
     options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,8 @@ from topo.strategies.neighbor import Neighbor
 from topo.timing.cost import communication
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from schedulers.synthesis import Candidate, Problem
 
 SWEPT = {"every": range(1, 25), "node_rounds": range(1, 24), "pair_rounds": range(1, 24), "rounds": range(1, 9)}
@@ -26,12 +28,12 @@ class Point:
     disagreement: float
 
 
-def catalogue_points(problem: Problem) -> list[Point]:
+def catalogue_points(problem: Problem, *, skip: Collection[str] = ()) -> list[Point]:
     """Every group schedule and round schedule of the registry that the cluster can have, parameters swept."""
     result = []
     for name in registry.names():
         entry = registry.entry(name)
-        if entry.kind == "analysis" or name == "local-sgd":
+        if entry.kind == "analysis" or name in {"local-sgd", *skip}:
             continue
         swept = [
             p.name for p in entry.parameters if p.name in SWEPT and not (p.name == "rounds" and entry.kind != "rule")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from schedulers.synthesis.explore import Progress
-    from schedulers.synthesis.problem import Front
+    from schedulers.synthesis.problem import Candidate, Front
     from verify import Proof
 
 CATALOGUE_SHARE = 0.25
@@ -75,7 +75,10 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     options = competitors(job, until=started + CATALOGUE_SHARE * job.time_limit, left_out=left_out.append)
     left = (1 - PROOF_SHARE) * job.time_limit - (monotonic() - started)
     found = _search(job, max(MIN_SEARCH_SECONDS, left), say)
-    for candidate in found.candidates:
+    until = started + job.time_limit
+    for index, candidate in enumerate(_asked_first(found)):
+        if index and monotonic() > until:
+            break
         options.append(
             measure(
                 candidate.schedule,
@@ -102,6 +105,14 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         search_status=str(found.status),
         search_proof=found.proof,
     )
+
+
+def _asked_first(found: Front) -> list[Candidate]:
+    """The search's best, then its front in an order of which every beginning is spread over the whole."""
+    from schedulers.synthesis.front import scattered
+
+    rest = scattered([candidate for candidate in found.candidates if candidate is not found.best])
+    return rest if found.best is None else [found.best, *rest]
 
 
 def _unmeasured(names: list[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from schedulers.synthesis.search import Letters
 
     Found = tuple[float, float, Letters]
+
+T = TypeVar("T")
 
 TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
@@ -180,7 +182,7 @@ def _candidates(
     return result
 
 
-def scattered(front: list[Found]) -> list[Found]:
+def scattered(front: list[T]) -> list[T]:
     """The same entries, ordered so that every beginning of the list is spread over the whole front."""
     order: list[int] = []
     step = 1 << max(0, len(front) - 1).bit_length()
