@@ -9,15 +9,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from runtime.adapters.averager import ScheduleAverager as ScheduleAverager
+    from runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
+    from runtime.adapters.ddp_hook import schedule_hook as schedule_hook
+    from runtime.checkpoint import load_checkpoint as load_checkpoint
+    from runtime.checkpoint import save_checkpoint as save_checkpoint
     from runtime.optimizer import DistributedOptimizer as DistributedOptimizer
     from runtime.primitive import p_reduce as p_reduce
     from runtime.recorder import merge_traces as merge_traces
+    from runtime.sampler import RoundSampler as RoundSampler
     from runtime.sharding import shard as shard
 
 _HOMES = {
     "DistributedOptimizer": "optimizer",
+    "RoundSampler": "sampler",
+    "ScheduleAverager": "adapters.averager",
+    "ScheduleHookState": "adapters.ddp_hook",
+    "load_checkpoint": "checkpoint",
     "merge_traces": "recorder",
     "p_reduce": "primitive",
+    "save_checkpoint": "checkpoint",
+    "schedule_hook": "adapters.ddp_hook",
     "shard": "sharding",
 }
 

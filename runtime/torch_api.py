@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, Work
+from torch._C._distributed_c10d import GradBucket, Store, Work
 
 __all__ = [
+    "GradBucket",
     "PrefixStore",
     "ProcessGroupGloo",
     "Store",

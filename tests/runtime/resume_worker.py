@@ -1,4 +1,4 @@
-"""Forks workers that train with dropout and momentum, save every few rounds, may be killed, and resume.
+"""Forks workers that train, save, may be killed and resume; or that train beside torch's own averagers and hooks.
 
 Reads one JSON request per line, answers with one; torch is imported once.
 """
@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import sys
+from collections import OrderedDict
+from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -15,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 import torch
 
+from runtime.adapters.averager import ScheduleAverager
+from runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
 from runtime.checkpoint import load_checkpoint, save_checkpoint
 from runtime.launch import launch
 from runtime.optimizer import DistributedOptimizer
@@ -68,6 +72,58 @@ def work() -> None:
     say("REPORT " + json.dumps({"rank": rank, "weights": weights.tolist(), "from": started}))
 
 
+def averagers() -> None:
+    """torch's hierarchical averager and ours on the same nested schedule; DDP with our hook and averager; DDP alone."""
+    import torch.distributed as dist
+    from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    rank = dist.get_rank()
+    nested = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
+    plan = Schedule("nested", Cluster.regular(1, 4), Static(phases=nested, pace=2))
+    theirs = HierarchicalModelAverager(period_group_size_dict=OrderedDict([(2, 2), (4, 4)]))
+    theirs.step = 1  # it averages before counting; this moves its averages behind the second and fourth step
+    ours = ScheduleAverager(plan)
+
+    def train(wrap, average, optimizer_of=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5)) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+        wrapped, generator = wrap(model), torch.Generator().manual_seed(rank)
+        optimizer = optimizer_of(model.parameters())
+        if average is None:
+            optimizer = DistributedOptimizer(optimizer, model, plan, timeout=30)
+        for _ in range(8):
+            x = torch.randn(8, 4, generator=generator)
+            optimizer.zero_grad()
+            (wrapped(x) - x.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+            if average is not None:
+                average(model.parameters())
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    def hooked(schedule: Schedule, **options: object):
+        def wrap(model):
+            ddp = torch.nn.parallel.DistributedDataParallel(model)
+            ddp.register_comm_hook(ScheduleHookState(schedule, **options), schedule_hook)
+            return ddp
+
+        return wrap
+
+    every = Schedule("every step", Cluster.regular(1, 4), AllReduce())
+    results = {
+        "hierarchical": train(lambda m: m, theirs.average_parameters),
+        "averager": train(lambda m: m, ours.average_parameters),
+        "optimizer": train(lambda m: m, None),
+        "hook and averager": train(hooked(plan), ScheduleAverager(plan).average_parameters),
+        "ddp": train(torch.nn.parallel.DistributedDataParallel, lambda _: None),
+        "hook, every step": train(hooked(every), lambda _: None),
+        "hook, warm-up": train(hooked(plan, all_reduce_steps=8), lambda _: None),
+        "hook, groups": train(hooked(plan, gradients="group"), lambda _: None),
+    }
+    say("REPORT " + json.dumps({"rank": rank, **{name: x.tolist() for name, x in results.items()}}))
+    dist.destroy_process_group()
+
+
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -76,5 +132,6 @@ def say(line: str) -> None:
 if __name__ == "__main__":
     for line in sys.stdin:
         output = io.StringIO()
-        code = launch(work, num_workers=3, output=output, environment={"REQUEST": line.strip()}, grace=3.0)
+        target, count = (averagers, 4) if "averagers" in line else (work, 3)
+        code = launch(target, num_workers=count, output=output, environment={"REQUEST": line.strip()}, grace=3.0)
         say(json.dumps({"code": code, "output": output.getvalue()}))

@@ -1,0 +1,97 @@
+"""ScheduleAverager: a drop-in for `torch.distributed.algorithms.model_averaging` averagers that follows a schedule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.facts import read_schedule
+from runtime.join import place
+from runtime.primitive import p_reduce
+from topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import Any
+
+    from runtime.communicators import World
+    from topo.schedule import Schedule
+
+
+class ScheduleAverager:
+    """Call `average_parameters(model.parameters())` after each optimizer step; it averages when the schedule says so.
+
+    Unlike torch's averagers, groups may be any the schedule names, parameters without gradient take part, and the
+    average falls after the last step of a round. `DistributedOptimizer` does the same with checks, overlap and flat
+    buffers; prefer it where the training loop may change.
+
+    Args:
+        schedule: a schedule whose parameters are averaged over groups, without overlap.
+        warmup_steps: steps before the first average; the schedule's rounds start after them.
+        timeout: seconds that an average may wait for its members.
+        world: how to reach the others; from the process group or the launcher's environment by default.
+
+    Raises:
+        InputError: a schedule that averages otherwise, or for another number of workers.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule | str | Path,
+        *,
+        warmup_steps: int = 0,
+        timeout: float = 300.0,
+        world: World | None = None,
+    ) -> None:
+        self.schedule = read_schedule(schedule)
+        refuse_strategy(self.schedule, "ScheduleAverager")
+        self.rank, size = (world.rank, world.size) if world is not None else place()
+        if size != self.schedule.num_workers:
+            raise InputError(
+                f"schedule {self.schedule.name!r}: is for {self.schedule.num_workers} workers and this run has {size}"
+            )
+        if warmup_steps < 0:
+            raise InputError(f"warmup_steps: is {warmup_steps}; it is a number of steps >= 0")
+        self.warmup_steps, self.timeout, self.world = warmup_steps, timeout, world
+        self.step = 0
+
+    def average_parameters(self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) -> None:
+        """Count a step; after the last one of a round replace the parameters by their group's mean, in place.
+
+        Args:
+            params: parameters, or an optimizer's `param_groups`.
+
+        Raises:
+            PeerLostError: a member of the group is gone or late; the parameters are as they were.
+        """
+        done = self.step - self.warmup_steps + 1
+        self.step += 1
+        pace = self.schedule.pace_of(self.rank)
+        if done < 1 or done % pace:
+            return
+        group = self.schedule.group_of(self.rank, done // pace - 1)
+        if group is not None:
+            p_reduce(tensors_of(params), group, timeout=self.timeout, world=self.world)
+
+
+def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) -> list[torch.Tensor]:
+    """The data of parameters or of an optimizer's parameter groups, each tensor once."""
+    found: dict[int, torch.Tensor] = {}
+    for entry in params:
+        for parameter in [entry] if isinstance(entry, torch.Tensor) else entry["params"]:
+            found.setdefault(id(parameter), parameter.detach())
+    return list(found.values())
+
+
+def refuse_strategy(schedule: Schedule, who: str) -> None:
+    """Refuse what cannot be done by a group mean after a step.
+
+    Raises:
+        InputError: as said.
+    """
+    overlaps = bool(getattr(schedule.strategy, "overlap", False))
+    if schedule.strategy.kind not in ("static", "allreduce") or overlaps:
+        kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
+        raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")

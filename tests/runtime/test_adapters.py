@@ -1,0 +1,95 @@
+"""Averager and DDP hook: equal to torch's hierarchical averager and to DDP where they apply, and to our optimizer."""
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from thread_ranks import ThreadRanks
+
+from runtime.adapters.averager import ScheduleAverager
+from runtime.adapters.ddp_hook import HookGradients, ScheduleHookState
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.phase import Group, Phase
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Pairwise, Static
+
+
+@pytest.fixture(scope="module")
+def results():
+    script = str(Path(__file__).parent / "resume_worker.py")
+    done = subprocess.run(
+        [sys.executable, script],
+        input='{"what": "averagers"}\n',
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    answer = json.loads(done.stdout)
+    assert answer["code"] == 0, answer["output"]
+    lines = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
+    reports = sorted((json.loads(line) for line in lines), key=lambda report: report["rank"])
+    assert len(reports) == 4
+    return {name: np.array([report[name] for report in reports]) for name in reports[0] if name != "rank"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("averager", "hierarchical"),
+        ("averager", "optimizer"),
+        ("hook and averager", "averager"),
+        ("hook, every step", "ddp"),
+        ("hook, warm-up", "ddp"),
+    ],
+)
+def test_equal_results_where_both_apply(results, one, other):
+    np.testing.assert_allclose(results[one], results[other], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.processes
+def test_the_compared_runs_do_something(results):
+    assert np.ptp(results["averager"], axis=0).max() < 1e-6, "the last round averages over all"
+    assert np.abs(results["averager"] - results["ddp"]).max() > 1e-4
+    assert np.abs(results["hook, groups"] - results["ddp"]).max() > 1e-4
+    assert np.abs(results["hook, groups"][0] - results["hook, groups"][1]).max() < 1e-6, "a pair stays equal here"
+
+
+def test_averager_follows_groups_relax_pace_and_warmup():
+    phases = (Phase.from_groups(3, [Group((0, 2), Fraction(1, 2))]), Phase.from_groups(3, []))
+    plan = Schedule("s", Cluster.regular(1, 3), Static(phases=phases, pace=(1, 1, 2)))
+
+    def work(world):
+        averager = ScheduleAverager(plan, warmup_steps=1, timeout=20, world=world)
+        tensor = torch.nn.Parameter(torch.full((2,), float(world.rank)))
+        seen = []
+        for _ in range(1 + plan.pace_of(world.rank) * 2):
+            averager.average_parameters([{"params": [tensor]}])
+            seen.append(tensor[0].item())
+        return seen
+
+    assert ThreadRanks(3).run(3, work) == [[0.0, 0.5, 0.5], [1.0] * 3, [2.0, 2.0, 1.5, 1.5, 1.5]]
+
+
+def test_what_cannot_be_followed_is_refused(monkeypatch):
+    pairs = Schedule("p", Cluster.regular(1, 2), Pairwise(active=(0,)))
+    for make in (ScheduleAverager, ScheduleHookState):
+        with pytest.raises(InputError, match="needs DistributedOptimizer"):
+            make(pairs)
+        with pytest.raises(InputError, match="with overlap"):
+            make(Schedule("o", Cluster.regular(1, 2), AllReduce(pace=2, overlap=True)))
+    with pytest.raises(InputError, match="is for 2 workers and this run has 1"):
+        ScheduleAverager(Schedule("a", Cluster.regular(1, 2), AllReduce(pace=2)))
+    with pytest.raises(InputError, match="'all' is not one of local, group"):
+        ScheduleHookState(Schedule("a", Cluster.regular(1, 2), AllReduce(pace=2)), gradients="all")
+    assert HookGradients("group") is HookGradients.GROUP

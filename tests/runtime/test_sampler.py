@@ -1,0 +1,102 @@
+"""RoundSampler: disjoint shares by pace, the same number of rounds for all, resumable in mid-epoch."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from thread_ranks import ThreadRanks
+
+from runtime.optimizer import DistributedOptimizer
+from runtime.sampler import RoundSampler
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.phase import Phase
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Static
+
+
+def schedule(pace, n=3):
+    return Schedule("paced", Cluster.regular(1, n), Static(phases=(Phase.from_groups(n, [range(n)]),), pace=pace))
+
+
+def test_shares_are_disjoint_proportional_to_pace_and_fill_equal_rounds():
+    rng = random.Random(1)
+    for _ in range(100):
+        n = rng.randint(2, 5)
+        pace = tuple(rng.randint(1, 4) for _ in range(n))
+        batch, accumulate = rng.randint(1, 4), rng.randint(1, 3)
+        size = batch * accumulate * sum(pace) * rng.randint(1, 5) + rng.randint(0, 3)
+        samplers = [
+            RoundSampler(size, schedule(pace, n), batch, accumulate=accumulate, seed=7, rank=rank) for rank in range(n)
+        ]
+        shares = [list(sampler) for sampler in samplers]
+        assert len({sampler.num_rounds for sampler in samplers}) == 1
+        for sampler, share, p in zip(samplers, shares, pace, strict=True):
+            assert len(share) == len(sampler) == sampler.num_rounds * p * batch * accumulate
+        flat = [index for share in shares for index in share]
+        assert len(set(flat)) == len(flat)
+        assert set(flat) <= set(range(size))
+        assert size - len(flat) < samplers[0].per_round
+
+
+def test_epochs_differ_repeat_and_leave_out_different_samples():
+    sampler = RoundSampler(list(range(103)), schedule(2), 5, rank=1)
+    orders = []
+    for epoch in (0, 1, 0):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+    assert orders[0] != orders[1]
+    assert orders[0] == orders[2]
+    plain = RoundSampler(103, schedule(2), 5, rank=0, shuffle=False)
+    assert list(plain)[:10] == list(range(10))
+
+
+def test_resuming_in_mid_epoch_gives_the_rest():
+    sampler = RoundSampler(100, schedule((1, 2, 1)), 4, rank=1)
+    sampler.set_epoch(2)
+    whole = list(sampler)
+    steps = 2 * sampler.num_steps + 5
+    assert sampler.resume(steps) == 2
+    assert list(sampler) == whole[5 * 4 :]
+    assert len(sampler) == len(whole) - 20
+
+
+def test_workers_of_different_pace_end_at_the_same_round_in_a_real_run():
+    plan = schedule((1, 3, 2))
+    data = torch.utils.data.TensorDataset(torch.arange(130.0).view(-1, 1))
+
+    def work(world):
+        model = torch.nn.Linear(1, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=1e-5)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=20, world=world)
+        sampler = RoundSampler(data, plan, 3, accumulate=2, rank=world.rank)
+        loader = torch.utils.data.DataLoader(data, 3, sampler=sampler, drop_last=True)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for index, (x,) in enumerate(loader):
+                (model(x).square().mean() / 2).backward()
+                if index % 2 == 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        optimizer.finish()
+        return optimizer.round, optimizer.steps
+
+    assert ThreadRanks(3).run(3, work) == [(6, 6), (6, 18), (6, 12)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"data": 10, "batch_size": 5}, "has 10 samples and one round of all workers takes 15"),
+        ({"data": 100, "batch_size": 0}, "both are at least 1"),
+        ({"data": 100, "batch_size": 1, "rank": 3}, "has ranks 0..2"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(arguments, words):
+    with pytest.raises(InputError, match=words):
+        RoundSampler(schedule=Schedule("s", Cluster.regular(1, 3), AllReduce()), **{"rank": 0, **arguments})
