@@ -21,8 +21,14 @@ if TYPE_CHECKING:
     from preduce.api import catalogue as catalogue
     from preduce.api import design as design
     from runtime import DistributedOptimizer as DistributedOptimizer
+    from runtime import RoundSampler as RoundSampler
+    from runtime import ScheduleAverager as ScheduleAverager
+    from runtime import ScheduleHookState as ScheduleHookState
+    from runtime import load_checkpoint as load_checkpoint
     from runtime import merge_traces as merge_traces
     from runtime import p_reduce as p_reduce
+    from runtime import save_checkpoint as save_checkpoint
+    from runtime import schedule_hook as schedule_hook
     from runtime import shard as shard
     from runtime.virtual import Timeline as Timeline
     from runtime.virtual import simulate as simulate
@@ -66,7 +72,18 @@ __version__ = "0.1.0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "preduce.api": ("catalogue", "design"),
-    "runtime": ("DistributedOptimizer", "merge_traces", "p_reduce", "shard"),
+    "runtime": (
+        "DistributedOptimizer",
+        "RoundSampler",
+        "ScheduleAverager",
+        "ScheduleHookState",
+        "load_checkpoint",
+        "merge_traces",
+        "p_reduce",
+        "save_checkpoint",
+        "schedule_hook",
+        "shard",
+    ),
     "runtime.virtual": ("Timeline", "simulate"),
     "topo.cluster": ("Cluster",),
     "topo.document": (
@@ -127,8 +144,11 @@ __all__ = [
     "Proof",
     "RefutedError",
     "Round",
+    "RoundSampler",
     "Schedule",
+    "ScheduleAverager",
     "ScheduleError",
+    "ScheduleHookState",
     "Static",
     "Timeline",
     "UnavailableError",
@@ -137,12 +157,15 @@ __all__ = [
     "design",
     "dump_schedule",
     "figures",
+    "load_checkpoint",
     "load_cluster",
     "load_schedule",
     "merge_traces",
     "p_reduce",
     "parse_schedule",
     "prove",
+    "save_checkpoint",
+    "schedule_hook",
     "schedule_sha256",
     "shard",
     "simulate",
