@@ -302,6 +302,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _finish(self) -> None:
         self._refuse_unless_running("finish")
         self._flat.check()
+        leave = getattr(self._strategy, "leave", None)
+        if leave is not None:
+            leave()  # the others of this worker's groups may still have rounds to do, so it cannot wait for them here
         self._ends.meet(self.round)
         self._strategy.settle()
         self._strategy.drain()

@@ -18,6 +18,7 @@ VERBS = (
     "import",
     "profile",
     "run",
+    "generator",
     "schema",
     "demo",
 )

@@ -1,5 +1,6 @@
 """`preduce run`: start local workers for a training script, as torchrun would."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,7 @@ def command(
     from preduce.lazy import require_torch
 
     environment: dict[str, str] = {}
+    generated = False
     if schedule is not None:
         from topo.document import load_schedule
         from topo.errors import InputError
@@ -43,9 +45,17 @@ def command(
         if nodes == 1 and loaded.cluster.is_regular:
             nodes = loaded.cluster.num_nodes
         environment["PREDUCE_SCHEDULE"] = str(schedule.resolve())
+        generated = loaded.strategy.kind == "generated"
     if workers is None:
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
     require_torch()
     from runtime.launch import launch
 
-    return launch(script, context.args, num_workers=workers, num_nodes=nodes, threads=threads, environment=environment)
+    with contextlib.ExitStack() as stack:
+        if generated and schedule is not None:
+            from runtime.generator.beside import generator_beside
+
+            environment |= stack.enter_context(generator_beside(schedule.resolve()))
+        return launch(
+            script, context.args, num_workers=workers, num_nodes=nodes, threads=threads, environment=environment
+        )

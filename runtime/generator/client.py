@@ -78,6 +78,7 @@ class GeneratorClient:
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._closing = False
+        self._taken = True
         self._transport = transport
         self._outbox: list[bytes] = []
         self._heard = time.monotonic()
@@ -86,20 +87,24 @@ class GeneratorClient:
         self._thread.start()
 
     def begin(self) -> None:
-        """Ask for the group of the round that begins; returns at once. Reports the last group as done."""
+        """Ask for the group of the round that begins; returns at once. Reports the last group as done.
+
+        Does nothing while the answer to the last request has not been taken by `group`.
+        """
         with self._changed:
             self._raise()
+            if not self._taken:
+                return
+            self._taken = False
             if self._state is None:
                 self._state, actions = self._worker.start(0, None)
             elif self._state.stage == GRANTED:
                 self.executed.append((self._state.seq, self._state.members))
                 self._state, actions = self._worker.step(self.rank, self._state, Enter())
-            elif self._state.stage in (ALONE, ENDED):
+            else:
                 if self._state.stage == ENDED:
                     self._worker.rounds = None
                 self._state, actions = self._worker.step(self.rank, self._state, NextRound())
-            else:
-                return  # the request is on its way already
             self._heard = time.monotonic()
             self._send(actions)
 
@@ -111,6 +116,7 @@ class GeneratorClient:
                 if not self._changed.wait(min(1.0, self._retry)) and time.monotonic() > deadline:
                     self._check_silence()
             self._raise()
+            self._taken = True
             if self._state is None or self._state.stage != GRANTED:
                 return None
             return self._state.seq, self._state.members
@@ -122,20 +128,18 @@ class GeneratorClient:
 
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
         """Say that there are no further rounds. Returns a group that others wait in: run it and call `leave` again."""
-        with self._changed:
-            self._raise()
-            if self._state is None or self._state.stage in (ENDED, FENCED):
-                return None
-            if self._state.stage != ASKED:
-                self._worker.rounds = 0
-        self.begin()
-        found = self.group()
-        with self._changed:
-            if found is None and self._state is not None and self._state.stage == ALONE:
-                self._worker.rounds = 0  # the answer to an ask that was not yet the last
-        if found is None and self._state is not None and self._state.stage == ALONE:
-            return self.leave()
-        return found
+        while True:
+            with self._changed:
+                self._raise()
+                if self._state is None or self._state.stage == ENDED:
+                    self._taken = True
+                    return None
+                if self._taken:
+                    self._worker.rounds = 0  # from here on every request is a last one
+            self.begin()
+            found = self.group()
+            if found is not None:
+                return found
 
     def close(self) -> None:
         """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""

@@ -95,17 +95,10 @@ def unpack_state(raw: dict[str, Any]) -> GeneratorState:
     """The state of a JSON object that `pack_state` wrote (the log's checksum has vouched for it)."""
     groups = tuple(Outstanding(seq, tuple(members), tuple(active)) for seq, members, active in raw["groups"])
     buffers = GroupBuffers(groups, tuple(map(tuple, raw["queues"])), tuple(raw["locks"]), raw["next_seq"])
-    answers = tuple(None if answer is None else _reply(answer) for answer in raw["answers"])
-    rest = {name: tuple(raw[name]) for name in ("requests", "counts", "alone", "status", "waiting")}
+    answers: tuple[Any, ...] = tuple(None if answer is None else _reply(answer) for answer in raw["answers"])
+    rest: dict[str, Any] = {name: tuple(raw[name]) for name in ("requests", "counts", "alone", "status", "waiting")}
     known = tuple(map(tuple, raw["known"]))
-    return GeneratorState(
-        buffers=buffers,
-        answers=answers,
-        known=known,
-        epoch=raw["epoch"],
-        draws=raw["draws"],
-        **rest,  # type: ignore[arg-type] # the log holds answers only
-    )
+    return GeneratorState(buffers=buffers, answers=answers, known=known, epoch=raw["epoch"], draws=raw["draws"], **rest)
 
 
 def _plain_reply(reply: Reply) -> dict[str, Any]:

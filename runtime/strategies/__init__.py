@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from topo.errors import MissingFeatureError
 from topo.strategies.allreduce import AllReduce
+from topo.strategies.generated import Generated
 from topo.strategies.neighbor import Neighbor
 from topo.strategies.pairwise import Pairwise
 from topo.strategies.server import Server
@@ -38,6 +39,10 @@ def build(run: Run) -> Strategy:
         from runtime.strategies.server import AsynchronousServer, SynchronousServer
 
         return SynchronousServer(run) if strategy.synchronous else AsynchronousServer(run)
+    if isinstance(strategy, Generated):
+        from runtime.strategies.generated import GeneratedMeans
+
+        return GeneratedMeans(run)
     if isinstance(strategy, Pairwise):
         from runtime.strategies.pairwise import PairMeans
 

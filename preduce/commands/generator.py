@@ -1,0 +1,56 @@
+"""`preduce generator`: the service that hands out groups for schedules of the kind `generated`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    schedule: Annotated[Path, typer.Argument(help="A schedule of the kind generated.")],
+    *,
+    keys: Annotated[Path, typer.Option(help="The job's key file; made (mode 0600) if it is not there.")],
+    address: Annotated[str, typer.Option(help="Where to listen; * takes a free port.")] = "tcp://127.0.0.1:*",
+    log: Annotated[Path | None, typer.Option(help="Write-ahead log; a restart goes on from it.")] = None,
+    lease: Annotated[float, typer.Option(help="Seconds of silence after which a worker is given up.", min=0.1)] = 10.0,
+    max_known: Annotated[int, typer.Option(help="Distinct groups that a worker is put into at most.", min=1)] = 32,
+    address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
+    worker_keys: Annotated[
+        Path | None, typer.Option(help="Write the workers' part of the keys here (mode 0600).")
+    ] = None,
+) -> int:
+    """Hand out groups until all workers have ended."""
+    import signal
+
+    from preduce.console import console
+    from runtime.generator.keys import JobKeys
+    from runtime.generator.service import GeneratorService
+    from schedulers.protocols.group_draw import GeneratorSetting
+    from topo.document import load_schedule, schedule_sha256
+    from topo.errors import InputError
+    from topo.strategies.generated import Generated
+
+    loaded = load_schedule(schedule)
+    if not isinstance(loaded.strategy, Generated):
+        raise InputError(f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'generated' needs the generator")
+    if not keys.exists():
+        JobKeys.make().write(keys)
+    held = JobKeys.read(keys)
+    if not held.service_secret:
+        raise InputError(f"{keys}: holds the workers' part only; name the file that has the service's secret")
+    if worker_keys is not None:
+        held.for_workers().write(worker_keys)
+    setting = GeneratorSetting.of(loaded.strategy, loaded.cluster, max_known=max_known)
+    service = GeneratorService(setting, held, address=address, log=log, lease=lease, job=schedule_sha256(loaded))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    if address_file is not None:
+        written = address_file.with_name(address_file.name + ".new")
+        written.write_text(service.address, encoding="utf-8")
+        written.rename(address_file)
+    console().print(f"listening at {service.address}, {loaded.num_workers} workers, epoch {service.state.epoch}")
+    try:
+        service.run()
+    finally:
+        service.close()
+    return 0

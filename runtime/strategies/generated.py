@@ -1,0 +1,119 @@
+"""Strategy `generated`: each round ends with the mean over the group that the group generator hands out (Prague)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.commit import commit_mean, commit_riders, rescale_progress
+from runtime.communicators import GlooWorld
+from runtime.generator.client import GeneratorClient
+from runtime.generator.keys import JobKeys
+from topo.errors import InputError, MissingFeatureError, UnavailableError
+from topo.phase import Group
+from topo.strategies.base import Averaging
+
+if TYPE_CHECKING:
+    from runtime.strategies.base import Run
+
+ADDRESS = "PREDUCE_GENERATOR"
+KEYS = "PREDUCE_GENERATOR_KEYS"
+
+
+class GeneratedMeans:
+    """x ← mean over the granted group, after the last step of each round; alone, x stays.
+
+    The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
+    Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
+    first used, by its members alone and in that same order: nobody else takes part, and nobody waits in a circle.
+    Where the generator is comes from the environment, which `preduce run` sets.
+
+    Raises:
+        MissingFeatureError: on CUDA, where communicators cannot be made by their members alone.
+        InputError: no generator is named, or a policy that cannot be kept.
+    """
+
+    averages_gradients = False
+
+    def __init__(self, run: Run) -> None:
+        world = run.reducer.world
+        if not isinstance(world, GlooWorld):
+            raise MissingFeatureError(
+                "strategy 'generated': makes communicators while it runs, which needs gloo on CPU"
+            )
+        if getattr(run.schedule.strategy, "overlap", False):
+            raise InputError(
+                "overlap: groups of the generator are known too late to average a snapshot; set it to false"
+            )
+        self.run, self.world = run, world
+        strategy = run.schedule.strategy
+        self.normalises = getattr(strategy, "averaging", Averaging.MEAN) is Averaging.STEP_NORMALISED
+        self._starts: list[torch.Tensor] = []
+        address, keys = os.environ.get(ADDRESS), os.environ.get(KEYS)
+        if not address or not keys:
+            raise InputError(
+                f"schedule {run.schedule.name!r}: needs the group generator; start with `preduce run --schedule`, or "
+                f"start `preduce generator` and set {ADDRESS} and {KEYS}"
+            )
+        self.client = GeneratorClient(address, JobKeys.parse(keys, KEYS), run.rank, timeout=run.reducer.timeout)
+
+    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+        """Ask for the round's group, and remember where the round began."""
+        if first:
+            self.client.begin()
+            if self.normalises:
+                self._starts = [lane.flat.clone() for lane in self.run.flat.lanes]
+
+    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - as above
+        """Average with the round's group, if there is one, and ask for the next."""
+        self.client.begin()
+        found = self.client.group()
+        if found is not None:
+            self._average(step, *found)
+        self.client.begin()
+
+    def settle(self) -> None:
+        """Take part in groups that wait for this worker, then in none until the next round."""
+        self.leave()
+
+    def leave(self) -> None:
+        """Be let go by the generator; groups that were granted with this worker in them run first."""
+        while (found := self.client.leave()) is not None:
+            self._average(0, *found)
+
+    def drain(self) -> None:
+        """Nothing is in flight after `settle`."""
+        self.leave()
+
+    def resume(self, step: int, round_: int) -> None:
+        """The next round asks afresh."""
+
+    def close(self) -> None:
+        """End the client's thread."""
+        self.client.close()
+
+    def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:
+        reducer, group = self.run.reducer, Group(members)
+        if not self.world.has(members):
+            reducer.watch.doing(f"makes the communicator of group {group}")
+            try:
+                self.world.create(members)
+            except UnavailableError:
+                if self.client.is_void(seq):
+                    return  # a member was lost before the group came together
+                raise
+        if self.normalises and self._starts:
+            paces = [self.run.schedule.pace_of(member) for member in members]
+            for lane, start in zip(self.run.flat.lanes, self._starts, strict=True):
+                rescale_progress(lane, start, sum(paces) / len(paces) / self.run.pace)
+            self._starts = []
+        reduction = reducer.begin("average", step, seq, group)  # members count different rounds, but the same groups
+        reducer.wait(reduction)
+        with torch.no_grad():
+            for lane in self.run.flat.lanes:
+                with reducer.stream(lane.device):
+                    commit_mean(lane, 1.0, reduction.ok)
+                    commit_riders(lane, reduction.ok)
+        reducer.rejoin()
