@@ -20,7 +20,9 @@ def command(
     certificate: Annotated[Path | None, typer.Option(help="Write the certificate here.", metavar="FILE")] = None,
     as_json: Json = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say in words why each claim holds or not.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw how fast disagreement decays.", metavar="FILE")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the witness: tree, conflict or closed set.", metavar="FILE")
+    ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
 ) -> int:
     """Prove that a schedule cannot conflict or deadlock and reaches consensus; exit 1 if a claim is refuted."""
@@ -43,9 +45,9 @@ def command(
     if certificate is not None:
         write_text(certificate, json.dumps(dict(proof.certificate), sort_keys=True, separators=(",", ":")) + "\n")
     if plot is not None:
-        from preduce.report.decay import draw_decay
+        from preduce.report.witness import draw_witness
 
-        draw_decay(loaded, plot)
+        draw_witness(loaded, proof, plot)
     if as_json:
         claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
         emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures})

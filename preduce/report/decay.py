@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.report.picture import INK, PALE, new_figure, save
 from topo.errors import ScheduleError
 from topo.strategies import AllReduce, Neighbor, Static
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy.typing as npt
 
     from topo.schedule import Schedule
-
-FLOOR = 1e-16
 
 
 def decay(schedule: Schedule, *, num_rounds: int = 64, columns: int = 32, seed: int = 0) -> npt.NDArray[np.float64]:
@@ -49,22 +44,3 @@ def _averaged(schedule: Schedule, round_: int, values: npt.NDArray[np.float64]) 
     if isinstance(strategy, Static):
         return schedule.phase(round_ - schedule.prologue).apply(values)
     raise ScheduleError(f"strategy {strategy.kind!r}: has no fixed phases whose decay could be drawn")
-
-
-def draw_decay(schedule: Schedule, path: Path, *, num_rounds: int = 64) -> None:
-    """Write the picture of `decay`."""
-    values = decay(schedule, num_rounds=num_rounds)
-    figure = new_figure(7, 4)
-    axis = figure.subplots()
-    axis.step(range(len(values)), np.maximum(values, FLOOR), where="post", color="#4e79a7", linewidth=2)
-    axis.set_yscale("log")
-    axis.set_ylim(max(FLOOR, min(values.min(), 0.5) / 3), 2)
-    axis.set_xlim(0, num_rounds)
-    axis.set_xlabel("round", color=INK)
-    axis.set_ylabel("mean squared distance to the mean", color=INK)
-    axis.set_title(schedule.name, loc="left", fontsize=11, fontweight="bold", color=INK)
-    axis.grid(visible=True, which="major", color="#e6e6e6")
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    axis.tick_params(colors=PALE)
-    save(figure, path)
