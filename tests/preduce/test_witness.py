@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 
 import networkx as nx
 import pytest
@@ -15,6 +14,10 @@ from topo.phase import Phase
 from topo.schedule import Schedule
 from topo.strategies import Static
 from verify.prove import prove
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def explicit(*phases: list[tuple[int, ...]]) -> Schedule:
