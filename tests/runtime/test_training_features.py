@@ -1,0 +1,213 @@
+"""What training scripts do beside step(): pace in every strategy; accumulation, groups, schedulers, autocast, compile."""
+
+import sys
+import threading
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from thread_ranks import ThreadRanks
+
+from runtime.optimizer import DistributedOptimizer
+from topo.cluster import Cluster
+from topo.phase import Phase
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Neighbor, Pairwise, Round, Server, Static
+
+N = 3
+_building = threading.Lock()
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(N)
+
+
+def plan(strategy):
+    return Schedule("features", Cluster.regular(1, N), strategy)
+
+
+def ring(**options):
+    edges = [(i, (i + d) % N, Fraction(1, 3)) for i in range(N) for d in (1, 2)]
+    return Neighbor(rounds=(Round.from_edges(N, edges),), **options)
+
+
+def strategies(**options):
+    phases = (Phase.from_groups(N, [range(N)]),)
+    return {
+        "static": Static(phases=phases, **options),
+        "allreduce": AllReduce(**options),
+        "neighbor": ring(**options),
+        "synchronous server": Server(hosts=(0, 2), **options),
+        "asynchronous server": Server(hosts=(1,), synchronous=False, **options),
+        "pairwise": Pairwise(active=(0, 1, 2)[:2], **options),
+    }
+
+
+def network(seed=1):
+    with _building:  # the seed belongs to the process, and all ranks are threads of it
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+
+
+def batches(rank, count, size=8):
+    generator = torch.Generator().manual_seed(50 + rank)
+    return [torch.randn(size, 4, generator=generator) for _ in range(count)]
+
+
+def loss_of(model, x):
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+@pytest.mark.parametrize("name", strategies())
+@pytest.mark.parametrize("pace", [3, (1, 2, 3)])
+def test_section_length_is_honoured_by_every_strategy(ranks, name, pace):
+    """With pace H a worker sends once in H steps, after the last of them."""
+
+    def work(world):
+        schedule = plan(strategies(pace=pace)[name])
+        model = network()
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer = DistributedOptimizer(inner, model, schedule, timeout=20, world=world)
+        mine = schedule.pace_of(world.rank)
+        for x in batches(world.rank, 2 * mine):
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            optimizer.step()
+        kept = [
+            (op.step, op.round) for op in optimizer._recorder._ring if op.kind in ("average", "push", "pair average")
+        ]
+        optimizer.finish()
+        return kept, [(mine - 1, 0), (2 * mine - 1, 1)]
+
+    for rank, (kept, wanted) in enumerate(ranks.run(N, work)):
+        if name == "pairwise" and rank == 2:
+            assert kept == [], "a passive worker starts nothing"
+        else:
+            assert kept == wanted
+
+
+def reference(steps, *, make, prepare=lambda optimizer: None):
+    """One model trained on the mean gradient of all workers' batches."""
+    model = network()
+    optimizer = make(model)
+    extra = prepare(optimizer)
+    data = [batches(rank, steps) for rank in range(N)]
+    for step in range(steps):
+        optimizer.zero_grad()
+        (sum(loss_of(model, data[rank][step]) for rank in range(N)) / N).backward()
+        optimizer.step()
+        if extra is not None:
+            extra.step()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def grouped(model):
+    return torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.05}, {"params": model[2].parameters(), "weight_decay": 0.01}],
+        lr=0.1,
+        momentum=0.9,
+    )
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "synchronous server"])
+def test_parameter_groups_and_learning_rate_schedulers_equal_single_worker_training(ranks, strategy):
+    def prepare(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+
+    wanted = reference(8, make=grouped, prepare=prepare)
+
+    def work(world):
+        model = network()
+        optimizer = DistributedOptimizer(grouped(model), model, plan(strategies()[strategy]), timeout=20, world=world)
+        scheduler = prepare(optimizer)
+        for x in batches(world.rank, 8):
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            optimizer.step()
+            scheduler.step()
+        optimizer.finish()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    for weights in ranks.run(N, work):
+        torch.testing.assert_close(weights, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", strategies())
+def test_gradient_accumulation_equals_one_large_batch(ranks, name):
+    """Two backward passes of half a batch before a step; asynchronous strategies only have to learn."""
+
+    def work(world):
+        results = []
+        for parts in (1, 2):
+            model = network()
+            inner = torch.optim.SGD(model.parameters(), lr=0.02)
+            optimizer = DistributedOptimizer(inner, model, plan(strategies()[name]), timeout=20, world=world)
+            data = batches(world.rank, 10)
+            first = loss_of(model, data[0]).item()
+            for x in data:
+                optimizer.zero_grad()
+                for part in x.chunk(parts):
+                    (loss_of(model, part) / parts).backward()
+                optimizer.step()
+            optimizer.finish()
+            results.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+            assert loss_of(model, data[0]).item() < first
+        return results
+
+    for whole, accumulated in ranks.run(N, work):
+        tolerance = 0.2 if name in ("pairwise", "asynchronous server") else 1e-5
+        torch.testing.assert_close(whole, accumulated, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["static", "allreduce", "neighbor", "synchronous server"])
+def test_autocast_and_tied_weights_stay_equal_on_all_workers(ranks, name):
+    def work(world):
+        model = network()
+        model.append(torch.nn.Linear(4, 6))
+        model[3].weight = model[0].weight
+        inner = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = DistributedOptimizer(inner, model, plan(strategies()[name]), timeout=20, world=world)
+        for x in batches(world.rank, 4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = (model[:3](x) - model[3](x).mean(1, keepdim=True)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+        assert model[3].weight is model[0].weight
+        optimizer.finish()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    weights = ranks.run(N, work)
+    assert all(torch.equal(one, weights[0]) for one in weights)
+
+
+def test_a_compiled_model_trains_as_the_plain_one(ranks):
+    """Compiled with the tracing front end only: which kernels it makes is not our matter."""
+
+    def work(world):
+        results = []
+        for compiled in (False, True):
+            model = network()
+            inner = torch.optim.SGD(model.parameters(), lr=0.05)
+            schedule = plan(strategies()["static"])
+            optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+            with _building:
+                forward = torch.compile(model, backend="eager") if compiled else model
+                forward(torch.zeros(8, 4))
+            for x in batches(world.rank, 4):
+                optimizer.zero_grad()
+                with _building:
+                    loss = loss_of(forward, x)
+                loss.backward()
+                optimizer.step()
+            optimizer.finish()
+            results.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+        return results
+
+    for plain, compiled in ranks.run(N, work):
+        torch.testing.assert_close(plain, compiled, rtol=1e-5, atol=1e-6)
