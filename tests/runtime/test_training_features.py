@@ -1,4 +1,4 @@
-"""What training scripts do beside step(): pace in every strategy; accumulation, groups, schedulers, autocast, compile."""
+"""What training scripts do beside step(): pace everywhere; accumulation, groups, schedulers, autocast, compile."""
 
 import sys
 import threading
