@@ -144,5 +144,6 @@ def use_environment(job: Job, node: int) -> int:
         MASTER_ADDR=job.address,
         MASTER_PORT=str(job.port),
         GLOO_SOCKET_IFNAME="eth0",
+        **job.environment,
     )
     return rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from lab.board import Board
 from lab.worker import SPARE_SECONDS, START_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from lab.job import Job
@@ -66,6 +68,11 @@ class _Helper:
         if not line:
             raise LabError(f"a process of the lab ended; see {self.log}")
         return line
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End it and what it started; workers die with their forker."""
@@ -117,11 +124,33 @@ class Crew:
         Board(job.path, job.num_workers, create=True)
         self._store.send("new")
         port = int(self._store.answer(time.monotonic() + 20).split()[1])
-        ready = replace(job, port=port, address=self.network.switch_address)
-        for forker in self._forkers:
-            forker.send(ready.to_line())
-        end = time.monotonic() + START_SECONDS + job.limit + 2 * SPARE_SECONDS
-        return [int(forker.answer(end).split()[1]) for forker in self._forkers]
+        with self._generator(job) as environment:
+            ready = replace(job, port=port, address=self.network.switch_address, environment=environment)
+            for forker in self._forkers:
+                forker.send(ready.to_line())
+            end = time.monotonic() + START_SECONDS + job.limit + 2 * SPARE_SECONDS
+            return [int(forker.answer(end).split()[1]) for forker in self._forkers]
+
+    @contextlib.contextmanager
+    def _generator(self, job: Job) -> Iterator[dict[str, str]]:
+        """The group generator beside the bridge, for schedules that need one; yields its workers' environment."""
+        if job.schedule is None or json.loads(Path(job.schedule).read_text())["strategy"]["kind"] != "generated":
+            yield {}
+            return
+        keys, workers, address = (job.path / name for name in ("keys.json", "worker-keys.json", "address"))
+        command = ["ip", "netns", "exec", self.network.switch, sys.executable, "-P", "-m", "preduce", "generator"]
+        command += [job.schedule, "--keys", str(keys), "--worker-keys", str(workers), "--address-file", str(address)]
+        command += ["--address", f"tcp://{self.network.switch_address}:*", "--log", str(job.path / "generator-log")]
+        process = _Helper(command, job.path / "generator.log")
+        try:
+            end = time.monotonic() + START_LIMIT
+            while not address.exists():
+                if time.monotonic() > end or not process.is_running:
+                    raise LabError(f"the group generator did not start: {process.log.read_text()[-300:]}")
+                time.sleep(0.02)
+            yield {"PREDUCE_GENERATOR": address.read_text().strip(), "PREDUCE_GENERATOR_KEYS": workers.read_text()}
+        finally:
+            process.close()
 
     def close(self) -> None:
         """End all processes."""

@@ -41,6 +41,7 @@ class Job:
     learning_rate: float = 0.2
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_workers(self) -> int:

@@ -7,8 +7,10 @@ is measured. Snapshots (16-bit, in memory) are averaged and evaluated afterwards
 from __future__ import annotations
 
 import json
+import os
 import signal
 import struct
+import threading
 import time
 import traceback
 from functools import partial
@@ -25,11 +27,14 @@ import preduce
 from topo.errors import PreduceError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lab.job import Job
 
 HEADER = struct.Struct("<dq")
 START_SECONDS = 45.0
 SPARE_SECONDS = 15.0
+LEAVE_SECONDS = 1.0
 
 
 class Preduce:
@@ -62,7 +67,7 @@ def work(job: Job, node: int, samples: Samples) -> None:
         board.end()
         said["failed"] = f"{type(error).__name__}: {error}"[:400]
         traceback.print_exc()
-    (job.path / f"worker-{rank:03d}.json").write_text(json.dumps(said))
+    _write(job, rank, said)
 
 
 def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, object]:
@@ -79,6 +84,12 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     if not board.ready(rank, START_SECONDS):
         return {"failed": "the others were not ready in time"}
     sent, started, end = _bytes_out(), time.monotonic(), time.monotonic() + job.limit
+    if job.free_running:
+        threading.Thread(
+            target=_leave_when_over,
+            args=(job, rank, board, partial(_result, "steps", started, sent, times)),
+            daemon=True,
+        ).start()
     ended = "steps"
     with (job.path / f"snapshots-{rank:03d}.bin").open("wb") as file:
         _snapshot(file, plain, 0)
@@ -114,7 +125,31 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
     board.end()
     training.close()
-    return {"ended": ended, "started": started, "times": times, "sent": _bytes_out() - sent, "share": 1}
+    return _result(ended, started, sent, times)
+
+
+def _result(ended: str, started: float, sent: int, times: list[tuple[float, float, float]]) -> dict[str, object]:
+    return {"ended": ended, "started": started, "times": list(times), "sent": _bytes_out() - sent}
+
+
+def _leave_when_over(job: Job, rank: int, board: Board, result: Callable[[], dict[str, object]]) -> None:
+    """A free-running worker may wait for peers that have already left: end it a little after the run.
+
+    Its last, unfinished step is not among the results either way.
+    """
+    while not board.over:
+        time.sleep(0.1)
+    said = result()
+    time.sleep(LEAVE_SECONDS)
+    _write(job, rank, {"rank": rank, **said})
+    os._exit(0)
+
+
+def _write(job: Job, rank: int, said: dict[str, object]) -> None:
+    path = job.path / f"worker-{rank:03d}.json"
+    part = path.with_suffix(f".{threading.get_ident()}")
+    part.write_text(json.dumps(said))
+    part.replace(path)
 
 
 def _share(training: Training, job: Job) -> int:
@@ -138,6 +173,7 @@ def _snapshot(file, model: torch.nn.Module, step: int) -> None:  # type: ignore[
     with torch.no_grad():
         flat = torch.cat([p.detach().flatten() for p in model.parameters()]).half()
     file.write(HEADER.pack(now, step) + flat.numpy().tobytes())
+    file.flush()
 
 
 def _bytes_out() -> int:
