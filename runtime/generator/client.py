@@ -16,7 +16,6 @@ from runtime.generator.wire import FromWorker, Refused, pack_request, unpack_rep
 from schedulers.protocols.base import Send
 from schedulers.protocols.group_generator import Ask
 from schedulers.protocols.group_worker import (
-    ALONE,
     ASKED,
     ENDED,
     FENCED,

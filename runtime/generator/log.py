@@ -100,6 +100,7 @@ class Log:
             data = stream.read()
         if len(data) < len(MAGIC) and MAGIC.startswith(data):
             os.ftruncate(self._file, 0)
+            os.lseek(self._file, 0, os.SEEK_SET)
             _write(self._file, MAGIC)
             os.fsync(self._file)
             return []

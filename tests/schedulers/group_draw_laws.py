@@ -1,0 +1,90 @@
+"""Laws that every draw of the group generator obeys, checked over all idle sets, orders and progress of few workers."""
+
+from itertools import combinations, product
+
+from schedulers.protocols.group_draw import LAGGARD_SIZE, PATIENCE, Situation
+from topo.strategies.generated import Division, InitiatorRule
+
+
+def situations(setting, *, salts=(0, 1, 5, 11), known=()):
+    """Every idle set with the initiator in it, several counts, all patience levels."""
+    n = setting.num_workers
+    levels = (0,) if setting.slow_threshold is None else (0, setting.slow_threshold - 1, setting.slow_threshold)
+    everybody = frozenset(range(n))
+    for initiator in range(n):
+        others = sorted(everybody - {initiator})
+        for size in range(n):
+            for chosen in combinations(others, size):
+                for high in product(levels, repeat=n if n < 5 else 2):
+                    counts = (*high, *(0,) * (n - len(high)))
+                    for alone in (0, PATIENCE):
+                        for salt in salts:
+                            idle = frozenset((initiator, *chosen))
+                            yield Situation(initiator, everybody, idle, counts, alone, known, salt)
+
+
+def broken_law(drawing):
+    """The first law that a draw breaks, None if all hold."""
+    for now in situations(drawing.setting):
+        problem = problem_of(drawing.setting, now, drawing.draw(now))
+        if problem is not None:
+            return problem
+    return None
+
+
+def problem_of(setting, now, groups):
+    """What is wrong with the groups of one draw; written from the paper's text, not from the code."""
+    threshold, mine = setting.slow_threshold, now.counts[now.initiator]
+    if any(len(set(group)) < 2 or list(group) != sorted(set(group)) for group in groups):
+        return "groups have two members or more, in order"
+    if now.alone >= PATIENCE and len(now.alive) > 1 and not any(now.initiator in group for group in groups):
+        return "who was left alone twice gets a group"
+    ahead = max(now.counts[w] for w in now.alive)
+    if setting.initiator == InitiatorRule.LAGGARD_LOCAL and threshold is not None and ahead - mine >= threshold:
+        local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.initiator]}
+        right = len(groups) == 1 and now.initiator in groups[0] and len(groups[0]) == LAGGARD_SIZE
+        fits = right and (len(local) == 1 or local.issuperset(groups[0]))
+        return None if fits else "a laggard gets one small group on its own node"
+    passed = {w for w in now.alive if threshold is None or mine - now.counts[w] < threshold or w == now.initiator}
+    if setting.division == Division.RANDOM or now.alone >= PATIENCE:
+        allowed = passed if len(passed) > 1 else now.alive
+        right = len(groups) == 1 and now.initiator in groups[0] and allowed.issuperset(groups[0])
+        full = right and len(groups[0]) == min(setting.group_size, len(allowed))
+        return None if full else "a random group is full and passes the filter"
+    passed &= now.idle
+    if any(not passed.issuperset(group) for group in groups):
+        return "only idle workers that pass the filter are divided"
+    if setting.division == Division.GLOBAL:
+        return _partition(groups, passed, setting.group_size)
+    return _phases(setting, groups, passed)
+
+
+def _partition(groups, workers, size):
+    members = [w for group in groups for w in group]
+    if len(members) != len(set(members)):
+        return "global division partitions the idle workers"
+    left = len(workers) - len(members)
+    sizes = sorted(map(len, groups))
+    remainder = len(workers) % size
+    right = [size] * (len(workers) // size) + ([remainder] if remainder > 1 else [])
+    if sizes != sorted(right) or left != (remainder == 1):
+        return "global division partitions the idle workers"
+    return None
+
+
+def _phases(setting, groups, workers):
+    """First a partition with heads across nodes and others inside theirs, then one group per node."""
+    nodes = [sorted(w for w in workers if setting.nodes[w] == node) for node in sorted(set(setting.nodes))]
+    intra = [tuple(here) for here in nodes if len(here) > 1]
+    count = len(groups) - len(intra)
+    if count < 0 or list(groups[count:]) != intra:
+        return "intra groups are the nodes"
+    heads = {here[0] for here in nodes if here}
+    first = groups[:count]
+    problem = _partition([g for g in first if heads.issuperset(g)], heads, setting.group_size)
+    if problem is None:
+        for here in nodes:
+            rest = set(here) - heads
+            problem = problem or _partition([g for g in first if rest.issuperset(g)], rest, setting.group_size)
+    mixed = [g for g in first if not heads.issuperset(g) and not any(set(here) - heads >= set(g) for here in nodes)]
+    return "inter groups join heads, or others of one node" if problem or mixed else None

@@ -1,0 +1,103 @@
+"""The group generator through every interleaving of small systems, and its draws through every situation."""
+
+import sys
+from math import factorial
+from pathlib import Path
+
+import pytest
+
+from schedulers.protocols.group_buffers import LockVector
+from schedulers.protocols.group_draw import Drawing, GeneratorSetting, salt_of, shuffled
+from schedulers.protocols.group_generator import Ask, GroupGenerator
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.strategies.generated import Division, Generated, InitiatorRule
+from verify.explore import explore
+from verify.protocols.generator_suite import MILLION, SMALL
+
+sys.path.insert(0, str(Path(__file__).parent))
+from group_draw_laws import broken_law
+
+TESTED = (*SMALL, *MILLION[:7])
+
+
+@pytest.fixture(scope="module")
+def counted():
+    return {}
+
+
+@pytest.mark.parametrize("configuration", TESTED, ids=lambda c: c.name)
+def test_every_property_holds_in_every_state(configuration, counted):
+    found = configuration.run().require()
+    assert found.holds
+    counted[configuration.name] = found.states
+
+
+def test_more_than_a_million_distinct_states_were_visited(counted):
+    if len(counted) < len(TESTED):
+        pytest.skip("needs all configurations in one run of this file")
+    assert sum(counted.values()) > 1_000_000
+
+
+DRAWS = [
+    GeneratorSetting(nodes=nodes, group_size=size, division=division, slow_threshold=threshold, initiator=rule)
+    for nodes in ((0, 0, 0), (0, 1, 2, 3), (0, 0, 1, 1, 1))
+    for size in (2, 3)
+    for division in Division
+    for threshold in (None, 2)
+    for rule in InitiatorRule
+    if len(nodes) < 5 or rule == InitiatorRule.LAGGARD_LOCAL
+]
+
+
+@pytest.mark.parametrize("setting", DRAWS, ids=lambda s: f"{len(s.nodes)}-{s.group_size}-{s.division}-{s.slow_threshold}")
+def test_draws_obey_every_law(setting):
+    assert broken_law(Drawing(setting)) is None
+
+
+def test_salts_number_every_order_once():
+    workers = frozenset((1, 4, 5, 7))
+    orders = {tuple(shuffled(workers, salt)) for salt in range(factorial(4))}
+    assert len(orders) == factorial(4)
+
+
+def test_orders_drawn_from_a_seed_are_uniform():
+    """Chi-squared over the 24 orders of 4 workers: 23 degrees of freedom, so above 60 less than once in 30,000."""
+    counts = {}
+    for draw in range(4800):
+        order = tuple(shuffled(frozenset(range(4)), salt_of(7, draw, 4)))
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 24
+    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 60
+
+
+def test_known_groups_are_bounded_and_every_worker_goes_on_averaging():
+    cluster = Cluster.regular(2, 4)
+    setting = GeneratorSetting.of(Generated(group_size=3, slow_threshold=None), cluster, max_known=4)
+    machine = GroupGenerator(setting)
+    state, granted = machine.initial(), [0] * 8
+    for _ in range(60):
+        for worker in range(8):
+            last = state.answers[worker]
+            if state.requests[worker] >= 0 and last is None:
+                continue  # it waits
+            done = getattr(last, "seq", -1)
+            state, actions = machine.handle(state, worker, Ask(state.requests[worker] + 1, done))
+            for action in actions:
+                if type(getattr(action, "message", None)).__name__ == "Grant":
+                    granted[action.to] += 1
+    drawn = [sum(worker in group for group in state.known) for worker in range(8)]
+    assert max(drawn) <= 5, drawn  # the group that reaches the bound of one member may be new to another
+    assert min(granted) > 20, granted
+
+
+def test_a_setting_that_cannot_be_is_refused():
+    with pytest.raises(InputError, match="group_size: is 5; it lies between 2 and 3 workers"):
+        GeneratorSetting(nodes=(0, 0, 0), group_size=5)
+    with pytest.raises(InputError, match="max_known: is 0"):
+        GeneratorSetting(nodes=(0, 0, 0), max_known=0)
+
+
+@pytest.mark.parametrize(("n", "size", "outstanding"), [(3, 2, 3), (4, 2, 3), (4, 3, 4)])
+def test_the_lock_vector_by_itself_never_halts(n, size, outstanding):
+    assert explore(LockVector(n, size, outstanding)).require().holds
