@@ -10,6 +10,7 @@ import signal
 import sys
 from collections import OrderedDict
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -25,12 +26,19 @@ from runtime.optimizer import DistributedOptimizer
 from topo.cluster import Cluster
 from topo.phase import Phase
 from topo.schedule import Schedule
-from topo.strategies import AllReduce, Static
+from topo.strategies import AllReduce, Neighbor, Pairwise, Round, Server, Static
 
 
 def schedule(kind: str, n: int) -> Schedule:
     if kind == "allreduce":
         return Schedule(kind, Cluster.regular(1, n), AllReduce())
+    if kind == "neighbor":
+        edges = [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)]
+        return Schedule(kind, Cluster.regular(1, n), Neighbor(rounds=(Round.from_edges(n, edges),)))
+    if kind in ("synchronous", "asynchronous"):
+        return Schedule(kind, Cluster.regular(1, n), Server(hosts=(0, 1), synchronous=kind == "synchronous"))
+    if kind == "pairwise":
+        return Schedule(kind, Cluster.regular(1, n), Pairwise(active=(0, 1)))
     phases = tuple(Phase.from_groups(n, groups) for groups in ([[0, 1]], [[1, 2]], [[0, 2]]))
     overlap, pace = kind == "overlap", (1, 2, 1) if kind == "pace" else 1
     return Schedule(kind, Cluster.regular(1, n), Static(phases=phases, overlap=overlap, pace=pace))

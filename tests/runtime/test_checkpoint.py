@@ -75,6 +75,21 @@ def test_a_killed_run_resumes_bit_for_bit(ask, tmp_path, kind, adam):
         assert after["weights"] == before["weights"]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["neighbor", "synchronous", "asynchronous", "pairwise"])
+def test_strategies_without_groups_run_resume_and_name_a_killed_worker(ask, tmp_path, kind):
+    """On real processes: a kill is named by those who need the worker; a resumed run ends with equal models."""
+    common = {"kind": kind, "rounds": 8, "directory": str(tmp_path)}
+    killed = ask(**common, resume=False, save=True, victim=2, kill_at=4)
+    assert killed["code"] == 128 + signal.SIGKILL, "the fault fired"
+    if kind != "asynchronous":  # there nobody waits for a worker that only sends
+        assert "worker 2 was killed by signal 9 (SIGKILL)" in killed["output"]
+    assert "Traceback" not in killed["output"] or "PeerLostError" in killed["output"]
+    resumed = ask(**common, resume=True, save=False)
+    assert resumed["code"] == 0, resumed["output"]
+    assert [report["from"] for report in resumed["reports"]] == [3, 3, 3]
+
+
 def everyone(n, **options):
     return Schedule("everyone", Cluster.regular(1, n), AllReduce(**options))
 
