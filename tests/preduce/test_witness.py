@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import pytest
@@ -14,7 +15,6 @@ from topo.phase import Phase
 from topo.schedule import Schedule
 from topo.strategies import Static
 from verify.prove import prove
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
