@@ -31,6 +31,28 @@ def certificate_of(schedule: Schedule, claims: Iterable[Claim]) -> dict[str, Any
     }
 
 
+def confirm(schedule: Schedule) -> list[str]:
+    """Run the checker on the certificate that a schedule carries; the claims that hold. What a loader calls.
+
+    Raises:
+        RefutedError: there is none, or an entry of it does not hold; the checker's sentence names the entry.
+    """
+    from topo.document import dump_schedule
+    from topo.errors import RefutedError
+    from verify import checker
+
+    if schedule.certificate is None:
+        raise RefutedError(f"schedule {schedule.name!r}: carries no certificate; write one with preduce verify")
+    # A round trip through JSON: the checker reads documents, and may bring them into canonical order in place.
+    document, certificate = (
+        json.loads(json.dumps(part)) for part in (dump_schedule(schedule), dict(schedule.certificate))
+    )
+    try:
+        return list(checker.check(certificate, checker.documents.Schedule(document)))
+    except checker.documents.Refusal as refusal:
+        raise RefutedError(f"schedule {schedule.name!r}: certificate: {refusal.args[0]}") from None
+
+
 def certificate_bytes(certificate: Mapping[str, Any]) -> bytes:
     """The canonical text: sorted keys, no spaces, one final newline."""
     return json.dumps(certificate, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"

@@ -47,7 +47,7 @@ def shift(n, weight, step=1):
 
 SQUARE = [(i, j, Fraction(1, 3)) for i, j in ((0, 1), (1, 2), (2, 3), (3, 0)) for i, j in ((i, j), (j, i))]
 SCHEDULES = {
-    "rule": build("prague-figure-10", Cluster.regular(4, 4)),
+    "rule": build("prague-figure-10", Cluster.regular(4, 2)),
     "rule-exact": rule((2, 3), 2, (Block((0, 1)),), (Block((0,), (0, 1)), Block((1,), (0, 1)))),
     "rule-relaxed": rule(
         (2,), 2, (Block((0, 1), (), Fraction(4, 3)),), (Block((0,), (0,), Fraction(1, 2)), Block((1,), (0,)))

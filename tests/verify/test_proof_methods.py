@@ -24,7 +24,7 @@ from topo.schedule import Schedule
 from topo.strategies import Neighbor, Round, Static
 from verify import Status, checker, membership, prove
 from verify.budget import over_budget
-from verify.certificate import certificate_bytes
+from verify.certificate import certificate_bytes, confirm
 from verify.classes import class_product, distinct_classes
 from verify.functions import load_function, prove_function
 from verify.plan import Plan, plan_of, prove_plan, rotated_plan
@@ -409,6 +409,29 @@ def test_the_program_answers_every_file_with_one_line_and_its_exit_status(tmp_pa
     assert (result.returncode, result.stderr) == (code, ""), result.stdout
     if code:
         assert result.stdout.splitlines()[-1].startswith("refuted" if code == 1 else "unreadable")
+
+
+def test_an_embedded_certificate_is_confirmed_and_a_changed_schedule_is_refused():
+    schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    carrying = schedule.with_certificate(prove(schedule).certificate)
+    assert "exact-consensus" in confirm(carrying)
+    other = explicit(4, [[0, 1], [2, 3]], [[0, 2]]).with_certificate(carrying.certificate)
+    for wrong in (schedule, other):
+        with pytest.raises(RefutedError, match="certificate"):
+            confirm(wrong)
+
+
+def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path):
+    schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    raw = {
+        "strategy": {
+            "pace": [1, 1, 1, 1], "overlap": False, "kind": "static", "prologue": 0, "averaging": "mean",
+            "phases": [[{"relax": "2/2", "group": [3, 2]}, {"group": [1, 0]}], [{"group": [3, 1]}, {"group": [0, 2]}]],
+        },
+        "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "preduce.schedule",
+    }  # fmt: skip
+    result = program(tmp_path, certificate_bytes(prove(schedule).certificate), json.dumps(raw, indent=3).encode())
+    assert result.returncode == 0, result.stdout
 
 
 def test_the_checker_is_short_and_imports_nothing_but_the_standard_library():
