@@ -45,13 +45,15 @@ def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:
 class ServerCommunicator(Communicator):
     """All workers as one group whose sums pass through the hosts."""
 
-    def __init__(self, world: World, hosts: Sequence[int], watch: Watch, *, key: str, timeout: float) -> None:
+    def __init__(
+        self, world: World, hosts: Sequence[int], watch: Watch, *, key: str, max_bytes: int, timeout: float
+    ) -> None:
         super().__init__(tuple(range(world.size)), world.rank, None)
         self.hosts, self.watch = tuple(hosts), watch
         self._next = 0
         self._sums: dict[int, _Sum] = {}
         self._running: dict[int, ServerWork] = {}
-        self.post = Post(world.store, world.rank, key, self._deliver, max_bytes=2**40, timeout=timeout)
+        self.post = Post(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
         self.post.start()
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:

@@ -31,7 +31,12 @@ class SynchronousServer:
         assert isinstance(server, Server), "build() chose this class"
         base = run.reducer
         communicator = ServerCommunicator(
-            base.world, server.hosts, base.watch, key=f"{base.key} server", timeout=base.timeout
+            base.world,
+            server.hosts,
+            base.watch,
+            key=f"{base.key} server",
+            max_bytes=max(lane.scratch().nbytes for lane in base.lanes),
+            timeout=base.timeout,
         )
         self._post = communicator.post
         world = ThroughServers(base.world, communicator)
