@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 60.0
-TARGETS = {"digits": 0.3, "text": 2.2}
-MODEL_BYTES = {"digits": 2_192_296, "text": 2_060_000}
+TARGETS = {"digits": 0.3, "text": 2.8}
+MODEL_BYTES = {"digits": 2_192_296, "text": 2_065_440}
 SIMULATED = ("static", "allreduce", "neighbor")
 
 
@@ -270,6 +270,12 @@ class Campaign:
             blocks["Simulator against lab"] = prediction["words"]
         content = {
             "head": head,
+            "measure": {
+                "num_workers": count,
+                "compute": chosen.compute,
+                "targets": {setting.name: self._target(setting) for setting in self.settings},
+                "families": {contestant.name: contestant.family for contestant in self.contestants},
+            },
             "settings": [asdict(setting) for setting in self.settings],
             "cells": [asdict(cell) for cell in self.cells],
             "notes": self.notes,

@@ -151,7 +151,7 @@ def _curve(job: Job, samples: Samples, started: float) -> list[tuple[float, floa
             loss = torch.nn.functional.cross_entropy(model(part.inputs), part.labels)
         steps = float(np.mean([step for _, step, _ in chosen]))
         curve.append((steps, instant - started, float(loss)))
-    return curve
+    return sorted(curve, key=lambda point: point[1])
 
 
 def _snapshots(job: Job, rank: int, size: int) -> list[tuple[float, int, torch.Tensor]]:

@@ -16,7 +16,7 @@ WORDS = {"blocked": "waiting or communicating"}
 def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_ms: float) -> None:
     """Four panels for one setting."""
     plt = _pyplot()
-    figure, axes = plt.subplots(2, 2, figsize=(15, 11), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(17, 12), layout="constrained")
     figure.suptitle(title)
     names = [row.contestant for row in rows]
     places = range(len(rows))
@@ -27,7 +27,7 @@ def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_m
     speed.barh(places, values, xerr=[below, above], color="#4c78a8", ecolor="#333333", capsize=2)
     speed.axvline(limit_ms, color="#333333", linestyle=":", label="free network, nobody waits")
     speed.set(xlabel="ms per step (median, smallest and largest)", title="time per step")
-    speed.legend(loc="lower right")
+    speed.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1))
     _label(speed, names)
     _loss(plt, axes[0][1], rows, target)
     wire = axes[1][0]
@@ -48,7 +48,7 @@ def _loss(plt: Any, axis: Any, rows: list[Row], target: float) -> None:  # noqa:
         axis.plot([p[1] for p in curve], [p[2] for p in curve], style, color=colours(index % 20), label=row.contestant)
     axis.axhline(target, color="#333333", linewidth=0.8)
     axis.set(xlabel="seconds", ylabel="training loss of the mean model", title="loss against time", yscale="log")
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN401 - as above
@@ -62,7 +62,7 @@ def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN4
             axis.barh(range(len(rows)), widths, left=left, color=colour, label=WORDS.get(part, part))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axis.set(xlabel="ms per step, mean over workers", title="where the time went")
-    axis.legend(loc="lower right")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(PARTS))
     _label(axis, names)
 
 

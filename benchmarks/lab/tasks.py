@@ -83,7 +83,7 @@ def _library_text() -> str:
 
 
 def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Module:
-    """The task's network: 0.55 M parameters (2.2 MB) for digits, 0.54 M for text."""
+    """The task's network: 548,074 parameters (2.19 MB) for digits, 516,360 for text."""
     torch.manual_seed(seed)
     if task == "digits":
         layers: list[list[nn.Module]] = [
