@@ -97,10 +97,8 @@ def run_workers(address, keys, n, *, rounds, seed=None, slow=(), **options):
         transport = (lambda send: send) if seed is None else rough_wire(seed, rank)
         pause = 0.02 if rank in slow else 0.0
         try:
-            results[rank] = work(
-                address, keys, rank, meet, rounds=rounds, pause=pause, transport=transport, **options
-            )
-        except Exception as error:  # the caller's assertion shows it
+            results[rank] = work(address, keys, rank, meet, rounds=rounds, pause=pause, transport=transport, **options)
+        except Exception as error:  # noqa: BLE001 - the caller's assertion shows it
             problems.append(f"worker {rank}: {error!r}")
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(n)]

@@ -18,7 +18,7 @@ from verify.protocols.generator_suite import MILLION, SMALL
 sys.path.insert(0, str(Path(__file__).parent))
 from group_draw_laws import broken_law
 
-TESTED = (*SMALL, *MILLION[:7])
+TESTED = (*SMALL, *MILLION)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ DRAWS = [
 ]
 
 
-@pytest.mark.parametrize("setting", DRAWS, ids=lambda s: f"{len(s.nodes)}-{s.group_size}-{s.division}-{s.slow_threshold}")
+@pytest.mark.parametrize("setting", DRAWS, ids=range(len(DRAWS)))
 def test_draws_obey_every_law(setting):
     assert broken_law(Drawing(setting)) is None
 

@@ -21,7 +21,7 @@ from verify.explore import Network
 from verify.protocols.generator_suite import SMALL, GeneratorConfiguration, divided, random, smart
 
 sys.path.insert(0, str(Path(__file__).parent))
-from group_draw_laws import broken_law  # noqa: E402 - stands beside this file
+from group_draw_laws import broken_law
 
 KILLERS = (
     *SMALL[2:5],
@@ -141,9 +141,7 @@ def groups_shrink_to_one_member(original, state, worker):
         group = state.group(seq)
         rest = replace(group, members=tuple(w for w in group.members if w != worker))
         buffers = tuple(tuple(s for s in b if s != seq) if w == worker else b for w, b in enumerate(state.buffers))
-        state = replace(
-            state, groups=tuple(rest if g.seq == seq else g for g in state.groups), buffers=buffers
-        )
+        state = replace(state, groups=tuple(rest if g.seq == seq else g for g in state.groups), buffers=buffers)
     return state
 
 
@@ -278,8 +276,10 @@ def a_late_member_gets_no_answer(original, worker, state, source, seq, *, answer
 
 @mutant("worker", "met_by")
 def an_early_member_is_forgotten(original, worker, state, source, seq, *, answer):
-    return (state, ()) if state.stage == "asked" and seq > state.met else original(
-        worker, state, source, seq, answer=answer
+    return (
+        (state, ())
+        if state.stage == "asked" and seq > state.met
+        else original(worker, state, source, seq, answer=answer)
     )
 
 
@@ -380,4 +380,3 @@ def test_there_are_thirty_bugs_and_the_page_lists_each():
 @pytest.mark.parametrize("configuration", KILLERS, ids=lambda c: c.name)
 def test_the_unchanged_system_survives_what_kills_the_bugs(configuration):
     assert configuration.run().require().holds
-

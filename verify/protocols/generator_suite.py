@@ -47,9 +47,7 @@ def smart(
 ) -> GeneratorSetting:
     """Inter and intra phases with the filter."""
     rule = InitiatorRule.PAPER if paper else InitiatorRule.LAGGARD_LOCAL
-    return GeneratorSetting(
-        nodes=nodes, group_size=2, slow_threshold=threshold, initiator=rule, max_known=max_known
-    )
+    return GeneratorSetting(nodes=nodes, group_size=2, slow_threshold=threshold, initiator=rule, max_known=max_known)
 
 
 DETECTED = Network(crashes=1, detect=True)
@@ -88,6 +86,12 @@ MILLION = (
     GeneratorConfiguration("inter/intra 3, doubled and restarted",
                            GroupSystem(smart(TWO_NODES), rounds=1, timeouts=True, restarts=1), Network(duplicates=1)),
     GeneratorConfiguration("random groups of 3, one crash", GroupSystem(random(TWO_NODES, 3)), DETECTED),
+    GeneratorConfiguration("random groups of 3, 3 rounds, one crash", GroupSystem(random(TWO_NODES, 3), rounds=3),
+                           DETECTED),
+    GeneratorConfiguration("inter/intra 3, 1 round, one crash", GroupSystem(smart(TWO_NODES), rounds=1), DETECTED),
+)  # fmt: skip
+
+LARGE = (
     GeneratorConfiguration("inter/intra 3, one crash", GroupSystem(smart(TWO_NODES)), DETECTED),
     GeneratorConfiguration("inter/intra 3, the paper's initiator, one crash",
                            GroupSystem(smart(TWO_NODES, paper=True)), DETECTED),
