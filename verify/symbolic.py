@@ -42,6 +42,7 @@ class Facts:
     bound_of: dict[Any, Any] = field(default_factory=dict)
     radices: list[Any] = field(default_factory=list)
     steps: dict[Step, None] = field(default_factory=dict)
+    known: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
 
     def digit(self, name: str, radix: Any) -> Natural:
         """A new symbol between 0 and radix − 1."""
@@ -67,6 +68,16 @@ class Facts:
         import sympy
 
         dividend, divisor = sympy.expand(dividend), sympy.sympify(divisor)
+        # Members of a group share most divisions; a proof holds as long as the digits in it keep their bounds.
+        key = (dividend, divisor, frozenset((s, self.bound_of.get(s)) for s in dividend.free_symbols))
+        if key not in self.known:
+            self.known[key] = self._prove_division(dividend, divisor)
+        return self.known[key]
+
+    def _prove_division(self, dividend: Any, divisor: Any) -> tuple[Any, Any]:
+        """As `divide`, on an expanded dividend."""
+        import sympy
+
         quotient, remainder = sympy.Integer(0), sympy.Integer(0)
         for term in sympy.Add.make_args(dividend):
             ratio = sympy.cancel(term / divisor)
