@@ -59,8 +59,16 @@ def main() -> None:
         fronts += [f"\n## {name}\n", *place_rows(found)]
         record.append({"cluster": name} | found.to_json())
         print(rows[-1], flush=True)
+        write(options, rows, fronts, loads, record)
     if not rows:
         parser.error(f"--only: no such cluster; there are {'; '.join(CLUSTERS)}")
+    print(f"wrote {options.output}.json and .md")
+
+
+def write(
+    options: argparse.Namespace, rows: list[str], fronts: list[str], loads: list[float], record: list[object]
+) -> None:
+    """Both files, after every cluster, so that a run that is stopped loses nothing."""
     about = (
         f"`python benchmarks/planner/clusters.py --time-limit {options.time_limit:g} --seed {options.seed}`; "
         f"{machine()}, shared, load average {min(loads):.1f} to {max(loads):.1f}. The large ratios are the best of the "
@@ -72,7 +80,6 @@ def main() -> None:
     options.output.with_suffix(".md").write_text(
         f"# Clusters\n\n{about}\n\n{table}\n\nAt every entry of the catalogue's own front:\n" + "\n".join(fronts) + "\n"
     )
-    print(f"wrote {options.output}.json and .md")
 
 
 if __name__ == "__main__":

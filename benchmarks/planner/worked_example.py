@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -83,51 +84,80 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", default=["ring", "hierarchical"], choices=[str(form) for form in Form])
     parser.add_argument("-o", "--output", type=Path, default=RESULTS / "worked_example")
     options = parser.parse_args()
-    record: dict[str, list[object]] = {"questions": [], "ratios": []}
-    asked, drawn, fronts, loads = [], [], [], []
-    for form in (Form(name) for name in options.forms):
-        for seed in options.seeds if form is Form.RING else options.seeds[:1]:
-            for words, job in questions(seed, options.time_limit, form).items():
-                found = answer(job)
-                loads.append(found.load)
-                asked.append(question_row(form, words, job, found))
-                record["questions"].append({"form": form, "asked": words, "seed": seed} | found.to_json())
-                print(" | ".join(asked[-1]), flush=True)
+    seeds = " ".join(map(str, options.seeds))
+    command = (
+        f"python benchmarks/planner/worked_example.py --time-limit {options.time_limit:g} --seeds {seeds} --ratios "
+        f"{options.ratios} --draw {options.draw} --forms {' '.join(options.forms)}"
+    )
+    report = Report(command, options.output)
+    for form in (Form(name) for name in options.forms if name == Form.RING):
+        ask(form, options.seeds, options.time_limit, report)
     rng = np.random.default_rng(options.draw)
     for seed in range(options.ratios):
         nic = LEAST * SPAN ** rng.uniform()
         inside = nic * TIMES ** rng.uniform()
         found = answer(Job(cluster=cluster(inside, nic), time_limit=options.time_limit, seed=seed))
-        loads.append(found.load)
-        drawn.append(ratio_row(inside, nic, seed, found))
-        fronts += [f"\n### {inside / 1e9:.2f} GB/s inside, {nic / 1e9:.2f} GB/s NIC\n", *place_rows(found)]
-        record["ratios"].append({"inside": inside, "nic": nic, "seed": seed} | found.to_json())
-        print(" | ".join(drawn[-1]), flush=True)
-    seeds = " ".join(map(str, options.seeds))
-    about = (
-        f"`python benchmarks/planner/worked_example.py --time-limit {options.time_limit:g} --seeds {seeds} --ratios "
-        f"{options.ratios} --draw {options.draw}`; {machine()}, shared, load average {min(loads):.1f} to "
-        f"{max(loads):.1f}. Figure 10 has disagreement 1.1429 at 110.4 ms (ring)."
-    )
-    head = ["form", "asked", "seed", "found", "period", "bound", "status", "best catalogue entry", "gain", "s (CPU)"]
-    text = f"# The worked example\n\n{about}\n\n" + markdown(head, asked)
-    if drawn:
-        head = [
-            "inside, NIC (GB/s)",
-            "seed",
-            "front",
-            "less disagreement",
-            "less communication",
-            f"≥ {TARGET}x",
-            "seconds",
-        ]
-        text += "\n## Random bandwidths\n\n" + markdown([*head, f"≥ {TARGET}x", "seconds (CPU)"], drawn)
-        text += "\nEvery entry of the catalogue's own front, so that nothing hides in the best ratio:\n"
-        text += "\n".join(fronts) + "\n"
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.with_suffix(".json").write_text(json.dumps({"about": about, **record}, indent=1) + "\n")
-    options.output.with_suffix(".md").write_text(text)
+        report.drawn.append(ratio_row(inside, nic, seed, found))
+        report.fronts += [f"\n### {inside / 1e9:.2f} GB/s inside, {nic / 1e9:.2f} GB/s NIC\n", *place_rows(found)]
+        report.ratios.append({"inside": inside, "nic": nic, "seed": seed} | found.to_json())
+        report.add(report.drawn[-1], found)
+    for form in (Form(name) for name in options.forms if name != Form.RING):
+        ask(form, options.seeds[:1], options.time_limit, report)
     print(f"wrote {options.output}.json and .md")
+
+
+def ask(form: Form, seeds: list[int], time_limit: float, report: Report) -> None:
+    for seed in seeds:
+        for words, job in questions(seed, time_limit, form).items():
+            found = answer(job)
+            report.asked.append(question_row(form, words, job, found))
+            report.questions.append({"form": form, "asked": words, "seed": seed} | found.to_json())
+            report.add(report.asked[-1], found)
+
+
+@dataclass
+class Report:
+    """What was found so far; both files are written after every answer, so that a run that is stopped loses nothing."""
+
+    command: str
+    output: Path
+    questions: list[object] = field(default_factory=list)
+    ratios: list[object] = field(default_factory=list)
+    asked: list[list[str]] = field(default_factory=list)
+    drawn: list[list[str]] = field(default_factory=list)
+    fronts: list[str] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+
+    def add(self, row: list[str], found: Answer) -> None:
+        print(" | ".join(row), flush=True)
+        self.loads.append(found.load)
+        about = (
+            f"`{self.command}`; {machine()}, shared, load average {min(self.loads):.1f} to {max(self.loads):.1f}: the "
+            "CPU seconds in brackets say how much of the wall-clock time the planner really had. Figure 10 has "
+            "disagreement 1.1429 at 110.4 ms (ring)."
+        )
+        head = [
+            "form",
+            "asked",
+            "seed",
+            "found",
+            "period",
+            "bound",
+            "status",
+            "best catalogue entry",
+            "gain",
+            "s (CPU)",
+        ]
+        text = f"# The worked example\n\n{about}\n\n" + markdown(head, self.asked)
+        if self.drawn:
+            head = ["inside, NIC (GB/s)", "seed", "front", "less disagreement", "less communication"]
+            text += "\n## Random bandwidths\n\n" + markdown([*head, f"≥ {TARGET}x", "s (CPU)"], self.drawn)
+            text += "\nEvery entry of the catalogue's own front, so that nothing hides in the best ratio:\n"
+            text += "\n".join(self.fronts) + "\n"
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        record = {"about": about, "questions": self.questions, "ratios": self.ratios}
+        self.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        self.output.with_suffix(".md").write_text(text)
 
 
 if __name__ == "__main__":

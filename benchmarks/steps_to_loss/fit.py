@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--random", type=int, default=40)
     parser.add_argument("--rate", type=float, default=0.4, help="learning rate")
+    parser.add_argument("--output", type=Path, default=RESULT)
     arguments = parser.parse_args()
     started, rng, data = time.time(), np.random.default_rng(7), load_digits()
     four = Cluster.parse("4x4")
@@ -167,8 +168,8 @@ def main() -> None:
         "seconds": round(time.time() - started, 1),
         "rows": rows + other,
     }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
 
 

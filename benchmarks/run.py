@@ -1,0 +1,185 @@
+"""Runs the benchmarks that need no root, one after another; `make bench` runs this.
+
+    python benchmarks/run.py                      every benchmark in a bounded size, about 10 minutes on two quiet cores
+    python benchmarks/run.py --list               what there is, with the claim that each one measures
+    python benchmarks/run.py --only rules         some of them, by name
+    python benchmarks/run.py --full --only rules  in the published size, with its results where the README finds them
+
+Each runs as a process of its own with a time limit. What it prints goes to benchmarks/results/bench/NAME.txt, its files
+beside that, the summary to benchmarks/results/bench/summary.{json,md}. Exit code 1 if any failed or ran out of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+OUTPUT = HERE / "results" / "bench"
+FULL_TIMES = 20
+"""A full run may take this many times the bounded run's limit."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One script. `{out}` in the bounded arguments becomes the place of its files; `limit` is in seconds."""
+
+    name: str
+    claim: str
+    script: str
+    bounded: str
+    full: str
+    limit: int
+
+
+BENCHMARKS = (
+    Benchmark(
+        "rules", "rules are designed, proved and checked in seconds at 10^6 workers", "scale/rules.py",
+        "--sizes 1e3,1e6 --repeats 1 -o {out}", "", 300,
+    ),
+    Benchmark(
+        "contraction", "contraction at 10^3..10^6 workers, beside scipy's eigsh and networkx", "scale/contraction.py",
+        "--sizes 1e3,1e5 --repeats 1 --json {out}.json", "--repeats 2 --json benchmarks/scale/contraction.json", 300,
+    ),
+    Benchmark(
+        "certificates", "certificates of large explicit schedules are made and checked", "scale/certificates.py",
+        "--workers 100000 --period 8 --output {out}.json", "--output benchmarks/scale/certificates.json", 300,
+    ),
+    Benchmark(
+        "worked-example", "the planner beats Figure 10 and the catalogue on 4x4 and on random bandwidths",
+        "planner/worked_example.py", "--time-limit 10 --seeds 0 --ratios 1 --forms ring -o {out}", "", 240,
+    ),
+    Benchmark(
+        "clusters", "the planner on regular, irregular and uneven clusters", "planner/clusters.py",
+        "--time-limit 10 --only 8x8 3,3,2 5,3 -o {out}", "", 300,
+    ),
+    Benchmark(
+        "synthesis", "the synthesiser alone, without the planner around it", "synthesis/worked_example.py",
+        "--time-limit 5 --seeds 0 --ratios 1", "--time-limit 25 --seeds 0 1 --ratios 5", 180,
+    ),
+    Benchmark(
+        "exact-rounds", "exact consensus in no more rounds than Base-2, n up to 64", "synthesis/exact_rounds.py",
+        "--output {out}.md", "", 300,
+    ),
+    Benchmark(
+        "steps-to-loss", "how many more steps a schedule needs, by its figures", "steps_to_loss/fit.py",
+        "--seeds 1 --random 2 --output {out}.json", "", 300,
+    ),
+    Benchmark(
+        "drift-correction", "drift correction saves steps on sorted data", "steps_to_loss/drift_correction.py",
+        "--seeds 1 --modes per-worker --json {out}.json", "--json benchmarks/results/drift_correction.json", 300,
+    ),
+    Benchmark(
+        "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "overhead/p_reduce.py",
+        "--settings loopback --megabytes 8 40 --workers 2 --repetitions 7 -o {out}.json",
+        "-o benchmarks/results/overhead.json", 240,
+    ),
+    Benchmark(
+        "time-to-loss", "16 processes train on digits under every schedule (bounded: a check, no result)",
+        "digits/time_to_loss.py", "--quick", "", 300,
+    ),
+)  # fmt: skip
+
+
+def run(benchmark: Benchmark, *, full: bool) -> dict[str, object]:
+    """One benchmark to its end or its limit."""
+    out, limit = OUTPUT / benchmark.name, benchmark.limit * (FULL_TIMES if full else 1)
+    words = (benchmark.full if full else benchmark.bounded).format(out=out).split()
+    command = [f"benchmarks/{benchmark.script}", *words]
+    shown = " ".join(["python", *command]).replace(f"{ROOT}/", "")
+    print(f"{benchmark.name}: {shown} (at most {limit} s)", flush=True)
+    load, started = os.getloadavg()[0], time.monotonic()
+    log = out.with_suffix(".txt")
+    with log.open("w") as sink:
+        # A session of its own: what a script started ends with it.
+        child = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = child.wait(timeout=limit)
+            verdict = "done" if code == 0 else f"failed, exit code {code}"
+        except subprocess.TimeoutExpired:
+            verdict = f"stopped after {limit} s"
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    seconds = time.monotonic() - started
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    print(f"  {verdict}, {seconds:.1f} s; {lines[-1][:200] if lines else 'nothing printed'}", flush=True)
+    return {
+        "name": benchmark.name,
+        "claim": benchmark.claim,
+        "command": shown,
+        "verdict": verdict,
+        "seconds": round(seconds, 1),
+        "load_average_before": round(load, 1),
+        "last_line": lines[-1] if lines else "",
+    }
+
+
+def chosen(names: list[str] | None) -> list[Benchmark]:
+    """The named benchmarks in their usual order, or all."""
+    known = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+    for name in names or ():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            print(f"--only {name}: no such benchmark; {hint}", file=sys.stderr)
+            sys.exit(2)
+    return [benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names]
+
+
+def write(rows: list[dict[str, object]]) -> str:
+    """Both summaries; the Markdown table is returned."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    head = ["benchmark", "verdict", "seconds", "load before", "command"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = [row["name"], row["verdict"], row["seconds"], row["load_average_before"], f"`{row['command']}`"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    table = "\n".join(lines) + "\n"
+    (OUTPUT / "summary.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    (OUTPUT / "summary.md").write_text(f"# Last run of `make bench`\n\n{machine}.\n\n{table}")
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="say what there is and end")
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--full", action="store_true", help="the published sizes; hours for all of them")
+    options = parser.parse_args()
+    picked = chosen(options.only)
+    if options.list:
+        for benchmark in picked:
+            print(f"{benchmark.name:18}{benchmark.claim}")
+        print("with targets of their own: `make lab` (needs root), `make explore` (minutes, gigabytes)")
+        return 0
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, object]] = []
+    try:
+        for benchmark in picked:
+            rows.append(run(benchmark, full=options.full))  # noqa: PERF401 - what ran is kept on an interrupt
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    finally:
+        if rows:
+            print("\n" + write(rows))
+            print(f"summary written to {OUTPUT / 'summary.md'}")
+    return int(any(row["verdict"] != "done" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
