@@ -43,7 +43,7 @@ def command(
     max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
     form: Annotated[str, typer.Option(help="How groups average: ring, tree or hierarchical.")] = "ring",
     time_limit: Annotated[str, typer.Option(help="For the search.", metavar="TIME")] = "30s",
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
     front: Annotated[Path | None, typer.Option(help="Where to write the whole front as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of the front: .png, .svg or .pdf.")] = None,

@@ -54,7 +54,7 @@ def job_of(request: Request) -> Job:
     Raises:
         InputError: a quantity or a limit that cannot be.
     """
-    from preduce.commands.options import compute_of, hardware_of
+    from preduce.commands.options import compute_of, hardware_of, quantity
     from preduce.planner import Data, Job, Objective
     from topo.document import load_cluster
     from topo.timing.cost import Form
@@ -67,18 +67,19 @@ def job_of(request: Request) -> Job:
         nic=request.nic, latency=request.latency, rails=request.rails, compute=request.compute, slow=request.slow,
         jitter=request.jitter,
     )  # fmt: skip
+    budget = request.max_communication
     return Job(
         cluster=replace(cluster, hardware=hardware),
         objective=_choice(Objective, request.objective, "--objective"),
         data=_choice(Data, request.data, "--data"),
-        max_communication=None if request.max_communication is None else parse_time(request.max_communication),
+        max_communication=None if budget is None else quantity("--max-communication", parse_time, budget),
         max_disagreement=request.max_disagreement,
         max_period=request.period,
         max_group=request.max_group,
         max_distinct_phases=request.max_distinct,
         form=_choice(Form, request.form, "--form"),
         disturbance=compute_of(hardware, disturbance=request.disturb).disturbance,
-        time_limit=parse_time(request.time_limit),
+        time_limit=quantity("--time-limit", parse_time, request.time_limit),
         seed=request.seed,
     )
 
@@ -93,6 +94,7 @@ def search(request: Request, *, output: Path | None, front: Path | None, plot: P
     from topo.document import write_schedule
 
     job = job_of(request)
+    _refuse_lost_work(output, front, plot)
     with _progress(as_json=as_json) as say:
         found = plan(job, progress=say)
     chosen = replace(found.pick.schedule, name=request.name or found.pick.schedule.name)
@@ -110,6 +112,18 @@ def search(request: Request, *, output: Path | None, front: Path | None, plot: P
         if path is not None:
             console().print(f"written to {path}")
     console().print(f"Next: preduce verify {output}" if output else "Next: the same with -o schedule.json", style="dim")
+
+
+def _refuse_lost_work(output: Path | None, front: Path | None, plot: Path | None) -> None:
+    """Refuse what could not be written after the search before it starts."""
+    from preduce.report.picture import check_ending
+    from topo.errors import FileProblem
+
+    if plot is not None:
+        check_ending(plot)
+    for path in (output, front, plot):
+        if path is not None and not path.parent.is_dir():
+            raise FileProblem(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
 
 
 def _choice(kind: type[E], text: str, option: str) -> E:

@@ -1,9 +1,10 @@
 """Options that several verbs share, and what they mean together."""
 
 # No `from __future__ import annotations` in the command modules: typer reads the annotations at run time.
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from topo.cluster import Cluster
     from topo.hardware import Hardware
     from topo.timing.compute import ComputeTimes, Disturbance
+
+T = TypeVar("T")
 
 DEFAULT_INSIDE = "10GB/s"
 DEFAULT_NIC = "5GB/s"
@@ -64,23 +67,37 @@ def hardware_of(
     base = stated or Hardware(
         inside=Link.of_bandwidth(parse_bandwidth(DEFAULT_INSIDE)), nic=Link.of_bandwidth(parse_bandwidth(DEFAULT_NIC))
     )
-    delay = None if latency is None else parse_time(latency)
+    delay = None if latency is None else quantity("--latency", parse_time, latency)
 
-    def link(old: Link, rate: str | None) -> Link:
-        inverse = old.seconds_per_byte if rate is None else 1 / parse_bandwidth(rate)
+    def link(old: Link, option: str, rate: str | None) -> Link:
+        inverse = old.seconds_per_byte if rate is None else 1 / quantity(option, parse_bandwidth, rate)
         return Link(old.latency if delay is None else delay, inverse)
 
-    seconds = base.compute if compute is None else parse_time(compute)
+    seconds = base.compute if compute is None else quantity("--compute", parse_time, compute)
     return replace(
         base,
-        inside=link(base.inside, intra),
-        nic=link(base.nic, nic),
+        inside=link(base.inside, "--intra-bandwidth", intra),
+        nic=link(base.nic, "--nic-bandwidth", nic),
         num_nics=base.num_nics if rails is None else rails,
         slowdown=slow_of(slow) if slow else base.slowdown,
         jitter=base.jitter if jitter is None else jitter,
-        model_bytes=base.model_bytes if model_bytes is None else parse_size(model_bytes),
+        model_bytes=base.model_bytes if model_bytes is None else quantity("--model-bytes", parse_size, model_bytes),
         compute=parse_time(DEFAULT_COMPUTE) if seconds is None else seconds,
     )
+
+
+def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
+    """What an option's text means; a refusal names the option.
+
+    Raises:
+        InputError: a quantity that is not understood.
+    """
+    from topo.errors import InputError
+
+    try:
+        return parse(text)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
 
 
 def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:
@@ -101,7 +118,7 @@ def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:
             )
         if int(worker) in found:
             raise InputError(f"--slow {entry!r}: worker {worker} is named twice")
-        found[int(worker)] = parse_factor(factor)
+        found[int(worker)] = quantity(f"--slow {entry!r}", parse_factor, factor)
     return tuple(sorted(found.items()))
 
 

@@ -28,7 +28,7 @@ def command(
     nodes: Annotated[int, typer.Option(help="Pretend so many machines, with --workers.", min=1)] = 1,
     repetitions: Annotated[int, typer.Option(help="Of every measurement; medians count.", min=1)] = 7,
     checks: Annotated[int, typer.Option(help="Random phases to check the fit on.", min=0)] = 10,
-    seed: Annotated[int, typer.Option(help="Of those phases.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of those phases.", min=0)] = 0,
     as_json: Json = False,
 ) -> int:
     """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""

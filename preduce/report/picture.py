@@ -40,6 +40,18 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def check_ending(path: Path) -> str:
+    """The format that the file's name ends with.
+
+    Raises:
+        InputError: another ending.
+    """
+    ending = path.suffix.lower().lstrip(".")
+    if ending not in FORMATS:
+        raise InputError(f"{path}: ends in {path.suffix!r}; pictures are written as .png, .svg or .pdf")
+    return ending
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format that the file's name ends with.
 
@@ -47,9 +59,7 @@ def save(figure: Figure, path: Path) -> None:
         InputError: another ending.
         FileProblem: the file cannot be written.
     """
-    ending = path.suffix.lower().lstrip(".")
-    if ending not in FORMATS:
-        raise InputError(f"{path}: ends in {path.suffix!r}; pictures are written as .png, .svg or .pdf")
+    ending = check_ending(path)
     try:
         path.write_bytes(render(figure, ending))
     except OSError as error:
