@@ -1,0 +1,106 @@
+"""Generated schedules on real gloo groups: means are conserved, orders are the generator's, everybody ends."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from generator_rig import check_orders
+from thread_ranks import ThreadRanks
+
+from runtime.generator.keys import JobKeys
+from runtime.generator.service import GeneratorService
+from runtime.optimizer import DistributedOptimizer
+from schedulers.protocols.group_draw import GeneratorSetting
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.schedule import Schedule
+from topo.strategies.generated import Division, Generated, InitiatorRule
+
+pytest.importorskip("zmq")
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(4)
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    made = []
+
+    def start(schedule):
+        keys, notes = JobKeys.make(), []
+        setting = GeneratorSetting.of(schedule.strategy, schedule.cluster, max_known=8)
+        service = GeneratorService(setting, keys, on_note=notes.append)
+        thread = threading.Thread(target=service.run, args=(100,))
+        thread.start()
+        made.append((service, thread))
+        monkeypatch.setenv("PREDUCE_GENERATOR", service.address)
+        monkeypatch.setenv("PREDUCE_GENERATOR_KEYS", keys.for_workers().text())
+        return notes
+
+    yield start
+    for service, thread in made:
+        service.stop()
+        thread.join(10)
+        service.close()
+
+
+def model_of(rank):
+    model = torch.nn.Linear(5, 2, dtype=torch.float64)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.fill_(2.0 ** (rank + 3 * number))
+    return model
+
+
+@pytest.mark.parametrize("division", Division)
+@pytest.mark.parametrize("rule", InitiatorRule)
+def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, serve, division, rule):
+    schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=2, division=division, initiator=rule, seed=3))
+    notes = serve(schedule)
+
+    def train(world):
+        model = model_of(world.rank)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=40
+        )
+        means = []
+        for step in range(12):
+            model(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+            if world.rank == 1:
+                time.sleep(0.01)
+            optimizer.step()
+            if step == 5:
+                with optimizer.mean_model():
+                    means.append(model.weight[0, 0].item())
+        optimizer.finish()
+        return means[0], model.weight[0, 0].item(), model.bias[0].item(), optimizer._strategy.client.executed
+
+    results = ranks.run(4, train, limit=90)
+    mean = sum(2.0**rank for rank in range(4)) / 4
+    for middle, weight, bias, _ in results:
+        assert middle == pytest.approx(mean, rel=1e-12)
+        assert weight == pytest.approx(mean, rel=1e-12)
+        assert bias == pytest.approx(8 * mean, rel=1e-12)
+    started = [(seq, members) for kind, seq, members in notes if kind == "started"]
+    assert len(started) > 10
+    check_orders(started, {rank: result[3] for rank, result in enumerate(results)})
+
+
+def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch):
+    monkeypatch.delenv("PREDUCE_GENERATOR", raising=False)
+    schedule = Schedule("g", Cluster.regular(1, 2), Generated(group_size=2))
+
+    def train(world):
+        model = model_of(world.rank)
+        DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, world=world)
+
+    for error in ranks.run(2, train, catch=InputError):
+        assert "preduce run --schedule" in str(error)
