@@ -23,17 +23,27 @@ def console(*, errors: bool = False) -> Console:
     """The terminal; with `errors` the standard error stream, for notes beside machine-readable output."""
     from rich.console import Console
 
-    found = Console(stderr=errors, highlight=False, soft_wrap=True)
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            # rich would exit with 1, which means "refuted" here; the entry point knows what a reader's leaving means.
+            raise BrokenPipeError
+
+    found = Terminal(stderr=errors, highlight=False, soft_wrap=True)
     if not found.is_terminal and "COLUMNS" not in os.environ:
         # A file or a pipe has no width of its own; 80 columns would fold tables for no reason.
-        return Console(stderr=errors, highlight=False, soft_wrap=True, width=120)
+        return Terminal(stderr=errors, highlight=False, soft_wrap=True, width=120)
     return found
 
 
 def emit_json(document: object) -> None:
     """Print one JSON document on standard output. Infinite and undefined numbers become null, as JSON has none."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    text = json.dumps(_finite(document), indent=2, ensure_ascii=False) + "\n"
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Without its number, by which typer would recognise it and exit with 1 before the entry point sees it.
+        raise BrokenPipeError from None
 
 
 def _finite(value: object) -> object:
