@@ -16,16 +16,21 @@ if TYPE_CHECKING:
 
 
 def read_schedule(schedule: Schedule | str | Path) -> Schedule:
-    """A schedule from a value or a file.
+    """A schedule from a value or a file; the certificate that a file carries is checked before anything runs.
 
     Raises:
         DocumentError: the file is refused.
+        RefutedError: an entry of its certificate does not hold.
     """
     if isinstance(schedule, Schedule):
         return schedule
     from topo.document import load_schedule
+    from verify.certificate import confirm
 
-    return load_schedule(Path(schedule))
+    loaded = load_schedule(Path(schedule))
+    if loaded.certificate:
+        confirm(loaded)
+    return loaded
 
 
 def facts_of(

@@ -1,5 +1,6 @@
 """`preduce verify`: prove or refute a schedule's claims, with figures and a certificate."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,13 +10,13 @@ from preduce.commands.options import Json
 
 if TYPE_CHECKING:
     from topo.schedule import Schedule
-    from verify.base import Proof
+    from verify.base import Claim, Proof
 
 MARK = {"proved": "[green]proved[/]", "refuted": "[bold red]refuted[/]", "not proved": "[yellow]not proved[/]"}
 
 
 def command(
-    schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
+    schedule: Annotated[Path, typer.Argument(help="A schedule file, or FILE.py:NAME, a group_of function.")],
     *,
     certificate: Annotated[Path | None, typer.Option(help="Write the certificate here.", metavar="FILE")] = None,
     as_json: Json = False,
@@ -23,34 +24,58 @@ def command(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the witness: tree, conflict or closed set.", metavar="FILE")
     ] = None,
+    gap: Annotated[
+        list[str] | None, typer.Option(help="Also judge that a spectral gap is at least this.", metavar="KIND:VALUE")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
+    period: Annotated[int | None, typer.Option(help="For FILE.py:NAME: after how many steps it repeats.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="For FILE.py:NAME: write the proved expansion here.", metavar="FILE")
+    ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
 ) -> int:
     """Prove that a schedule cannot conflict or deadlock and reaches consensus; exit 1 if a claim is refuted."""
     import json
 
     from preduce.console import console, emit_json, write_text
-    from topo.document import load_schedule
+    from topo.document import load_schedule, write_schedule
     from topo.errors import InputError
     from topo.units import parse_size
     from verify.prove import prove
 
-    loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
-    proof = prove(loaded)
+    if schedule.stem.endswith(".py") or ".py:" in schedule.name:
+        loaded, proof = _of_function(str(schedule), cluster, period)
+    elif cluster is not None or period is not None or export is not None:
+        raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
+    else:
+        loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
+        proof = prove(loaded)
+    if gap and loaded is not None:
+        proof = replace(proof, claims=(*proof.claims, *(_gap_claim(loaded, text) for text in gap)))
     figures = figures_of(loaded)
+    if export is not None and loaded is not None:
+        write_schedule(export, loaded.with_certificate(proof.certificate))
     if certificate is not None and not proof.certificate:
         raise InputError(
-            f"{schedule}: strategy {loaded.strategy.kind!r} decides its groups while the job runs, so there is no "
-            "certificate to write; leave out --certificate"
+            f"{schedule}: there is no certificate to write, because nothing about fixed groups is proved; leave out "
+            "--certificate"
         )
     if certificate is not None:
         write_text(certificate, json.dumps(dict(proof.certificate), sort_keys=True, separators=(",", ":")) + "\n")
-    if plot is not None:
+    if plot is not None and loaded is not None:
         from preduce.report.witness import draw_witness
 
         draw_witness(loaded, proof, plot)
     if as_json:
         claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
-        emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures})
+        emit_json(
+            {
+                "verdict": proof.verdict.value,
+                "claims": claims,
+                "figures": figures,
+                "budgets": dict(proof.budgets),
+            }
+        )
     else:
         _print(loaded, proof, figures, explain=explain)
         if certificate is not None:
@@ -59,8 +84,46 @@ def command(
     return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
 
 
-def figures_of(schedule: "Schedule") -> dict[str, Any]:
+def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[Schedule | None, Proof]":
+    """The expansion and proof of a user's `group_of(worker, step, cluster)`.
+
+    Raises:
+        InputError: the cluster or period is missing, or the function cannot be run.
+    """
+    from topo.document import load_cluster
+    from topo.errors import InputError
+    from verify.functions import load_function, prove_function
+
+    if cluster is None or period is None:
+        raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
+    name = place.rpartition(":")[2]
+    found = prove_function(load_function(place), load_cluster(cluster), period, name=name)
+    return found.schedule, found.proof
+
+
+def _gap_claim(schedule: "Schedule", text: str) -> "Claim":
+    """`hop:0.2681` → the claim that the gap is at least that, proved or refuted exactly.
+
+    Raises:
+        InputError: not KIND:VALUE.
+    """
+    from fractions import Fraction
+
+    from topo.errors import InputError
+    from verify.spectral import prove_gap
+
+    kind, _, value = text.partition(":")
+    try:
+        least = Fraction(value)
+    except (ValueError, ZeroDivisionError):
+        raise InputError(f"--gap {text!r}: write KIND:VALUE, such as hop:0.2681 or slem:1/3") from None
+    return prove_gap(schedule, kind, least)
+
+
+def figures_of(schedule: "Schedule | None") -> dict[str, Any]:
     """The figures as plain numbers (null where there is none), with the kind and method of each under `how`."""
+    if schedule is None:
+        return {"how": {}}
     from topo.errors import ScheduleError
     from topo.figures import figures
 
@@ -71,16 +134,19 @@ def figures_of(schedule: "Schedule") -> dict[str, Any]:
         return {"num_workers": schedule.num_workers, "how": {"none": {"kind": "exact", "how": str(error)}}}
 
 
-def _print(schedule: "Schedule", proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:
+def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:
     from rich.markup import escape
 
     from preduce.console import console, number, table
 
     out = console()
-    out.print(
-        f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
-        f"{schedule.strategy.kind}: {MARK[proof.verdict.value]}"
-    )
+    if schedule is None:
+        out.print(f"[bold]{escape(proof.name)}[/]: {MARK[proof.verdict.value]}")
+    else:
+        out.print(
+            f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
+            f"{schedule.strategy.kind}: {MARK[proof.verdict.value]}"
+        )
     claims = table("Claims", "claim", "status")
     for claim in proof.claims:
         claims.add_row(escape(claim.claim), MARK[claim.status.value])
