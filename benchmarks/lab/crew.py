@@ -146,7 +146,7 @@ class Crew:
             end = time.monotonic() + START_LIMIT
             while not address.exists():
                 if time.monotonic() > end or not process.is_running:
-                    raise LabError(f"the group generator did not start: {process.log.read_text()[-300:]}")
+                    raise RuntimeError(f"the group generator did not start: {process.log.read_text()[-300:]}")
                 time.sleep(0.02)
             yield {"PREDUCE_GENERATOR": address.read_text().strip(), "PREDUCE_GENERATOR_KEYS": workers.read_text()}
         finally:

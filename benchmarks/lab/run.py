@@ -75,8 +75,10 @@ def main() -> int:
     try:
         with Network(chosen.nodes, "1gbit") as network, Crew(network, scratch) as crew:
             campaign = Campaign(chosen, [known[name] for name in names], network, crew, scratch)
-            campaign.run()
-        campaign.write(RESULTS, _machine())
+            try:
+                campaign.run()
+            finally:  # what was measured is kept, also when the lab's machinery fails
+                campaign.write(RESULTS, _machine())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return 0
