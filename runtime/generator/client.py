@@ -7,6 +7,7 @@ order, is in `executed`.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 import time
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from runtime.generator.keys import JobKeys
 
 RETRY_SECONDS = 0.5
+POLL_MILLISECONDS = 50
 MAX_REPLY_BYTES = 2**20
 
 
@@ -81,7 +83,7 @@ class GeneratorClient:
         self._transport = transport
         self._outbox: list[bytes] = []
         self._heard = time.monotonic()
-        self._opened = threading.Event()
+        self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, name=f"preduce-generator-{rank}", daemon=True)
         self._thread.start()
 
@@ -142,12 +144,17 @@ class GeneratorClient:
 
     def close(self) -> None:
         """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""
-        self._closing = True
-        self._thread.join(3.0)
+        if not self._closing:
+            self._closing = True
+            os.write(self._wake, b"!")
+            self._thread.join(3.0)
+            if not self._thread.is_alive():
+                os.close(self._wake)
+                os.close(self._woken)
 
     def _send(self, actions: tuple[Any, ...]) -> None:
         self._outbox += [self._packed(a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Ask)]
-        self._changed.notify_all()
+        os.write(self._wake, b"!")
 
     def _packed(self, ask: Ask | None, *, goodbye: bool = False) -> bytes:
         return pack_request(FromWorker(self.rank, self._session, ask, goodbye))
@@ -191,10 +198,13 @@ class GeneratorClient:
 
     def _loop(self, zmq: Any, socket: Any, send: Callable[[bytes], None]) -> None:  # noqa: ANN401 - pyzmq's
         asked = beaten = time.monotonic()
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
         while not self._closing:
+            if self._woken in dict(poller.poll(min(POLL_MILLISECONDS, 500 * self._retry))):
+                os.read(self._woken, 4096)
             with self._changed:
-                if not self._outbox:
-                    self._changed.wait(0 if socket.poll(0) else 0.001)
                 outgoing, self._outbox = self._outbox, []
                 state = self._state
             now = time.monotonic()
@@ -209,7 +219,7 @@ class GeneratorClient:
             for data in outgoing:
                 with contextlib.suppress(zmq.Again):  # not connected: it is said again after the retry interval
                     send(data)
-            while socket.poll(1):
+            while socket.poll(0):
                 self._take(socket.recv())
 
     def _take(self, data: bytes) -> None:
