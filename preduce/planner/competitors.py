@@ -34,6 +34,8 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "allreduce": [{"every": every} for every in (1, 2, 3, 4, 6, 8, 12, 16, 24)],
     "local-sgd": [],  # the same schedules as allreduce
     "node-then-all": [{"node_rounds": rounds} for rounds in (1, 2, 3, 5, 7, 11, 15, 23)],
+    "pairs-pairs-all": [{"pair_rounds": rounds} for rounds in (1, 2, 3, 4, 5, 7, 11, 15, 23)],
+    "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
 
 
