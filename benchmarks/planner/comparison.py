@@ -37,23 +37,23 @@ class Place:
     rival: str
     rival_seconds: float
     rival_disagreement: float
-    best_seconds: float
-    best_disagreement: float
+    best_seconds: float | None
+    best_disagreement: float | None
     less_disagreement: float
     possible: float | None
-    cheaper_seconds: float
-    cheaper_disagreement: float
+    cheaper_seconds: float | None
+    cheaper_disagreement: float | None
     less_communication: float
 
     def calmer(self) -> str:
         """The gain in disagreement, in words."""
         rival = f"{self.rival}: {self.rival_disagreement:.4f}, at {1e3 * self.rival_seconds:.2f} ms"
-        return f"{self.less_disagreement:.2f}x ({self.best_disagreement:.4f} against {rival})"
+        return f"{self.less_disagreement:.2f}x ({self.best_disagreement or 0:.4f} against {rival})"
 
     def cheaper(self) -> str:
         """The gain in communication, in words."""
         rival = f"{self.rival}: {1e3 * self.rival_seconds:.2f} ms, at {self.rival_disagreement:.4f}"
-        return f"{self.less_communication:.2f}x ({1e3 * self.cheaper_seconds:.2f} ms against {rival})"
+        return f"{self.less_communication:.2f}x ({1e3 * (self.cheaper_seconds or 0):.2f} ms against {rival})"
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ def places(points: list[Point], options: list[Option]) -> list[Place]:
                 rival=rival.name,
                 rival_seconds=rival.seconds,
                 rival_disagreement=rival.disagreement,
-                best_seconds=best.communication if best else math.nan,
-                best_disagreement=float(best.disagreement) if best else math.nan,
+                best_seconds=best.communication if best else None,
+                best_disagreement=float(best.disagreement) if best else None,
                 less_disagreement=ratio(rival.disagreement, float(best.disagreement)) if best else 0.0,
                 possible=rival.disagreement / best.bound if bounded else None,  # type: ignore[union-attr, operator]
-                cheaper_seconds=cheaper.communication if cheaper else math.nan,
-                cheaper_disagreement=float(cheaper.disagreement) if cheaper else math.nan,
+                cheaper_seconds=cheaper.communication if cheaper else None,
+                cheaper_disagreement=float(cheaper.disagreement) if cheaper else None,
                 less_communication=ratio(rival.seconds, cheaper.communication) if cheaper else 0.0,
             )
         )
@@ -175,11 +175,18 @@ def place_rows(answer: Answer) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for p in answer.places:
         cells = [p.rival, f"{1e3 * p.rival_seconds:.2f}", f"{p.rival_disagreement:.4f}"]
-        cells += [f"{p.best_disagreement:.4f} ({1e3 * p.best_seconds:.2f})", f"{p.less_disagreement:.2f}x"]
-        cells += ["-" if p.possible is None else f"≤ {p.possible:.2f}x"]
-        cells += [f"{1e3 * p.cheaper_seconds:.2f} ({p.cheaper_disagreement:.4f})", f"{p.less_communication:.2f}x"]
+        cells += pair(p.best_disagreement, p.best_seconds, p.less_disagreement, order=(1, 1e3))
+        cells.insert(5, "-" if p.possible is None else f"≤ {p.possible:.2f}x")
+        cells += pair(p.cheaper_seconds, p.cheaper_disagreement, p.less_communication, order=(1e3, 1))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def pair(first: float | None, second: float | None, gain: float, *, order: tuple[float, float]) -> list[str]:
+    """What was found and the gain, or dashes where nothing found is within the entry's figure."""
+    if first is None or second is None:
+        return ["-", "-"]
+    return [f"{order[0] * first:.4g} ({order[1] * second:.4g})", f"{gain:.2f}x"]
 
 
 def machine() -> str:

@@ -141,6 +141,12 @@ def main() -> None:
                 runs = [measure(rule, workers, Path(folder)) for _ in range(options.repeats)]
             rows.append({"rule": rule, "workers": workers, "median": medians(runs), "runs": runs})
             print(table(rows[-1:]).splitlines()[-1], flush=True)
+            write(options, rows)
+    print(f"wrote {options.output}.json and .md")
+
+
+def write(options: argparse.Namespace, rows: list[Row]) -> None:
+    """Both files, after every row, so that a run that is stopped loses nothing."""
     loads = [float(str(run["load"])) for row in rows for run in row["runs"]]  # type: ignore[attr-defined]
     about = {
         "command": f"python benchmarks/scale/rules.py --sizes {options.sizes} --repeats {options.repeats}",
@@ -155,7 +161,6 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
     options.output.with_suffix(".md").write_text(words + table(rows))
-    print(f"wrote {options.output}.json and .md")
 
 
 if __name__ == "__main__":
