@@ -56,7 +56,8 @@ def _invoke(arguments: list[str]) -> int:
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)
         if message is None or code is None:
             raise
-        return _say(f"{message()} (see `preduce --help`)", int(code)) if message() else int(code)
+        path = getattr(getattr(error, "ctx", None), "command_path", "preduce")
+        return _say(f"{message()} (see `{path} --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
 
 

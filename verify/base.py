@@ -20,6 +20,10 @@ class Status(StrEnum):
     NOT_PROVED = "not proved"
 
 
+ESSENTIAL = frozenset({"conflict-free", "membership", "doubly-stochastic", "consensus", "deadlock-free", "convergence"})
+"""Claims without which a schedule should not be run; a verdict is never "proved" while one of them is open."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One statement about a schedule.
@@ -54,12 +58,15 @@ class Proof:
 
     @property
     def verdict(self) -> Status:
-        """`refuted` if any claim is, `proved` if any claim is and none is refuted, else `not proved`.
+        """`refuted` if any claim is; `proved` if nothing that a run rests on is left open; else `not proved`.
 
-        Claims that are "not proved" beside proved ones are listed, never counted.
+        A run rests on the claims in `ESSENTIAL`. Other claims (rates, bounds) that are "not proved" are listed only.
         """
-        statuses = {claim.status for claim in self.claims}
-        return next((s for s in (Status.REFUTED, Status.PROVED) if s in statuses), Status.NOT_PROVED)
+        if any(claim.status is Status.REFUTED for claim in self.claims):
+            return Status.REFUTED
+        open_ = any(claim.status is not Status.PROVED and claim.claim in ESSENTIAL for claim in self.claims)
+        some_proved = any(claim.status is Status.PROVED for claim in self.claims)
+        return Status.PROVED if some_proved and not open_ else Status.NOT_PROVED
 
     def __getitem__(self, name: str) -> Claim:
         """The claim of that name."""

@@ -79,8 +79,10 @@ def command(
     else:
         _print(loaded, proof, figures, explain=explain)
         if certificate is not None:
+            from verify import checker
+
             console().print(f"certificate written to {certificate}; check it with", style="dim")
-            console().print(f"  python -I verify/checker.py {certificate} {schedule}", style="dim")
+            console().print(f"  python -I {Path(checker.__file__)} {certificate} {schedule}", style="dim")
     return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
 
 

@@ -83,6 +83,8 @@ class Job:
                 f"cluster {self.cluster}: has 1 worker and nobody to average with; 2 workers are the least"
             )
         bytes_of(self.hardware, None)
+        if not self.time_limit > 0:
+            raise InputError(f"time-limit: is {self.time_limit} s; give the search some time, such as 30s")
         for name, least in (("time_limit", 0.0), ("max_communication", 0.0), ("max_disagreement", 0.0)):
             value = getattr(self, name)
             if value is not None and not least <= value < float("inf"):

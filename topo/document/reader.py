@@ -225,7 +225,9 @@ class _Hooks:
 
     def integer(self, text: str) -> object:
         if len(text) > 17 or abs(int(text)) > MAX_INTEGER:
-            return self._fault(f"is {shown(text)[1:-1]}, an integer beyond ±(2**53 − 1), which other readers round")
+            return self._fault(
+                f"is {shown(text)[1:-1]}, an integer beyond ±(2**53 − 1), others would round it: write a smaller one"
+            )
         return int(text)
 
     def number(self, text: str) -> object:

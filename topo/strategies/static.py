@@ -13,6 +13,9 @@ from topo.strategies.base import Averaging, Pace
 if TYPE_CHECKING:
     from topo.cluster import Cluster
 
+MAX_EXPLICIT_WORKERS = 2**24
+"""Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Static:
@@ -50,6 +53,11 @@ class Static:
         if self.node_radices is not None:
             check_rule(self.rule_phases(), cluster, self.node_radices)
             return
+        if cluster.num_workers > MAX_EXPLICIT_WORKERS:
+            raise ScheduleError(
+                f"phases: list groups of {cluster.num_workers} workers; explicit groups are for at most "
+                f"{MAX_EXPLICIT_WORKERS}; write larger schedules as rules, with node_radices"
+            )
         for t, phase in enumerate(self.explicit_phases()):
             if phase.num_workers != cluster.num_workers:
                 raise ScheduleError(

@@ -64,6 +64,11 @@ class RandomDelay:
     workers: int
     seconds: float
 
+    def __post_init__(self) -> None:
+        """Refuse negative delays."""
+        if self.workers < 0 or not 0 <= self.seconds < float("inf"):
+            raise InputError(f"delay: {self.workers} workers by {self.seconds} s; both are numbers >= 0")
+
     def disturb(
         self,
         seconds: npt.NDArray[np.float64],
@@ -85,6 +90,11 @@ class ShiftingDelay:
 
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        """Refuse a range that is empty or negative."""
+        if not 0 <= self.low <= self.high < float("inf"):
+            raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
 
     def disturb(
         self,
@@ -142,6 +152,8 @@ class ComputeTimes:
         Raises:
             InputError: as said.
         """
+        if isinstance(self.disturbance, RandomDelay) and self.disturbance.workers > num_workers:
+            raise InputError(f"delay: {self.disturbance.workers} workers are held up, there are only {num_workers}")
         for worker, _ in self.slowdown:
             if worker >= num_workers:
                 raise InputError(f"slow {worker}: ranks are 0..{num_workers - 1}")
