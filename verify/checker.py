@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import chain, combinations
+from itertools import chain, combinations, repeat
 from math import lcm, prod
 from operator import mul
 from pathlib import Path
@@ -31,7 +31,7 @@ def load(name: str) -> Any:
 documents = load("checker_documents")
 bounds = load("checker_bounds")
 exact, hold, match, need, same = documents.exact, documents.hold, documents.match, documents.need, documents.same
-ONE, GROUND, LIMIT, MAX_WORK = Fraction(1), -1, 2**31, 10**9
+ONE, GROUND, LIMIT, MAX_SIZE, MAX_BITS = Fraction(1), -1, 2**31, 64, 2**32
 OPERATOR = "W_T...W_1 - J, one period from phase 0"
 Entry = dict[str, Any]
 Rows = list[list[Any]]
@@ -41,7 +41,7 @@ class Check:
     """One method for every claim; each raises Refusal unless the claim holds for schedule `s`."""
 
     def __init__(self, s: Any) -> None:
-        self.s, self.phases = s, s.phases
+        self.s, self.phases, self.work = s, s.phases, documents.Work()
         self.is_graph, self.is_rule = s.form == "graph", s.form == "rule"
         self.width = s.size if self.is_rule else s.n
 
@@ -56,17 +56,21 @@ class Check:
         """The first class of every pattern of blocks that vanish; explicit phases and graphs have one."""
         k, first = len(self.s.radices), dict[tuple[bool, ...], list[int]]()
         need(k <= 12, place, "over 12 digits")
+        across = {frozenset(b[1]) for p in self.phases for b in p} if self.is_rule else set()
         for digits in chain.from_iterable(combinations(range(k), size) for size in range(k + 1)):
-            pattern = [bool(digits), *(bool({*digits} & {*b[1]}) for p in self.phases for b in p if self.is_rule)]
+            pattern = [bool(digits), *map(bool, map({*digits}.intersection, across))]
             first.setdefault(tuple(pattern), list(digits))
         return list(first.values())
 
     def power(self, digits: Sequence[int], periods: int, place: str) -> tuple[Rows, int]:
         """P^periods - J on one class: integer rows over a common denominator."""
         n, graph = self.width, self.is_graph
-        need(n * n * periods * len(self.phases) <= MAX_WORK, place, "too large for this check; use another method")
+        self.work.spend(n**3, place)
         rows, scale = [[int(i == j) for j in range(n)] for i in range(n)], 1
-        for phase in self.on_class(digits) * periods:
+        for phase in chain.from_iterable(repeat(self.on_class(digits), periods)):
+            bits = scale.bit_length()
+            need(n * n * bits <= MAX_BITS, place, "too large for this check; use another method")
+            self.work.spend(max(n * n, 16) * (32 + bits // 32), place)
             factor = lcm(*(w.denominator * (1 if graph else len(m)) for m, _, w in phase))
             new = [[factor * x for x in row] for row in rows]
             for to, second, weight in phase:
@@ -96,7 +100,7 @@ class Check:
         squared: Fraction = exact(entry["squared"], f"{place}.squared")
         listed = self.classes(place)
         same(f"{place}.classes", entry["classes"], listed)
-        need(self.width**3 * len(listed) <= MAX_WORK, place, "too large for exact pivots; use another method")
+        need(self.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
         found = []
         for digits in listed:
             rows, scale = self.power(digits, periods, place)
@@ -104,7 +108,7 @@ class Check:
             gram = [[Fraction(-sum(map(mul, a, b)), scale * scale) for b in columns] for a in columns]
             for i, row in enumerate(gram):
                 row[i] += squared
-            found.append(documents.pivots(gram, f"{place}.squared"))
+            found.append(documents.pivots(gram, f"{place}.squared", self.work))
             hold(min(found[-1]) >= 0, f"{place}.squared", entry["squared"], "a larger one: the matrix is indefinite")
         same(f"{place}.pivots", entry["pivots"], [list(map(str, one)) for one in found])
         return squared
@@ -114,9 +118,13 @@ class Check:
         for t, phase in enumerate(self.phases):
             flat = list(chain.from_iterable(b[0] for b in phase))
             if len(set(flat)) < len(flat):
-                twice = next(w for i, w in enumerate(flat) if w in flat[:i])
+                met: set[int] = set()
+                twice = next(w for w in flat if w in met or met.add(w))  # type: ignore[func-returns-value]
                 both = [b[0] for b in phase if twice in b[0]][:2]
                 hold(False, f"schedule: phase {t}", both, f"groups that do not share worker {twice}")
+            given = entry["phases"][t] if type(entry["phases"]) is list and t < len(entry["phases"]) else 0
+            sized = not self.is_rule or (type(given) is list and len(given) == self.width)
+            hold(sized, f"{place}.phases[{t}]", "…", f"a list of {self.width}")  # before one as long is built
             owner = {rank: b for b, block in enumerate(phase) for rank in block[0]} if self.is_rule else {}
             table = [owner.get(rank, -1) for rank in range(self.width)] if self.is_rule else [len(phase), len(flat)]
             expected.append(table)
@@ -136,11 +144,13 @@ class Check:
             if not self.is_graph:
                 smallest += [min(r / k, 1 - r + r / k) for k, r in sizes[t]]
                 continue
-            own, net = [ONE] * self.s.n, [Fraction(0)] * self.s.n
+            own, net = dict[int, Fraction](), dict[int, Fraction]()  # of the workers with edges
             for target, source, weight in phase:
-                own[target], net[target], net[source] = own[target] - weight, net[target] - weight, net[source] + weight
-            hold(not any(net), f"schedule: round {t}", [i for i, x in enumerate(net) if x][:1], "columns that sum to 1")
-            smallest += [min(own), *(w for _, _, w in phase)]
+                own[target], net[target] = own.get(target, ONE) - weight, net.get(target, 0) - weight
+                net[source] = net.get(source, 0) + weight
+            bad = sorted(i for i, x in net.items() if x)[:1]
+            hold(not bad, f"schedule: round {t}", bad, "columns that sum to 1")
+            smallest += [min(own.values(), default=ONE), *(w for _, _, w in phase)]
         same(f"{place}.smallest_weight", entry["smallest_weight"], str(min(smallest, default=0)))
         return Fraction(min(smallest, default=0))
 
@@ -158,8 +168,9 @@ class Check:
         )
         for c, (digits, tree) in enumerate(zip(listed, entry["trees"], strict=True)):
             phases, at = self.on_class(digits), f"{place}.trees[{c}]"
+            count = self.width - (not digits)
+            hold(type(tree) is list and len(tree) == count, at, "…", f"{count} witnesses")
             parent = {v: v for v in range(GROUND if digits else 0, self.width)}
-            hold(type(tree) is list and len(tree) == len(parent) - 1, at, "…", f"{len(parent) - 1} witnesses")
             now, last, home = -1, [-1], {}
             for e, edge in enumerate(tree):
                 good = (
@@ -189,15 +200,19 @@ class Check:
         hold(squared < 1, f"{place}.squared", entry["squared"], "below 1")
 
     def deadlock_free(self, entry: Entry, place: str) -> None:
-        last, expected = [0] * self.width, []
+        last, expected = dict[int, int](), []
         for phase in self.on_class():
             ticks = []
             for members, _, _ in phase:
-                ticks.append(1 + max(map(last.__getitem__, members)))
+                ticks.append(1 + max(last.get(w, 0) for w in members))
                 for w in members:
                     last[w] = ticks[-1]
             expected.append(ticks[0] if len(set(ticks)) == 1 else ticks)
-        for key, value in (("ticks", expected), ("height", max(last)), ("prologue", self.s.prologue)):
+        for key, value in (
+            ("ticks", expected),
+            ("height", max(last.values(), default=0)),
+            ("prologue", self.s.prologue),
+        ):
             same(f"{place}.{key}", entry[key], value)
 
     def contraction(self, entry: Entry, place: str) -> None:
@@ -267,7 +282,9 @@ def check(certificate: Any, s: Any) -> Iterator[str]:
         match(entry, {"claim": str, **{key: object for key in entry if key != "claim"}}, f"claims[{i}]")
         name = "/".join(str(entry[key]) for key in ("claim", "method") if key in entry)
         place = f"claims[{i}] ({name[:60]})"
-        need(name in CLAIMS and entry["claim"] not in seen, place, "is unknown or repeated")
+        need(
+            "/" not in entry["claim"] and name in CLAIMS and entry["claim"] not in seen, place, "is unknown or repeated"
+        )
         hold(
             seen or s.form == "graph" or name == "conflict-free", place, name, "conflict-free, on which all else rests"
         )
@@ -290,7 +307,7 @@ def main(arguments: list[str]) -> int:
         print(("unreadable: ", "refuted: ")[refusal.args[1] == 1] + refusal.args[0])  # noqa: T201
         return int(refusal.args[1])
     except Exception as error:  # noqa: BLE001 - whatever a stranger's file holds, the answer is one sentence
-        print(f"unreadable: {type(error).__name__}: {error}"[:300])  # noqa: T201
+        print(documents.one_line(f"unreadable: {type(error).__name__}: {error}"[:300]))  # noqa: T201
         return 65
     return 0
 

@@ -4,25 +4,26 @@
 import random
 import sys
 from fractions import Fraction
-from math import isqrt
+from math import isqrt, lcm
 from operator import mul
 from typing import Any
 
 documents: Any = sys.modules["checker_documents"]  # loaded by checker.py, the program
-exact, hold, match, same, pivots = documents.exact, documents.hold, documents.match, documents.same, documents.pivots
-ONE, MAX_WORK, PRIME = Fraction(1), 10**9, 2**61 - 1
+exact, hold, match, need = documents.exact, documents.hold, documents.match, documents.need
+same, pivots, list_of_strings = documents.same, documents.pivots, [str]
+ONE, MAX_GAP, MAX_MODULAR = Fraction(1), 64, 5 * 10**7
 Entry = dict[str, Any]
 
 
 def graph(check: Any, entry: Entry, place: str) -> None:
     """No negative weight, a positive one on oneself, and a root that reaches everyone."""
     hold(check.is_graph, place, "graph", "trees")
-    edges, own = [{(s, t) for t, s, w in phase if w > 0} for phase in check.phases], []
+    edges, fits = [{(s, t) for t, s, w in phase if w > 0} for phase in check.phases], True
     for phase in check.phases:
-        own.append([ONE] * check.s.n)
+        own: dict[int, Fraction] = {}  # only of targets: n may be far larger than the file
         for target, _, weight in phase:
-            own[-1][target] -= weight
-    fits = min(map(min, own)) > 0 and all(w >= 0 for phase in check.phases for _, _, w in phase)
+            own[target] = own.get(target, ONE) - weight
+        fits = fits and min(own.values(), default=1) > 0 and all(w >= 0 for _, _, w in phase)
     hold(fits, "schedule", "a weight", "positive weights on oneself, and none negative")
     reached = {match(entry["root"], (0, check.s.n), f"{place}.root")}
     hold(type(entry["tree"]) is list and len(entry["tree"]) == check.s.n - 1, place, "tree", "n - 1 edges")
@@ -64,7 +65,11 @@ def rounds(check: Any, entry: Entry, place: str) -> None:
 def gap(check: Any, entry: Entry, place: str) -> None:
     """At most one eigenvalue of S x = r M x lies beyond 1 - at_least, and two or more beyond 1 - less_than."""
     kind, n = entry["claim"].rpartition("-")[2], check.s.n
-    hold(check.is_graph and len(check.phases) == 1 and n**3 <= MAX_WORK, place, kind, "a graph of one round")
+    hold(
+        check.is_graph and len(check.phases) == 1 and n <= MAX_GAP, place, kind, f"a graph of one round, n <= {MAX_GAP}"
+    )
+    need(n**3 * lcm(*(w.denominator for _, _, w in check.phases[0])).bit_length() <= 2**30, place, "too large a gap")
+    match(entry["measure"], list_of_strings, f"{place}.measure")
     rows = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
     for target, source, weight in check.phases[0]:
         rows[target][source] += weight
@@ -89,23 +94,41 @@ def gap(check: Any, entry: Entry, place: str) -> None:
                 [[shift * measure[i] * (i == j) - sign * x for j, x in enumerate(row)] for i, row in enumerate(rows)]
                 for sign in signs
             ]
-            count = sum(pivot < 0 for matrix in matrices for pivot in pivots(matrix, f"{place}.{key}"))
+            count = sum(pivot < 0 for matrix in matrices for pivot in pivots(matrix, f"{place}.{key}", check.work))
         hold(low <= count <= high, f"{place}.{key}", entry[key], f"{low} to {high} eigenvalues beyond, not {count}")
 
 
+def prime(draw: random.Random) -> int:
+    """The first probable prime of 127 bits that `draw` gives (Miller-Rabin, 24 drawn bases)."""
+    while True:
+        p = draw.getrandbits(127) | 1 << 126 | 1
+        twos = (p - 1 & 1 - p).bit_length() - 1
+        for base in (draw.randrange(2, p - 1) for _ in range(24)):
+            x = pow(base, p >> twos, p)
+            if x != 1 and all(pow(x, 1 << j, p) != p - 1 for j in range(twos)):
+                break
+        else:
+            return p
+
+
 def probable(check: Any, entry: Entry, place: str) -> None:
-    """Equality modulo a prime on vectors that the schedule's own hash draws; small factors hide no multiple of it."""
+    """Equality on a vector modulo a prime, both drawn from the schedule's own hash.
+
+    The prime is drawn too, since an author who knew it could choose factors whose error is a multiple of it.
+    """
     hold(check.s.form == "groups", place, "a modular test", "explicit groups")
     parts = {abs(part) for phase in check.phases for _, _, r in phase for part in r.as_integer_ratio()}
     hold(max(parts, default=1) <= 10**6, place, max(parts, default=1), "relax factors of at most 6 digits")
+    need(check.s.n * len(check.phases) <= MAX_MODULAR, place, f"over {MAX_MODULAR} workers times phases")
     same(f"{place}.trials", entry["trials"], 2)
     for trial in range(2):
         draw, n = random.Random(f"{check.s.sha256}/{trial}"), check.s.n
-        x = [draw.randrange(PRIME) for _ in range(n)]
-        mean = sum(x) * pow(n, -1, PRIME) % PRIME
+        p = prime(draw)
+        x = [draw.randrange(p) for _ in range(n)]
+        mean = sum(x) * pow(n, -1, p) % p
         for members, relax in ((m, r) for phase in check.phases for m, _, r in phase):
-            factor = relax.numerator * pow(relax.denominator, -1, PRIME)
-            pull = factor * sum(map(x.__getitem__, members)) * pow(len(members), -1, PRIME)
+            factor = relax.numerator * pow(relax.denominator, -1, p)
+            pull = factor * sum(map(x.__getitem__, members)) * pow(len(members), -1, p)
             for w in members:
-                x[w] = ((1 - factor) * x[w] + pull) % PRIME
-        hold({*x} == {mean}, place, "the product", "the mean, modulo 2^61 - 1")
+                x[w] = ((1 - factor) * x[w] + pull) % p
+        hold({*x} == {mean}, place, "the product", "the mean, modulo a drawn prime")

@@ -4,21 +4,45 @@
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import chain, repeat
-from math import prod
+from math import lcm, prod
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
 Rows = list[list[Any]]
 ONE, LIMIT, NUMBER = Fraction(1), 2**31, object()
+MAX_BYTES, MAX_COMMON_BITS, MAX_WORK = 2**27, 2**14, 10**10
 PACE = {"pace?": object, "overlap?": {True, False}, "averaging?": {"mean", "step-normalised"}}
 DEFAULTS = {"pace": 1, "overlap": False, "averaging": "mean", "prologue": 0}
 
 
 class Refusal(Exception):  # noqa: N818 - the message is the whole answer
     """A sentence, and the exit status: 65 for a file that is not what it must be, 1 for an entry that does not hold."""
+
+    def __init__(self, sentence: str, status: int) -> None:
+        """The sentence quotes strangers' text, so it is made one line of ASCII: no forged line, nothing unprintable."""
+        super().__init__(one_line(sentence), status)
+
+
+def one_line(text: str) -> str:
+    """The text with everything but printable ASCII escaped."""
+    return "".join(c if " " <= c <= "~" else f"\\u{ord(c):04x}" for c in text)
+
+
+class Work:
+    """What one claim may cost, counted rather than timed so that the answer is the same on every machine."""
+
+    def __init__(self) -> None:
+        """Nothing is spent yet."""
+        self.spent = 0
+
+    def spend(self, amount: int, place: str) -> None:
+        """Refuse the claim once it costs more than MAX_WORK, some minutes of arithmetic."""
+        self.spent += amount
+        need(self.spent <= MAX_WORK, place, "too large for this check; use another method")
 
 
 def need(ok: object, place: str, problem: object) -> None:
@@ -39,7 +63,9 @@ def read(path: str, *, plain: bool) -> Any:
     def refuse(text: str) -> NoReturn:
         raise Refusal(f"{path}: {text[:40]}: numbers are integers or fraction strings", 65)
 
-    data = Path(path).read_bytes()
+    with Path(path).open("rb") as file:  # a device or a pipe has no size to ask for
+        data = file.read(MAX_BYTES + 1)
+    need(len(data) <= MAX_BYTES, path, f"is larger than {MAX_BYTES} bytes")
     need(not plain or not re.search(rb"true|false|null", data), path, "true, false and null have no place here")
     return json.loads(data.decode(), object_pairs_hook=pairs, parse_float=refuse, parse_constant=refuse)
 
@@ -99,13 +125,23 @@ def exact(value: Any, place: str) -> Fraction:
     return Fraction(value)
 
 
-def pivots(rows: Rows, place: str) -> list[Fraction]:
+def common(values: Iterable[Fraction], place: str) -> None:
+    """Refuse factors without a common denominator of reasonable length, whose sums would never end."""
+    result = 1
+    for denominator in {value.denominator for value in values}:
+        result = lcm(result, denominator)
+        need(result.bit_length() <= MAX_COMMON_BITS, place, f"the common denominator has over {MAX_COMMON_BITS} bits")
+
+
+def pivots(rows: Rows, place: str, work: Work) -> list[Fraction]:
     """D of A = L D L^T: A has as many negative eigenvalues as D has negative entries (Sylvester's law of inertia)."""
     for k in range(len(rows)):
         below = [i for i in range(k + 1, len(rows)) if rows[i][k]]
         hold(rows[k][k] or not below, place, "indefinite", "a bound whose matrix has no zero pivot above other entries")
         for i in below:
             factor = rows[i][k] / rows[k][k]
+            bits = factor.numerator.bit_length() + factor.denominator.bit_length()
+            work.spend(len(below) * (100 + bits * bits // 10**4), place)
             for j in below:
                 rows[i][j] -= factor * rows[k][j]
     return [row[k] for k, row in enumerate(rows)]
@@ -182,6 +218,7 @@ class Schedule:
             group.sort()
         raw.sort(key=itemgetter("group"))
         relax = [self.relax(item, place) if len(item) > 1 else ONE for item in raw]
+        common({*relax}, place)
         return list(zip(map(itemgetter("group"), raw), repeat([]), relax, strict=False))
 
     def relax(self, item: Any, place: str) -> Fraction:
@@ -199,7 +236,9 @@ class Schedule:
                 need(len(set(block[key])) == len(block[key]), place, f"{key} names one twice")
                 block[key].sort()
         raw.sort(key=lambda block: (block["local"], block["across"], str(block.get("relax", 1))))
-        return [(block["local"], block["across"], self.relax(block, place)) for block in raw]
+        blocks = [(block["local"], block["across"], self.relax(block, place)) for block in raw]
+        common([relax for _, _, relax in blocks], place)
+        return blocks
 
     def read_edges(self, raw: Any, place: str) -> list[Any]:
         """One round of weighted edges, as (target, source, weight)."""
@@ -209,6 +248,7 @@ class Schedule:
         need(len(listed) == len(edges) and {*map(len, edges)} <= {2}, place, "edges are pairs, each with a weight")
         found = sorted((t, s, Fraction(w)) for (s, t), w in zip(edges, listed, strict=True))
         need(len({edge[:2] for edge in found}) == len(found), place, "an edge is given twice")
+        common([w for _, _, w in found], place)
         need(all(t != s for t, s, _ in found), place, "an edge joins a worker to itself")
         weights = [brief(w) for _, _, w in found]
         raw["edges"], raw["weights"] = [[s, t] for t, s, _ in found], weights[0] if len({*weights}) == 1 else weights

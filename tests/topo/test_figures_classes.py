@@ -110,9 +110,7 @@ def plain_reference(schedule: Schedule) -> dict[str, float]:
         shift = np.linalg.solve(np.eye(n) - rest, shift)
         total = 0.0
         for t in range(period):
-            total += sum(
-                np.trace((shift + centre @ part) @ covariance @ (shift + centre @ part).T) for part in partial
-            )
+            total += sum(np.trace((shift + centre @ part) @ covariance @ (shift + centre @ part).T) for part in partial)
             shift = step(shift, t, moves[t], both=False)
             total += np.trace(shift @ covariance @ shift.T)
         result[push] = total / (period * instants * n)
