@@ -231,23 +231,6 @@ class Check:
         zero = all(not any(row) for digits in entry["classes"] for row in self.power(digits, 1, place)[0])
         hold(zero, place, "the product", "exactly the mean")
 
-    def labels(self, entry: Entry, place: str) -> None:
-        """Phase first + l averages exactly the workers whose labels agree in all digits but l."""
-        radices, labels = entry["radices"], match(entry["labels"], [(0, self.s.n)], f"{place}.labels")
-        match(radices, [(2, self.s.n + 1)], f"{place}.radices")
-        first = match(entry["first"], (0, len(self.phases)), f"{place}.first")
-        hold(self.s.form == "groups" and len(radices) < 32 and prod(radices) == self.s.n, place, radices, "product n")
-        hold(first + len(radices) <= len(self.phases), f"{place}.first", first, "a window inside the period")
-        hold(len(labels) == len(set(labels)) == self.s.n, f"{place}.labels", "…", "a different label for every worker")
-        for digit, radix in enumerate(radices):
-            stride, phase = prod(radices[digit + 1 :]), self.phases[first + digit]
-            at = f"{place}.labels and phase {first + digit}"
-            hold(len(phase) * radix == self.s.n, at, len(phase), f"{self.s.n // radix} groups")
-            for members, _, relax in phase:
-                held = sorted(map(labels.__getitem__, members))
-                fits = held == [*range(held[0], held[0] + radix * stride, stride)] and relax == 1
-                hold(fits and held[0] // stride % radix == 0, at, members, f"labels that differ in digit {digit} alone")
-
 
 CLAIMS: dict[str, tuple[Any, str]] = {
     "conflict-free": (Check.conflict_free, "phases"),
@@ -261,7 +244,7 @@ CLAIMS: dict[str, tuple[Any, str]] = {
     "contraction/pivots": (Check.contraction, "squared classes pivots operator"),
     "contraction/norms": (Check.contraction, "squared one infinity operator"),
     "exact-consensus/product": (Check.is_mean, "classes"),
-    "exact-consensus/labels": (Check.labels, "first radices labels"),
+    "exact-consensus/labels": (bounds.labels, "first radices labels"),
     "exact-consensus-probable": (bounds.probable, "trials"),
     "rounds": (bounds.rounds, "group bound at_least prime"),
     "spectral-gap-hop": (bounds.gap, "at_least less_than measure"),

@@ -1,10 +1,10 @@
 # ruff: noqa: ANN401 - parsed JSON is Any until it is checked
-"""The checker's rarer claims: consensus of weighted graphs, spectral gaps, bounds on rounds, modular equality."""
+"""The checker's rarer claims: weighted graphs, exact means by labels, spectral gaps, rounds, modular equality."""
 
 import random
 import sys
 from fractions import Fraction
-from math import isqrt, lcm
+from math import isqrt, lcm, prod
 from operator import mul
 from typing import Any
 
@@ -32,6 +32,24 @@ def graph(check: Any, entry: Entry, place: str) -> None:
         good = -1 < t < len(edges) and (u, v) in edges[t] and u in reached and v not in reached
         hold(good, f"{place}.tree[{e}]", edge, "an edge of positive weight from a reached worker to a new one")
         reached.add(v)
+
+
+def labels(check: Any, entry: Entry, place: str) -> None:
+    """Phase first + l averages exactly the workers whose labels agree in all digits but l."""
+    radices, labels = entry["radices"], match(entry["labels"], [(0, check.s.n)], f"{place}.labels")
+    match(radices, [(2, check.s.n + 1)], f"{place}.radices")
+    first = match(entry["first"], (0, len(check.phases)), f"{place}.first")
+    hold(check.s.form == "groups" and len(radices) < 32 and prod(radices) == check.s.n, place, radices, "product n")
+    hold(first + len(radices) <= len(check.phases), f"{place}.first", first, "a window inside the period")
+    hold(len(labels) == len(set(labels)) == check.s.n, f"{place}.labels", "…", "a different label for every worker")
+    for digit, radix in enumerate(radices):
+        stride, phase = prod(radices[digit + 1 :]), check.phases[first + digit]
+        at = f"{place}.labels and phase {first + digit}"
+        hold(len(phase) * radix == check.s.n, at, len(phase), f"{check.s.n // radix} groups")
+        for members, _, relax in phase:
+            held = sorted(map(labels.__getitem__, members))
+            fits = held == [*range(held[0], held[0] + radix * stride, stride)] and relax == 1
+            hold(fits and held[0] // stride % radix == 0, at, members, f"labels that differ in digit {digit} alone")
 
 
 def rounds(check: Any, entry: Entry, place: str) -> None:

@@ -159,8 +159,9 @@ def _modular(schedule: Schedule, phases: tuple[Phase, ...]) -> Claim | None:
     if not all(_equal_modulo(phases, f"{seed}/{trial}") for trial in range(TRIALS)):
         return None
     text = (
-        f"Modulo primes of {PRIME_BITS} bits the period takes {TRIALS} vectors to their means, all drawn from its own hash. This is "
-        "probable, not certain: a schedule that is not exact passes one such test with a chance of about 1 in 2^80."
+        f"Modulo primes of {PRIME_BITS} bits the period takes {TRIALS} vectors to their means; the schedule's own hash "
+        "draws both. This is probable, not certain: a schedule that is not exact passes one such test with a chance "
+        "of about 1 in 2^80."
     )
     return proved(PROBABLE, text, trials=TRIALS)
 
