@@ -8,6 +8,7 @@ import typer
 from preduce.commands.options import Json
 
 if TYPE_CHECKING:
+    from schedulers.protocols.digraph import Digraph
     from schedulers.protocols.hop import HopSetting
     from verify.gaps import Gaps
 
@@ -29,6 +30,10 @@ def command(
     max_jump: Annotated[int, typer.Option("--max-jump", help="Skip up to so many steps ahead (1: never).", min=1)] = 1,
     directed: Annotated[bool, typer.Option("--directed", help="Lines of an edge list go one way.")] = False,
     max_states: Annotated[int, typer.Option(help="Explore so many states at most; 0 explores none.", min=0)] = 30_000,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Write a certificate of the exact bounds here.", metavar="FILE")
+    ] = None,
+    every_pair: Annotated[bool, typer.Option("--every-pair", help="Certify all pairs, not only the worst.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the gap matrices.", metavar="FILE")] = None,
     as_json: Json = False,
 ) -> int:
@@ -36,7 +41,7 @@ def command(
     from preduce.console import console, emit_json
     from preduce.graph_input import load_graph
     from schedulers.protocols.hop import HopSetting
-    from topo.errors import UnknownError
+    from topo.errors import InputError, UnknownError
     from verify.gaps import gaps
 
     loaded = load_graph(graph, directed=directed)
@@ -45,6 +50,10 @@ def command(
     setting = HopSetting(
         max_ig=max_ig, staleness=staleness, backup=_backups(backup), notify_ack=notify_ack, max_jump=max_jump
     )
+    if every_pair and certificate is None:
+        raise InputError("--every-pair: says what goes into a certificate; name its file with --certificate FILE")
+    if certificate is not None:  # before the exploration, so that what cannot be written or certified shows at once
+        _write(loaded, setting, certificate, every_pair=every_pair)
     found = gaps(loaded, setting, max_states=max_states)
     if plot is not None:
         from preduce.report.gaps import draw_gaps
@@ -54,6 +63,11 @@ def command(
         emit_json(found.to_json())
     else:
         _print(found, graph)
+        if certificate is not None:
+            from verify import checker_gaps
+
+            console().print(f"certificate written to {certificate}; check it with", style="dim", markup=False)
+            console().print(f"  python -I {Path(checker_gaps.__file__)} {certificate}", style="dim", markup=False)
     if found.exploration is not None and not found.exhausted and found.live is not False:
         console(errors=True).print(
             f"exploration stopped at {found.exploration.states} states; `attained` comes from one run for each worker "
@@ -62,6 +76,16 @@ def command(
             else f"exploration stopped at {found.exploration.states} states"
         )
     return 1 if found.live is False else 0
+
+
+def _write(graph: "Digraph", setting: "HopSetting", path: Path, *, every_pair: bool) -> None:
+    import json
+
+    from preduce.console import write_text
+    from verify.gaps.certificate import gap_certificate
+
+    document = gap_certificate(graph, setting, every_pair=every_pair)
+    write_text(path, json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n")
 
 
 def words(setting: "HopSetting") -> str:

@@ -1,0 +1,130 @@
+"""The certificate of iteration gaps, in the closed format that `verify/checker_gaps.py` reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from topo.errors import UnknownError
+from verify.gaps.event_graph import event_graph
+from verify.gaps.exact import Distances
+from verify.gaps.liveness import dead_cycle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from schedulers.protocols.digraph import Digraph
+    from schedulers.protocols.hop import HopSetting
+    from verify.gaps.event_graph import EventGraph, Need
+    from verify.gaps.lengths import Length
+
+FORMAT = "preduce.gaps-certificate"
+VERSION = 1
+NONE = -1
+"""Stands for an infinite distance and a missing bound: the format has no null."""
+
+
+def gap_certificate(graph: Digraph, setting: HopSetting, *, every_pair: bool = False) -> dict[str, Any]:
+    """Liveness, queue capacities and the gap of the worst pair, each with what a stranger needs to confirm it.
+
+    The part on queues is as long as the shortest paths between neighbours, so linear in edges on undirected graphs and
+    with token queues; the part on the worst pair has 3n numbers, and `every_pair` adds 3n². O(n · arcs · log).
+
+    Raises:
+        InputError: the setting does not fit the graph.
+        UnknownError: the setting skips steps, for which no certificate is defined.
+    """
+    setting.check(graph)
+    if setting.max_jump > 1:
+        raise UnknownError(f"max_jump {setting.max_jump}: gaps are certified for workers that never skip (max_jump 1)")
+    n = graph.num_workers
+    events = event_graph(graph, setting)
+    distances = Distances(events)
+    columns = [distances.from_event(j) for j in range(n)]
+    is_live = dead_cycle(events) is None
+    claims: list[dict[str, Any]] = [{"claim": "live", "ticks": _ticks(events)}] if is_live else []
+    claims.append(_queues(graph, setting, events, columns))
+    bounded = all(columns[j][i] is not None for j in range(n) for i in range(n))
+    if bounded or is_live:  # that there is no bound follows from liveness only
+        j, i = max(((j, i) for j in range(n) for i in range(n)), key=lambda pair: _height(columns[pair[0]][pair[1]]))
+        bound, dense = _number(columns[j][i]), [[_number(d) for d in column] for column in columns]
+        claims.append({"claim": "pair", "from": j, "to": i, "bound": bound, "distances": list(dense[j])})
+        if every_pair:
+            claims.append({"claim": "every-pair", "bound": bound, "distances": dense})
+    described: dict[str, Any] = {"staleness": setting.staleness, "backup": list(setting.backups(n))}
+    described["notify_ack"] = int(setting.notify_ack)
+    if setting.max_ig is not None:
+        described["max_ig"] = setting.max_ig
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "graph": {"num_workers": n, "edges": [list(edge) for edge in graph.edges]},
+        "setting": described,
+        "claims": claims,
+    }
+
+
+def _number(length: Length) -> int:
+    return NONE if length is None else length
+
+
+def _height(length: Length) -> float:
+    return float("inf") if length is None else length
+
+
+def _queues(
+    graph: Digraph, setting: HopSetting, events: EventGraph, columns: Sequence[Sequence[Length]]
+) -> dict[str, Any]:
+    """The gaps over every edge (u, v), [Step(u) − Step(v), Step(v) − Step(u)], and the capacities of its queues."""
+    bounds = [[_number(columns[v][u]), _number(columns[u][v])] for u, v in graph.edges]
+    needs: list[list[Need]] = [[] for _ in range(events.num_events)]
+    for need in events.needs:
+        needs[need.event].append(need)
+    support = []
+    for j, column in enumerate(columns):
+        ends = {*graph.sources[j], *graph.targets[j]}
+        listed = _support(needs, column, j, (end for end in ends if column[end] is not None))
+        support.append([[event, column[event]] for event in sorted(listed)])
+    entry: dict[str, Any] = {"claim": "queues", "bounds": bounds, "support": support}
+    entry["update"] = [NONE if ahead == NONE else ahead + 1 for ahead, _ in bounds]
+    if setting.max_ig is not None:
+        entry["token"] = [NONE if back == NONE else back + setting.max_ig for _, back in bounds]
+    return entry
+
+
+def _support(needs: Sequence[Sequence[Need]], column: Sequence[Length], start: int, ends: Iterable[int]) -> set[int]:
+    """The events that the distances of `ends` rest on: of each, spare + 1 sources of the first need that limits it."""
+    found: set[int] = set()
+    waiting = list(ends)
+    while waiting:
+        event = waiting.pop()
+        if event in found or event == start:
+            continue
+        found.add(event)
+        for need in needs[event]:
+            nearest = sorted((_height(column[y]) + tokens, y) for y, tokens in need.sources)[: need.spare + 1]
+            if nearest[-1][0] == column[event]:
+                waiting += [y for _, y in nearest]
+                break
+    return found
+
+
+def _ticks(events: EventGraph) -> list[int]:
+    """For every event 1 + the largest tick among its sources without tokens, 0 without such sources."""
+    before: list[list[int]] = [[] for _ in range(events.num_events)]
+    after: list[list[int]] = [[] for _ in range(events.num_events)]
+    for need in events.needs:
+        for source, tokens in need.sources:
+            if tokens == 0:
+                before[need.event].append(source)
+                after[source].append(need.event)
+    left = [len(sources) for sources in before]
+    ticks = [0] * events.num_events
+    waiting = [event for event, count in enumerate(left) if not count]
+    while waiting:
+        event = waiting.pop()
+        ticks[event] = max((ticks[source] + 1 for source in before[event]), default=0)
+        for target in after[event]:
+            left[target] -= 1
+            if not left[target]:
+                waiting.append(target)
+    return ticks
