@@ -69,7 +69,7 @@ class Check:
         rows, scale = [[int(i == j) for j in range(n)] for i in range(n)], 1
         for phase in chain.from_iterable(repeat(self.on_class(digits), periods)):
             bits = scale.bit_length()
-            need(n * n * bits <= MAX_BITS, place, "too large for this check; use another method")
+            need(n * n * bits <= MAX_BITS and bits < 2**17, place, "too large for this check; use another method")
             self.work.spend(max(n * n, 16) * (32 + bits // 32), place)
             factor = lcm(*(w.denominator * (1 if graph else len(m)) for m, _, w in phase))
             new = [[factor * x for x in row] for row in rows]
@@ -196,7 +196,7 @@ class Check:
                 parent[ends[1]] = ends[0]
 
     def shrinks(self, entry: Entry, place: str) -> None:
-        squared = self.squeeze(entry, match(entry["periods"], (1, LIMIT), f"{place}.periods"), place)
+        squared = self.squeeze(entry, match(entry["periods"], (1, 1001), f"{place}.periods"), place)
         hold(squared < 1, f"{place}.squared", entry["squared"], "below 1")
 
     def deadlock_free(self, entry: Entry, place: str) -> None:

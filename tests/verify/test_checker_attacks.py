@@ -1,0 +1,235 @@
+"""Forged and hostile certificates against the stand-alone checker: none accepted, no hang, traceback or gigabyte.
+
+Every attack runs the program itself on files, under a limit on memory and time. The hashes are those of the schedule.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schedulers.registry import build
+from topo.cluster import Cluster
+from topo.document import dump_schedule
+from verify import checker, prove
+
+GIGABYTE, SECONDS = 2**30, 30
+PROGRAM = Path(checker.__file__)
+OPERATOR = "W_T...W_1 - J, one period from phase 0"
+
+
+def document(nodes, size, **strategy):
+    cluster = {"num_nodes": nodes, "workers_per_node": size}
+    return {"format": "preduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
+
+
+def groups(n, *phases):
+    """A static schedule; a member list, or (member list, relax)."""
+    listed = [
+        [{"group": g} if isinstance(g, list) else {"group": g[0], "relax": g[1]} for g in phase] for phase in phases
+    ]
+    return document(n, 1, kind="static", phases=listed)
+
+
+def graph(n, *rounds):
+    """A weighted graph; each round a list of (source, target, weight)."""
+    listed = [{"edges": [[s, t] for s, t, _ in r], "weights": [w for _, _, w in r]} for r in rounds]
+    return document(n, 1, kind="neighbor", rounds=listed)
+
+
+def certificate(raw, *claims):
+    s = checker.documents.Schedule(json.loads(json.dumps(raw)))
+    shape = {"format": "preduce.certificate", "version": 1, "schedule_sha256": s.sha256, "num_workers": s.n}
+    return {**shape, "period": len(s.phases), "claims": list(claims)}
+
+
+def free(*phases):
+    """The claim on which all others rest."""
+    return {"claim": "conflict-free", "phases": list(phases)}
+
+
+def run(tmp_path, raw, forged):
+    """Exit status and output of the program; the files may be given as bytes."""
+    names = []
+    for name, content in (("certificate", forged), ("schedule", raw)):
+        names.append(tmp_path / f"{name}.json")
+        names[-1].write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    done = subprocess.run(
+        [sys.executable, "-I", PROGRAM, *names],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (GIGABYTE, GIGABYTE)),
+        check=False,
+    )
+    assert not done.stderr
+    assert "MemoryError" not in done.stdout
+    return done.returncode, done.stdout
+
+
+PAIR = groups(2, [([0, 1], "1/2")])
+SWAP = groups(2, [([0, 1], 2)])
+RING = groups(4, [[0, 1], [2, 3]], [[1, 2]])
+MANY = 2 * 10**9
+POWER = {"claim": "consensus", "method": "power", "squared": "1/2", "classes": [[]], "pivots": []}
+TREES = {"claim": "consensus", "method": "trees"}
+EXACT = {"claim": "exact-consensus", "method": "product", "classes": [[]]}
+PROBABLE = {"claim": "exact-consensus-probable", "trials": 2}
+SHIFT = graph(3, [(0, 1, 1), (1, 2, 1), (2, 0, 1)])
+LONG = [10**63 + 2 * i + 1 for i in range(3000)]
+STAR = graph(3001, [(i + 1, 0, f"1/{d}") for i, d in enumerate(LONG)])
+BLOCKS = document(
+    4096, 12, kind="static", node_radices=[2] * 12, phases=[[{"local": [0], "across": [i % 12]}] for i in range(3000)]
+)
+WIDE = document(2, MANY // 2, kind="static", node_radices=[2], phases=[[{"local": [0], "across": [0]}]])
+DENSE = groups(64, *[[(list(range(64)), f"{10**63 + k}/{10**63 + 7}")] for k in range(3)])
+LINE = graph(2, [(0, 1, "1/2"), (1, 0, "1/2")])
+BIG_LINE = graph(MANY, [(0, 1, "1/2"), (1, 0, "1/2")])
+DOUBLE = groups(400001, [[2 * i, 2 * i + 1] for i in range(200000)] + [[399999, 400000]])
+ATTACKS = {
+    # what cost gigabytes or hours
+    "power of a billion periods": (PAIR, (free([1, 2]), {**POWER, "periods": 2 * 10**8})),
+    "power of nothing": (groups(2, []), (free([0, 0]), {**POWER, "periods": 2 * 10**8})),
+    "trees of two billion workers": (groups(MANY, [[0, 1]]), (free([1, 2]), {**TREES, "trees": [[]]})),
+    "ticks of two billion workers": (
+        groups(MANY, [[0, 1]]),
+        (free([1, 2]), {"claim": "deadlock-free", "ticks": [2], "height": 1, "prologue": 0}),
+    ),
+    "probable mean of two billion workers": (groups(MANY, [[0, 1]]), (free([1, 2]), PROBABLE)),
+    "product of 30000 workers": (groups(30000, [[0, 1]]), (free([1, 2]), EXACT)),
+    "pivots of 500 workers": (
+        groups(500, [[0, 1]]),
+        (
+            free([1, 2]),
+            {**POWER, "claim": "contraction", "method": "pivots", "operator": OPERATOR, "squared": "2"},
+        ),
+    ),
+    "blocks of a billion local ranks": (WIDE, (free([0]),)),
+    "sums of a huge graph": (BIG_LINE, ({"claim": "doubly-stochastic", "smallest_weight": "1/3"},)),
+    "tree of a huge graph": (BIG_LINE, ({"claim": "consensus", "method": "graph", "root": 0, "tree": []},)),
+    "weights without a common denominator": (STAR, ({"claim": "doubly-stochastic", "smallest_weight": "0"},)),
+    "classes of 3000 phases and 12 digits": (
+        BLOCKS,
+        (free(*[[0] + [-1] * 11] * 3000), {**EXACT, "classes": [[]]}),
+    ),
+    "power of long factors": (DENSE, (free(*[[1, 64]] * 3), {**POWER, "periods": 10**5})),
+    "a worker in two groups of 400001 workers": (DOUBLE, (free([200001, 400002]),)),
+    # what is false
+    "swap called consensus by trees": (SWAP, (free([1, 2]), {**TREES, "trees": [[[0, 0, 1]]]})),
+    "swap called consensus by a power": (
+        SWAP,
+        (free([1, 2]), {**POWER, "periods": 2, "squared": "1", "pivots": [["3/4", "2/3"]]}),
+    ),
+    "swap called doubly stochastic of weight 1/2": (
+        SWAP,
+        (free([1, 2]), {"claim": "doubly-stochastic", "smallest_weight": "1/2"}),
+    ),
+    "negative weights called doubly stochastic": (
+        groups(2, [([0, 1], 3)]),
+        (free([1, 2]), {"claim": "doubly-stochastic", "smallest_weight": "-1/2"}),
+    ),
+    "consensus of workers that never meet": (
+        groups(4, [[0, 1], [2, 3]]),
+        (free([2, 4]), {**TREES, "trees": [[[0, 0, 1], [0, 2, 3], [0, 1, 2]]]}),
+    ),
+    "consensus through a factor of 0": (
+        groups(3, [[0, 1]], [([1, 2], 0)]),
+        (free([1, 2], [1, 2]), {**TREES, "trees": [[[0, 0, 1], [1, 1, 2]]]}),
+    ),
+    "cyclic shift called consensus": (
+        SHIFT,
+        ({"claim": "consensus", "method": "graph", "root": 0, "tree": [[0, 0, 1], [0, 1, 2]]},),
+    ),
+    "cyclic shift of three periods": (SHIFT, ({**POWER, "periods": 3, "squared": "1", "pivots": [["1/3", "0", "0"]]},)),
+    "rows called columns": (graph(2, [(0, 1, "1/2")]), ({"claim": "unit-sums", "smallest_weight": "1/2"},)),
+    "half a mean called exact": (PAIR, (free([1, 2]), EXACT)),
+    "half a mean called probably exact": (PAIR, (free([1, 2]), PROBABLE)),
+    "labels of two phases that are one": (
+        groups(4, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
+        (
+            free([2, 4], [2, 4]),
+            {"claim": "exact-consensus", "method": "labels", "first": 0, "radices": [2, 2], "labels": [0, 1, 2, 3]},
+        ),
+    ),
+    "more rounds than needed": (
+        RING,
+        (free([2, 4], [1, 2]), {"claim": "rounds", "group": 2, "bound": "log", "at_least": 3, "prime": 0}),
+    ),
+    "a prime that is none": (
+        groups(9, [[0, 1, 2]]),
+        (free([1, 3]), {"claim": "rounds", "group": 3, "bound": "prime-factor", "at_least": "never", "prime": 9}),
+    ),
+    "a gap larger than it is": (
+        graph(3, [(s, t, "1/4") for s in range(3) for t in range(3) if s != t]),
+        ({"claim": "spectral-gap-slem", "at_least": "4/5", "less_than": "9/10", "measure": ["1"] * 3},),
+    ),
+    "a measure that is a word": (
+        LINE,
+        ({"claim": "spectral-gap-slem", "at_least": "9/10", "less_than": "11/10", "measure": "11"},),
+    ),
+    # names
+    "half a character": (PAIR, ({"claim": "\ud800"},)),
+    "a proof in a name": (PAIR, ({"claim": "x\nconsensus: proved\n"},)),
+    "method in the name": (PAIR, (free([1, 2]), {**POWER, "claim": "consensus/power", "periods": 1})),
+    "claim without its ground": (RING, ({**TREES, "trees": [[[0, 0, 1], [0, 2, 3], [1, 1, 2]]]},)),
+    "empty groups": (groups(2, [[0, 1]]), (free([0, 0]),)),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_refused_in_one_line(name, tmp_path):
+    raw, claims = ATTACKS[name]
+    try:
+        forged = certificate(raw, *claims)
+    except checker.documents.Refusal:  # the schedule alone is refused, whatever its hash
+        forged = {**certificate(PAIR, *claims)}
+    code, output = run(tmp_path, raw, forged)
+    *proved, refusal = output.splitlines()
+    assert code in (1, 65), output
+    assert refusal.startswith("refuted: " if code == 1 else "unreadable: ")
+    assert proved == (["conflict-free: proved"] if len(claims) == 2 and proved else [])
+    assert refusal.isascii()
+    assert "Error" not in refusal
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100000,
+        b'{"claims":' + b"[" * 100000,
+        b"\xef\xbb\xbf{}",
+        b"\xff",
+        b'{"a":1,"a":1}',
+        b'{"version":1.0}',
+        b'{"version":NaN}',
+        b'{"version":true}',
+        b'{"version":' + b"9" * 5000 + b"}",
+        b'{"version":1e999999999}',
+        b"",
+    ],
+)
+def test_a_hostile_file_is_unreadable(text, tmp_path):
+    assert run(tmp_path, PAIR, text)[0] == 65
+    assert run(tmp_path, text, certificate(PAIR, free([1, 2])))[0] == 65
+
+
+def test_an_endless_file_is_unreadable():
+    done = subprocess.run(
+        [sys.executable, "-I", PROGRAM, "/dev/zero", "/dev/zero"],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 65
+    assert "larger than" in done.stdout
+
+
+def test_the_true_claims_of_a_rule_still_hold(tmp_path):
+    schedule = build("prague-figure-10", Cluster.regular(4, 4))
+    raw, true = dump_schedule(schedule), prove(schedule).certificate
+    code, output = run(tmp_path, raw, true)
+    assert code == 0
+    assert output.splitlines() == [f"{entry['claim']}: proved" for entry in true["claims"]]
