@@ -26,8 +26,9 @@ NONE = -1
 def gap_certificate(graph: Digraph, setting: HopSetting, *, every_pair: bool = False) -> dict[str, Any]:
     """Liveness, queue capacities and the gap of the worst pair, each with what a stranger needs to confirm it.
 
-    The part on queues is as long as the shortest paths between neighbours, so linear in edges on undirected graphs and
-    with token queues; the part on the worst pair has 3n numbers, and `every_pair` adds 3n². O(n · arcs · log).
+    The part on queues is as long as the shortest paths between neighbours: without backup workers linear in edges on
+    undirected graphs and with token queues; the part on the worst pair has 3n numbers, and `every_pair` adds 3n².
+    O(n · arcs · log).
 
     Raises:
         InputError: the setting does not fit the graph.
