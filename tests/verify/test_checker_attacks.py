@@ -9,6 +9,7 @@ import json
 import resource
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,24 @@ def test_an_attack_is_refused_in_one_line(name, tmp_path):
 def test_a_hostile_file_is_unreadable(text, tmp_path):
     assert run(tmp_path, PAIR, text)[0] == 65
     assert run(tmp_path, text, certificate(PAIR, free([1, 2])))[0] == 65
+
+
+def test_factors_fitted_to_a_known_prime_prove_no_mean(tmp_path):
+    """Every entry of the product differs from 1/3 by a fraction whose numerator 2^61 - 1 divides."""
+    factors = "667370/861473", "704956/379916", "23357/577137", "-482576/856867"
+    pairs = [[1, 2], [0, 2], [1, 2], [0, 2]]
+    relaxed = [([0, 1], Fraction(1))] + [(m, Fraction(f)) for m, f in zip(pairs, factors, strict=True)]
+    relaxed.append(([1, 2], Fraction(1)))
+    values = [Fraction(1), Fraction(1), Fraction(-2)]
+    for (i, j), factor in relaxed:
+        change = factor * (values[i] - values[j]) / 2
+        values[i], values[j] = values[i] - change, values[j] + change
+    assert any(values)
+    assert all(v.numerator % (2**61 - 1) == 0 for v in values)
+    raw = groups(3, *[[(m, str(f))] for m, f in relaxed])
+    code, output = run(tmp_path, raw, certificate(raw, free(*[[1, 2]] * 6), PROBABLE))
+    assert code == 1
+    assert "exact-consensus-probable" in output
 
 
 def test_an_endless_file_is_unreadable():
