@@ -282,9 +282,9 @@ def main(arguments: list[str]) -> int:
     """Run on two files; returns the exit status."""
     gc.disable()  # nothing here is cyclic, and a large file holds millions of objects
     try:
-        need(len(arguments) == 2, "usage", "python -I checker.py certificate.json schedule.json")
-        certificate = documents.read(arguments[0], plain=True)
-        for claim in check(certificate, documents.Schedule(documents.read(arguments[1], plain=False))):
+        limit, first, second = documents.command_line(arguments)
+        certificate = documents.read(first, plain=True, limit=limit)
+        for claim in check(certificate, documents.Schedule(documents.read(second, plain=False, limit=limit))):
             print(f"{claim}: proved", flush=True)  # noqa: T201 - this is a program
     except documents.Refusal as refusal:
         print(("unreadable: ", "refuted: ")[refusal.args[1] == 1] + refusal.args[0])  # noqa: T201

@@ -51,7 +51,17 @@ def need(ok: object, place: str, problem: object) -> None:
         raise Refusal(f"{place}: {problem}", 65)
 
 
-def read(path: str, *, plain: bool) -> Any:
+def command_line(arguments: list[str]) -> tuple[int, str, str]:
+    """The limit on the size of a file, then the paths of certificate and schedule."""
+    limit = MAX_BYTES
+    if len(arguments) == 4 and arguments[0] == "--max-bytes" and re.fullmatch("[0-9]{1,15}", arguments[1]):
+        limit, arguments = int(arguments[1]), arguments[2:]
+    usage = "python -I checker.py [--max-bytes N] certificate.json schedule.json"
+    need(len(arguments) == 2 and not arguments[0].startswith("--"), "usage", usage)
+    return limit, arguments[0], arguments[1]
+
+
+def read(path: str, *, plain: bool, limit: int = MAX_BYTES) -> Any:
     """Strict JSON: UTF-8, no repeated key, no float; a certificate (`plain`) has no true, false or null either."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,8 +74,8 @@ def read(path: str, *, plain: bool) -> Any:
         raise Refusal(f"{path}: {text[:40]}: numbers are integers or fraction strings", 65)
 
     with Path(path).open("rb") as file:  # a device or a pipe has no size to ask for
-        data = file.read(MAX_BYTES + 1)
-    need(len(data) <= MAX_BYTES, path, f"is larger than {MAX_BYTES} bytes")
+        data = file.read(limit + 1)
+    need(len(data) <= limit, path, f"is larger than {limit} bytes; --max-bytes raises the limit")
     need(not plain or not re.search(rb"true|false|null", data), path, "true, false and null have no place here")
     return json.loads(data.decode(), object_pairs_hook=pairs, parse_float=refuse, parse_constant=refuse)
 

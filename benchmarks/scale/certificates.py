@@ -72,7 +72,8 @@ def check(folder: Path, schedule: Schedule, proof: Proof) -> dict[str, Any]:
     certificate = certificate_bytes(proof.certificate)
     (folder / "c.json").write_bytes(certificate)
     write_schedule(folder / "s.json", schedule)
-    command = [sys.executable, "-I", "-S", str(CHECKER), str(folder / "c.json"), str(folder / "s.json")]
+    command = [sys.executable, "-I", "-S", str(CHECKER), "--max-bytes", str(10**9)]
+    command += [str(folder / "c.json"), str(folder / "s.json")]
     result, seconds = timed(lambda: subprocess.run(command, capture_output=True, text=True, check=False))
     assert result.returncode == 0, result.stdout + result.stderr
     sizes = (folder / "s.json").stat().st_size, len(certificate)

@@ -252,3 +252,20 @@ def test_the_true_claims_of_a_rule_still_hold(tmp_path):
     code, output = run(tmp_path, raw, true)
     assert code == 0
     assert output.splitlines() == [f"{entry['claim']}: proved" for entry in true["claims"]]
+
+
+def test_the_size_limit_can_be_raised_and_names_itself(tmp_path):
+    schedule = build("prague-figure-10", Cluster.regular(2, 4))
+    good, certificate = tmp_path / "schedule.json", tmp_path / "certificate.json"
+    good.write_text(json.dumps(dump_schedule(schedule)))
+    certificate.write_text(json.dumps(dict(prove(schedule).certificate)))
+
+    def run(*arguments):
+        command = [sys.executable, "-I", "-S", str(PROGRAM), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+    assert run("--max-bytes", "1000000", str(certificate), str(good)).returncode == 0
+    small = run("--max-bytes", "100", str(certificate), str(good))
+    assert small.returncode == 65
+    assert "--max-bytes raises the limit" in small.stdout
+    assert run("--max-bytes", "-1", str(certificate), str(good)).returncode == 65
