@@ -78,17 +78,12 @@ def _two_sides(strategy: Pairwise, cluster: Cluster) -> Claim:
 
 
 def _connected(strategy: Pairwise, cluster: Cluster) -> Claim:
+    import networkx as nx
+
     n = cluster.num_workers
-    neighbours: list[list[int]] = [[] for _ in range(n)]
-    for a, b in _edges(strategy, cluster):
-        neighbours[a].append(b)
-        neighbours[b].append(a)
-    reached, waiting = {0}, [0]
-    while waiting:
-        for other in neighbours[waiting.pop()]:
-            if other not in reached:
-                reached.add(other)
-                waiting.append(other)
+    graph = nx.Graph(_edges(strategy, cluster))
+    graph.add_nodes_from(range(n))
+    reached = nx.node_connected_component(graph, 0)
     if len(reached) == n:
         return Claim(
             "consensus",

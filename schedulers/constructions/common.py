@@ -67,3 +67,15 @@ def sides(number: int, least: int) -> tuple[int, int] | None:
     """Two factors ≥ `least` of the number, as equal as possible, the smaller first; None if there are none."""
     fitting = [d for d in divisors(number) if d * d <= number and d >= least]
     return (fitting[-1], number // fitting[-1]) if fitting else None
+
+
+def why_not_sides(count: int, shape: tuple[int, ...] | None, least: int) -> str | None:
+    """Why `count` workers do not stand on a rectangle of this shape (None: any) with both sides ≥ `least`, or None."""
+    best = sides(count, least)
+    if shape is None and best is None:
+        larger = next(m for m in range(count + 1, 2 * count + 10) if sides(m, least))
+        return f"{count} is not a product of two sides ≥ {least}; the next number that is: {larger}"
+    if shape is not None and (len(shape) != 2 or min(shape) < least or shape[0] * shape[1] != count):
+        near = f"{best[0]}x{best[1]} fits" if best else "no shape fits; use ring"
+        return f"shape {'x'.join(map(str, shape))} is not two sides ≥ {least} with product {count}; {near}"
+    return None

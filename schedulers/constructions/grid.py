@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import WEIGHTS, fixed, sides
+from schedulers.constructions.common import WEIGHTS, fixed, sides, why_not_sides
 from schedulers.entry import Entry, Parameter
 from topo.graphs.grid import grid
 
@@ -26,15 +26,7 @@ def make(cluster: Cluster, shape: tuple[int, ...] | None, weights: str) -> Sched
 def refuse(cluster: Cluster, shape: tuple[int, ...] | None, weights: str) -> str | None:
     """Both sides have a least length and multiply to the number of workers."""
     del weights
-    count = cluster.num_workers
-    best = sides(count, LEAST_SIDE)
-    if shape is None and best is None:
-        larger = next(m for m in range(count + 1, 2 * count + 10) if sides(m, LEAST_SIDE))
-        return f"{count} is not a product of two sides ≥ {LEAST_SIDE}; the next number that is: {larger}"
-    if shape is not None and (len(shape) != 2 or min(shape) < LEAST_SIDE or shape[0] * shape[1] != count):
-        near = f"{best[0]}x{best[1]} fits" if best else "no shape fits; use ring"
-        return f"shape {'x'.join(map(str, shape))} is not two sides ≥ {LEAST_SIDE} with product {count}; {near}"
-    return None
+    return why_not_sides(cluster.num_workers, shape, LEAST_SIDE)
 
 
 ENTRY = Entry(
