@@ -253,27 +253,30 @@ def _watch_over(workers: Sequence[Worker], store: Store, grace: float, output: T
             for place, descriptor in enumerate(worker.streams):
                 stream = output or (sys.stdout if place == 0 else sys.stderr)
                 selector.register(descriptor, selectors.EVENT_READ, (worker, stream))
-        while selector.get_map() and time.monotonic() < drained:
+        running = True
+        # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
+        while running or (selector.get_map() and time.monotonic() < drained):
             try:
                 for key, _ in selector.select(timeout=0.05):
                     if not _forward(key.fd, *key.data, width=width):
                         selector.unregister(key.fd)
-                for worker in workers:
-                    if worker.code is None and _reap(worker) and worker.code:
-                        _tell(store, worker, first=not ending.code)
-                        ending.begin(worker.code, grace)
-                ending.escalate(workers)
-                if drained == float("inf") and all(worker.code is not None for worker in workers):
-                    drained = time.monotonic() + 0.5  # a worker's own child may hold the pipe open for ever
+                if running and not (running := _collect(workers, store, ending, grace)):
+                    drained = time.monotonic() + 0.5
             except KeyboardInterrupt:
                 _signal(workers, signal.SIGINT if ending.code != 130 else signal.SIGKILL)
                 ending.code = 130
                 ending.begin(130, grace)
-    for worker in workers:
-        while worker.code is None and not _reap(worker):
-            ending.escalate(workers)
-            time.sleep(0.01)
     return ending.code
+
+
+def _collect(workers: Sequence[Worker], store: Store, ending: _Ending, grace: float) -> bool:
+    """Note who ended, and with what; go on ending the rest after a failure. Returns whether anybody still runs."""
+    for worker in workers:
+        if worker.code is None and _reap(worker) and worker.code:
+            _tell(store, worker, first=not ending.code)
+            ending.begin(worker.code, grace)
+    ending.escalate(workers)
+    return any(worker.code is None for worker in workers)
 
 
 def _forward(descriptor: int, worker: Worker, stream: TextIO, *, width: int) -> bool:

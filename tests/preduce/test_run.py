@@ -30,6 +30,15 @@ def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_cod
     assert f"[0] schedule {schedule}" in lines
 
 
+@pytest.mark.processes
+def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nos.closerange(1, 256)\ntime.sleep(0.5)\nos._exit(7)\n")
+    command = [sys.executable, "-m", "preduce", "run", "--workers", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 7
+
+
 def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
     schedule = tmp_path / "s.json"
     assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
