@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from topo.errors import InputError
+from topo.switches import nesting_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,28 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """A switch: the nodes below it, directly or through other switches, ascending, and its link upwards.
+
+    The link has the same figures in both directions and works in both at once. One without figures costs nothing, which
+    is how a switch of unknown bandwidth is stated.
+    """
+
+    nodes: tuple[int, ...]
+    uplink: Link = field(default_factory=Link)
+
+    def __post_init__(self) -> None:
+        """Sort the nodes; refuse a switch without nodes, and nodes that stand twice in it."""
+        if not self.nodes:
+            raise InputError("switch: has no nodes below it; a switch names at least 1 node")
+        object.__setattr__(self, "nodes", tuple(sorted(self.nodes)))
+        if self.nodes[0] < 0:
+            raise InputError(f"switch: names node {self.nodes[0]}; nodes are numbered from 0")
+        if len(set(self.nodes)) < len(self.nodes):
+            raise InputError(f"switch: names {len(self.nodes)} nodes, {len(set(self.nodes))} different; name each once")
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """Links and speeds of a cluster.
 
@@ -37,6 +60,8 @@ class Hardware:
     group that crosses it; `node_nic` and `node_inside` override them for single nodes; `num_nics` is the number of
     NICs (rails) of a node. `bus` is what all workers of a node share whenever they send (the memory bus, or the host's
     processors under gloo): every message and every byte that leaves a worker passes it; it is free by default.
+    `switches` are the levels above the nodes, in any order: any two nest or are disjoint, and the uplink of each is
+    shared by every group that has workers on both of its sides. No switches: only NICs stand between nodes.
     `slowdown` gives the factor on the compute time of single workers (5.0 = five times as long), `jitter` the
     coefficient of variation of a step's compute time. `model_bytes` and `compute` (seconds per step) describe the job.
     """
@@ -47,10 +72,16 @@ class Hardware:
     node_inside: tuple[tuple[int, Link], ...] = ()
     node_nic: tuple[tuple[int, Link], ...] = ()
     num_nics: int = 1
+    switches: tuple[Switch, ...] = ()
     slowdown: tuple[tuple[int, float], ...] = ()
     jitter: float = 0.0
     model_bytes: int | None = None
     compute: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse switches that overlap without nesting."""
+        if self.switches and (problem := nesting_problem(self.switches)):
+            raise InputError(f"hardware: switches[{problem[0]}]: {problem[1]}")
 
     def nic_of(self, node: int) -> Link:
         """The NIC link of one node."""
@@ -63,3 +94,27 @@ class Hardware:
     def slowdown_of(self, worker: int) -> float:
         """The factor on one worker's compute time."""
         return dict(self.slowdown).get(worker, 1.0)
+
+    def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:
+        """The switches that can make anything slower: with an uplink that costs something and a node outside."""
+        return tuple(s for s in self.switches if s.uplink != Link() and len(s.nodes) < num_nodes)
+
+    def is_free_of_bytes(self) -> bool:
+        """Whether no link takes time for bytes, so that the model's size does not matter."""
+        return self == self.without_bandwidths()
+
+    def without_bandwidths(self) -> Hardware:
+        """The same hardware with links that move bytes in no time; latencies stay."""
+
+        def quick(links: tuple[tuple[int, Link], ...]) -> tuple[tuple[int, Link], ...]:
+            return tuple((node, Link(link.latency)) for node, link in links)
+
+        return replace(
+            self,
+            inside=Link(self.inside.latency),
+            nic=Link(self.nic.latency),
+            bus=Link(self.bus.latency),
+            node_inside=quick(self.node_inside),
+            node_nic=quick(self.node_nic),
+            switches=tuple(Switch(switch.nodes, Link(switch.uplink.latency)) for switch in self.switches),
+        )

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
+    import numpy.typing as npt
+
     from topo.cluster import Cluster
 
 
@@ -54,6 +56,16 @@ def representative(node: int, radices: Sequence[int], across: Sequence[int]) -> 
     """The node of the same group whose digits in `across` are all 0: two nodes share a group iff theirs are equal."""
     strides = strides_of(radices)
     return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in across)
+
+
+def representatives(num_nodes: int, radices: Sequence[int], across: Sequence[int]) -> npt.NDArray[np.int64]:
+    """`representative` of every node, shape (num_nodes,). Vectorised."""
+    nodes = np.arange(num_nodes, dtype=np.int64)
+    strides = strides_of(radices)
+    result = nodes.copy()
+    for d in across:
+        result -= (nodes // strides[d]) % radices[d] * strides[d]
+    return result
 
 
 def nodes_of_group(node: int, radices: Sequence[int], across: Sequence[int]) -> tuple[int, ...]:
@@ -93,14 +105,10 @@ def expand(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:
     taken = [rank for block in phase for rank in block.local]
     if len(set(taken)) != len(taken):
         raise ScheduleError("blocks of one phase share a local rank; groups of one phase are disjoint")
-    strides = strides_of(radices)
-    nodes = np.arange(cluster.num_nodes, dtype=np.int64)
     labels = np.full((cluster.num_nodes, size), -1, dtype=np.int64)
     relax: dict[int, Fraction] = {}
     for index, block in enumerate(phase):
-        keys = nodes.copy()
-        for d in block.across:
-            keys -= (nodes // strides[d]) % radices[d] * strides[d]
+        keys = representatives(cluster.num_nodes, radices, block.across)
         for rank in block.local:
             labels[:, rank] = keys * len(phase) + index
         if block.relax != 1:

@@ -50,7 +50,6 @@ def command(
     from runtime.virtual import simulate
     from topo.document import load_cluster, load_schedule
     from topo.errors import InputError
-    from topo.hardware import Link
     from topo.timing.cost import Form
 
     loaded = load_schedule(schedule)
@@ -65,11 +64,7 @@ def command(
     )  # fmt: skip
     free = hardware.model_bytes is None
     if free:
-        from dataclasses import replace
-
-        hardware = replace(
-            hardware, inside=Link(hardware.inside.latency), nic=Link(hardware.nic.latency), node_inside=(), node_nic=()
-        )
+        hardware = hardware.without_bandwidths()
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
     timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=Form(form))
     facts = facts_of(loaded, timeline)

@@ -2,17 +2,23 @@
 
 import json
 import os
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_switches import switches_over
 
 from topo.cluster import Cluster
 from topo.document import dump_cluster, load_cluster, write_cluster
 from topo.document.cluster import cluster_of
 from topo.document.yaml_reader import parse_yaml
 from topo.errors import DocumentError, FileProblem, InputError
-from topo.hardware import Hardware, Link
+from topo.hardware import Hardware, Link, Switch
 
 EXAMPLE = """\
 # two nodes with a thin link between them
@@ -26,6 +32,9 @@ hardware:
   num_nics: 2
   node_nic:
     1: {bandwidth: 1GB/s}
+  switches:
+    - {nodes: [1], bandwidth: 2GB/s, latency: 2us}
+    - nodes: [0]
   slowdown:
     3: 5x
     4: 1.25
@@ -42,6 +51,7 @@ VALUE = Cluster.regular(
         nic=Link.of_bandwidth(5e9, 20e-6),
         num_nics=2,
         node_nic=((1, Link.of_bandwidth(1e9)),),
+        switches=(Switch((1,), Link.of_bandwidth(2e9, 2e-6)), Switch((0,))),
         slowdown=((3, 5.0), (4, 1.25)),
         jitter=0.1,
         model_bytes=552_000_000,
@@ -100,6 +110,7 @@ def equipped_clusters(draw):
         node_inside=per_node,
         node_nic=per_node,
         num_nics=st.integers(1, 8),
+        switches=switches_over(cluster.num_nodes, links),
         slowdown=factors.map(lambda d: tuple(sorted(d.items()))),
         jitter=st.floats(0, 2),
         model_bytes=st.one_of(st.none(), st.integers(0, 2**53 - 1)),
@@ -164,6 +175,20 @@ BROKEN = [
     (BASE + "hardware: {node_nic: {x: {latency: 1us}}}", "hardware.node_nic", "pattern"),
     (BASE + "hardware: {slowdown: {4: 5x}}", "hardware.slowdown", "worker 4 is out of range"),
     (BASE + "hardware: {slowdown: {1: 0x}}", "hardware.slowdown", "must be > 0"),
+    (BASE + "hardware: {switches: {}}", "hardware.switches", "must be a list"),
+    (BASE + "hardware: {switches: [{bandwidth: 1GB/s}]}", "hardware.switches[0]", 'the key "nodes" is missing'),
+    (BASE + "hardware: {switches: [{nodes: []}]}", "hardware.switches[0].nodes", "too short"),
+    (BASE + "hardware: {switches: [{nodes: [2]}]}", "hardware.switches[0].nodes", "node 2 is out of range"),
+    (BASE + "hardware: {switches: [{nodes: [-1]}]}", "hardware.switches[0].nodes[0]", "must be >= 0"),
+    (BASE + "hardware: {switches: [{nodes: [1, 1]}]}", "hardware.switches[0].nodes", "node 1 is listed twice"),
+    (BASE + "hardware: {switches: [{nodes: [1], bandwidth: 0}]}", "hardware.switches[0].bandwidth", "number > 0"),
+    (BASE + "hardware: {switches: [{nodes: [1], uplink: 1}]}", "hardware.switches[0]", "unknown key"),
+    (BASE + "hardware: {switches: [{nodes: [1]}, {nodes: [1]}]}", "hardware.switches[1]", "above the same nodes"),
+    (
+        "num_nodes: 3\nworkers_per_node: 1\nhardware: {switches: [{nodes: [0, 1]}, {nodes: [1, 2]}]}",
+        "hardware.switches[1]",
+        "shares node 1 with switches[0]",
+    ),
     (BASE + "hardware: {num_nics: 0}", "hardware.num_nics", "must be >= 1"),
     (BASE + "hardware: {jitter: -0.5}", "hardware.jitter", "must be >= 0"),
     (BASE + "hardware: {model_bytes: 1.5B}", "hardware.model_bytes", "whole number of bytes"),

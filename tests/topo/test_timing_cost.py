@@ -1,12 +1,17 @@
 """The α–β cost of phases: the worked example, contention, forms, and rules against their expansion."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_switches import switches_over
 
 from topo.cluster import Cluster
 from topo.errors import InputError
@@ -152,6 +157,7 @@ def rules(draw):
         node_nic=tuple((node, draw(links)) for node in own),
         node_inside=tuple((node, draw(links)) for node in own if draw(st.booleans())),
         bus=draw(st.just(Link()) | links),
+        switches=draw(st.just(()) | switches_over(cluster.num_nodes, links)),
         num_nics=draw(st.integers(1, 3)),
         model_bytes=3,
     )

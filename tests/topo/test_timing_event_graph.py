@@ -1,11 +1,17 @@
 """The exact cycle time against the virtual-time engine, closed forms, and one-node symmetry."""
 
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_switches import switches_over
 
 from runtime.virtual import simulate
 from topo.cluster import Cluster
@@ -41,7 +47,8 @@ def cases(draw):
         slowdown=tuple((w, float(draw(st.integers(1, 5)))) for w in draw(st.sets(st.integers(0, count - 1)))),
     )
     link = st.builds(Link, st.integers(0, 2).map(float), st.integers(0, 4).map(float))
-    return schedule, Hardware(inside=draw(link), nic=draw(link), model_bytes=2), compute
+    switches = draw(st.just(()) | switches_over(cluster.num_nodes))
+    return schedule, Hardware(inside=draw(link), nic=draw(link), switches=switches, model_bytes=2), compute
 
 
 def _nodes(count, num_nodes):

@@ -15,7 +15,8 @@ from topo import units
 from topo.document.model import Count, Model
 from topo.document.place import child, shown
 from topo.errors import DocumentError, InputError
-from topo.hardware import Hardware, Link
+from topo.hardware import Hardware, Link, Switch
+from topo.switches import nesting_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,7 @@ def _whole(value: float) -> int:
 
 Size = Annotated[float, *_quantity(units.parse_size, "bytes", positive=False), AfterValidator(_whole)]
 Ratio = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
+NodeIndex = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
 RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
 
@@ -71,6 +73,12 @@ class LinkModel(Model):
     latency: Time = 0.0
 
 
+class SwitchModel(LinkModel):
+    """The nodes below a switch, directly or through other switches, and its link upwards."""
+
+    nodes: list[NodeIndex] = Field(min_length=1)
+
+
 class HardwareModel(Model):
     """Links inside nodes and between them, single exceptions, and the job's sizes and times."""
 
@@ -80,6 +88,7 @@ class HardwareModel(Model):
     node_inside: dict[RankKey, LinkModel] = Field(default_factory=dict)
     node_nic: dict[RankKey, LinkModel] = Field(default_factory=dict)
     num_nics: Count = 1
+    switches: list[SwitchModel] = Field(default_factory=list)
     slowdown: dict[RankKey, Factor] = Field(default_factory=dict)
     jitter: Ratio = 0.0
     model_bytes: Size | None = None
@@ -107,11 +116,29 @@ def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardwa
         node_inside=_links(model.node_inside, child(place, "node_inside")),
         node_nic=_links(model.node_nic, child(place, "node_nic")),
         num_nics=model.num_nics,
+        switches=_switches(model.switches, cluster.num_nodes, child(place, "switches")),
         slowdown=tuple(sorted((int(worker), factor) for worker, factor in model.slowdown.items())),
         jitter=float(model.jitter),
         model_bytes=None if model.model_bytes is None else int(model.model_bytes),
         compute=model.compute,
     )
+
+
+def _switches(listed: list[SwitchModel], num_nodes: int, place: str) -> tuple[Switch, ...]:
+    switches = []
+    for index, model in enumerate(listed):
+        here = child(place, index)
+        seen: set[int] = set()
+        for node in model.nodes:
+            if node >= num_nodes:
+                raise DocumentError(child(here, "nodes"), f"node {node} is out of range; nodes are 0..{num_nodes - 1}")
+            if node in seen:
+                raise DocumentError(child(here, "nodes"), f"node {node} is listed twice; each node stands once")
+            seen.add(node)
+        switches.append(Switch(tuple(model.nodes), _link(model, here)))
+    if problem := nesting_problem(switches):
+        raise DocumentError(child(place, problem[0]), problem[1])
+    return tuple(switches)
 
 
 def _links(listed: dict[str, LinkModel], place: str) -> tuple[tuple[int, Link], ...]:
@@ -141,6 +168,8 @@ def dump_hardware(hardware: Hardware) -> dict[str, Any]:
             result[name] = {str(node): _dump_link(link) for node, link in sorted(listed, key=_first)}
     if hardware.num_nics != 1:
         result["num_nics"] = hardware.num_nics
+    if hardware.switches:
+        result["switches"] = [{"nodes": list(s.nodes), **_dump_link(s.uplink)} for s in hardware.switches]
     if hardware.slowdown:
         result["slowdown"] = {str(w): _text(f, units.FACTORS) for w, f in sorted(hardware.slowdown)}
     if hardware.jitter:

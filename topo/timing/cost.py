@@ -4,6 +4,11 @@ A group of k workers that averages b bytes by a ring sends 2(k−1)/k · b throu
 links inside its nodes, and waits 2(k−1) times for its slowest link's latency. Groups that cross one NIC share it
 fairly; a node with r NICs serves r groups at full speed. A phase lasts as long as its slowest group.
 
+A switch is to the nodes below it what a NIC is to the workers of a node: a group with workers on both sides sends as
+many bytes through the uplink as through a NIC (the ring visits the nodes below a switch one after another, so it leaves
+and enters each once), and groups that cross one uplink share it fairly. The latency of a message is that of the NIC
+and of all uplinks on the longer one of its two ways, up from the source or down to the target.
+
     form           bytes through a NIC   latencies                       reference
     ring           2(k−1)/k · b          2(k−1)                          Patarasuk and Yuan, 2009
     tree           2b                    2⌈log₂ k⌉                       pipelined double tree, Sanders et al., 2009
@@ -25,7 +30,7 @@ from topo.errors import InputError, ScheduleError
 from topo.strategies.allreduce import AllReduce
 from topo.strategies.neighbor import Neighbor
 from topo.strategies.static import Static
-from topo.timing import loads
+from topo.timing import links, loads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -95,19 +100,23 @@ def round_seconds(
     """Seconds until each worker has received from all its in-neighbours, shape (num_workers,).
 
     Every edge carries the whole model. A NIC works in both directions at once and serves its messages in turn, so a
-    worker is done when the sending NICs of its sources and its own node's receiving NIC are.
+    worker is done when the sending NICs of its sources and its own node's receiving NIC are. Uplinks do as NICs do.
     """
     size = bytes_of(hardware, model_bytes)
     node_of = cluster.node_of()
     source_node, target_node = node_of[edges.sources], node_of[edges.targets]
     crosses = source_node != target_node
-    latency, inverse = loads.nic_arrays(cluster, hardware)
-    inside_latency, inside_inverse = loads.inside_arrays(cluster, hardware)
+    latency, inverse = links.nic_arrays(cluster, hardware)
+    inside_latency, inside_inverse = links.inside_arrays(cluster, hardware)
     out = np.bincount(source_node[crosses], minlength=cluster.num_nodes) / hardware.num_nics
     into = np.bincount(target_node[crosses], minlength=cluster.num_nodes) / hardware.num_nics
     out, into = (np.where(count > 0, np.maximum(count, 1.0), 0.0) * size * inverse for count in (out, into))
     local = np.bincount(edges.targets[~crosses], minlength=cluster.num_workers)
-    across = np.maximum(out[source_node], into[target_node]) + np.maximum(latency[source_node], latency[target_node])
+    busy, up, down = np.maximum(out[source_node], into[target_node]), latency[source_node], latency[target_node]
+    if (uplinks := links.Uplinks.of(cluster, hardware)) is not None:
+        shared, climb, descent = uplinks.edges(source_node, target_node, size)
+        busy, up, down = np.maximum(busy, shared), up + climb, down + descent
+    across = busy + np.maximum(up, down)
     within = local[edges.targets] * size * inside_inverse[target_node] + inside_latency[target_node]
     result = np.zeros(cluster.num_workers)
     np.maximum.at(result, edges.targets, np.where(crosses, across, within))

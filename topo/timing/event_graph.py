@@ -92,7 +92,8 @@ def cycle_time(
 
 def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
     strategy = schedule.strategy
-    if hardware.node_nic or hardware.node_inside or times.slowdown or not isinstance(strategy.pace, int):
+    uneven = hardware.node_nic or hardware.node_inside or hardware.shared_switches(schedule.cluster.num_nodes)
+    if uneven or times.slowdown or not isinstance(strategy.pace, int):
         return False
     if isinstance(strategy, AllReduce):
         return schedule.cluster.is_regular

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import InputError
 from topo.hardware import Link
-from topo.rule import representative
+from topo.rule import representative, representatives
+from topo.timing.links import Links, check_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,9 @@ class Loads:
 
     `latency` (groups,) is the sum of a group's latencies and `inside` (groups,) the seconds on its slowest intra-node
     link. Crossing e belongs to group `group[e]` at node `node[e]`, sends `bytes_[e]` there over up to `lanes[e]` NICs
-    at once, at `inverse[e]` seconds per byte and NIC. `num_nics` is the number of NICs of every node.
+    at once, at `inverse[e]` seconds per byte and NIC. `num_nics` is the number of NICs of every node. `besides` holds
+    what the same groups put on other shared things, the buses of nodes and the uplinks of switches (in the place of
+    nodes): a group lasts as long as on the slowest.
     """
 
     latency: npt.NDArray[np.float64]
@@ -41,7 +43,7 @@ class Loads:
     inverse: npt.NDArray[np.float64]
     num_nics: int
     fixed_bytes: float | None = None
-    bus: Loads | None = None
+    besides: tuple[Loads, ...] = ()
 
     @classmethod
     def fixed(cls, seconds: npt.NDArray[np.float64], busiest: float) -> Loads:
@@ -54,7 +56,9 @@ class Loads:
         result = self.inside.copy()
         np.maximum.at(result, self.group, self._shared())
         result += self.latency
-        return result if self.bus is None else np.maximum(result, self.bus.seconds())
+        for other in self.besides:
+            result = np.maximum(result, other.seconds())
+        return result
 
     def busiest_node_bytes(self) -> float:
         """Bytes that leave the busiest node through its NICs in this phase."""
@@ -92,49 +96,6 @@ class Loads:
         return shared
 
 
-@dataclass(frozen=True, slots=True)
-class _Links:
-    """The link figures of the nodes that take part, one entry per node: latencies in seconds, inverses in s/byte."""
-
-    nic_latency: npt.NDArray[np.float64]
-    nic_inverse: npt.NDArray[np.float64]
-    inside_latency: npt.NDArray[np.float64]
-    inside_inverse: npt.NDArray[np.float64]
-    bus: Link
-
-    @classmethod
-    def of(cls, links: Sequence[tuple[Link, Link]], bus: Link) -> _Links:
-        """From (NIC, inside) pairs and the bus that every node has."""
-        columns = [(n.latency, n.seconds_per_byte, i.latency, i.seconds_per_byte) for n, i in links]
-        table = np.array(columns, dtype=float).reshape(-1, 4)
-        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3], bus)
-
-
-def nic_arrays(cluster: Cluster, hardware: Hardware) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Latency and seconds per byte of every node's NIC, shape (num_nodes,) each."""
-    return _filled(cluster.num_nodes, hardware.nic, hardware.node_nic)
-
-
-def inside_arrays(cluster: Cluster, hardware: Hardware) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Latency and seconds per byte of every node's inner links, shape (num_nodes,) each."""
-    return _filled(cluster.num_nodes, hardware.inside, hardware.node_inside)
-
-
-def _filled(
-    count: int, usual: Link, own: Sequence[tuple[int, Link]]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    latency, inverse = np.full(count, usual.latency), np.full(count, usual.seconds_per_byte)
-    for node, link in own:
-        _check_node(node, count)
-        latency[node], inverse[node] = link.latency, link.seconds_per_byte
-    return latency, inverse
-
-
-def _check_node(node: int, count: int) -> None:
-    if not 0 <= node < count:
-        raise InputError(f"hardware: states a link of node {node}; the nodes are 0..{count - 1}")
-
-
 def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str) -> Loads:
     """The loads of explicit groups. O(size of the phase), vectorised."""
     sizes = phase.sizes
@@ -146,7 +107,7 @@ def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes:
     most, least = np.zeros(len(phase)), np.full(len(phase), np.inf)
     np.maximum.at(most, pair_group, here)
     np.minimum.at(least, pair_group, here)
-    links = _Links(*nic_arrays(cluster, hardware), *inside_arrays(cluster, hardware), hardware.bus)
+    links = Links.of(cluster, hardware)
     shape = _Shape(sizes, num_nodes, most, most == least, here.astype(float))
     return _assemble(
         shape,
@@ -169,7 +130,7 @@ def of_everyone(cluster: Cluster, hardware: Hardware, *, model_bytes: int, form:
         np.array([bool(counts.max() == counts.min())]),
         counts.astype(float),
     )
-    links = _Links(*nic_arrays(cluster, hardware), *inside_arrays(cluster, hardware), hardware.bus)
+    links = Links.of(cluster, hardware)
     pairs = np.stack([np.zeros_like(nodes), nodes], 1)
     return _assemble(shape, pairs, links, num_nics=hardware.num_nics, model_bytes=model_bytes, form=form)
 
@@ -179,13 +140,17 @@ def of_rule(
 ) -> Loads:
     """The loads of a rule phase at as few nodes as show every cost. O(blocks · nodes with links of their own).
 
+    Under switches no two nodes are sure to be alike, so all are shown then: O(blocks · num_nodes), vectorised.
+
     Every node is crossed by exactly one group of each block, so nodes with equal links are alike. Shown are the nodes
     with links of their own, and stand-ins for ordinary nodes: as many as the most groups of one block that have both
     kinds of node, so that no stand-in is crossed twice by one block.
     """
+    if hardware.shared_switches(cluster.num_nodes):
+        return _of_rule_everywhere(phase, radices, cluster, hardware, model_bytes=model_bytes, form=form)
     special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
     for node in special:
-        _check_node(node, cluster.num_nodes)
+        check_node(node, cluster.num_nodes)
     index_of = {node: index for index, node in enumerate(special)}
     sizes: list[int] = []
     spans: list[int] = []
@@ -222,11 +187,34 @@ def of_rule(
     return _assemble(
         shape,
         incidence,
-        _Links.of([*links, *usual], hardware.bus),
+        Links.of_pairs([*links, *usual], hardware.bus),
         num_nics=hardware.num_nics,
         model_bytes=model_bytes,
         form=form,
     )
+
+
+def _of_rule_everywhere(
+    phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str
+) -> Loads:
+    nodes = np.arange(cluster.num_nodes)
+    sizes, spans, locals_, pairs = [np.zeros(0, int)], [np.zeros(0, int)], [np.zeros(0)], [np.zeros((0, 2), int)]
+    shown = 0
+    for block in phase:
+        span = prod(radices[d] for d in block.across)
+        if span * len(block.local) < 2:
+            continue
+        _, group = np.unique(representatives(cluster.num_nodes, radices, block.across), return_inverse=True)
+        count = cluster.num_nodes // span
+        pairs.append(np.stack([shown + group, nodes], 1))
+        sizes.append(np.full(count, span * len(block.local)))
+        spans.append(np.full(count, span))
+        locals_.append(np.full(count, float(len(block.local))))
+        shown += count
+    incidence, members = np.concatenate(pairs), np.concatenate(locals_)
+    shape = _Shape(np.concatenate(sizes), np.concatenate(spans), members, None, members[incidence[:, 0]])
+    links = Links.of(cluster, hardware)
+    return _assemble(shape, incidence, links, num_nics=hardware.num_nics, model_bytes=model_bytes, form=form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +232,7 @@ class _Shape:
 
 
 def _assemble(
-    shape: _Shape, pairs: npt.NDArray[np.int64], links: _Links, *, num_nics: int, model_bytes: int, form: str
+    shape: _Shape, pairs: npt.NDArray[np.int64], links: Links, *, num_nics: int, model_bytes: int, form: str
 ) -> Loads:
     """Turn group shapes into bytes and latencies; `pairs` (count, 2) lists the (group, node) incidences that matter."""
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]
@@ -260,16 +248,22 @@ def _assemble(
     worst_inverse, worst_inside, worst_nic = np.zeros(len(k)), np.zeros(len(k)), np.zeros(len(k))
     np.maximum.at(worst_inverse, pair_group, links.inside_inverse[pair_node])
     np.maximum.at(worst_inside, pair_group, links.inside_latency[pair_node])
-    np.maximum.at(worst_nic, pair_group, links.nic_latency[pair_node])
+    way_up, uplinks = links.nic_latency[pair_node], links.uplinks
+    if uplinks is not None:
+        over, switch, climb = uplinks.crossings(pair_group, pair_node, shape.num_nodes)
+        way_up = way_up + climb
+    np.maximum.at(worst_nic, pair_group, way_up)
     across = np.maximum(worst_nic, np.where(few > 1, worst_inside, 0.0))
     flat = hops * np.where(crosses, across, worst_inside)
     latency = np.where(split, 2 * (few - 1) * worst_inside + 2 * (m - 1) * worst_nic, flat)
-    bus = None
+    besides = []
+    if uplinks is not None:
+        besides.append(_shared_once(latency, over, switch, nic_share[over] * model_bytes, uplinks.inverse[switch]))
     if links.bus != Link() and len(k):
         # On the bus each member's messages and bytes count, wherever they go; times are shared like bytes on a NIC.
         own = hops * links.bus.latency + whole * model_bytes * links.bus.seconds_per_byte
-        nothing, ones = np.zeros(len(k)), np.ones(len(pair_group))
-        bus = Loads(nothing, nothing, pair_group, pair_node, shape.here * own[pair_group], ones, ones, 1)
+        busy = shape.here * own[pair_group]
+        besides.append(_shared_once(np.zeros(len(k)), pair_group, pair_node, busy, np.ones(len(busy))))
     used = crosses[pair_group] if len(k) else np.zeros(0, dtype=bool)
     group, node = pair_group[used], pair_node[used]
     return Loads(
@@ -281,5 +275,16 @@ def _assemble(
         np.where(split, few, 1.0)[group],
         links.nic_inverse[node],
         num_nics,
-        bus=bus,
+        besides=tuple(besides),
     )
+
+
+def _shared_once(
+    latency: npt.NDArray[np.float64],
+    group: npt.NDArray[np.int64],
+    place: npt.NDArray[np.int64],
+    bytes_: npt.NDArray[np.float64],
+    inverse: npt.NDArray[np.float64],
+) -> Loads:
+    """Loads of things of which every place has one, shared by all crossings."""
+    return Loads(latency, np.zeros(len(latency)), group, place, bytes_, np.ones(len(group)), inverse, 1)

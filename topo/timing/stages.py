@@ -97,7 +97,6 @@ def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
     Raises:
         InputError: the size is needed and missing.
     """
-    links = [hardware.inside, hardware.nic, *(link for _, link in (*hardware.node_inside, *hardware.node_nic))]
-    if model_bytes is None and hardware.model_bytes is None and all(link.seconds_per_byte == 0 for link in links):
+    if model_bytes is None and hardware.model_bytes is None and hardware.is_free_of_bytes():
         return 1
     return bytes_of(hardware, model_bytes)

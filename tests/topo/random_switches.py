@@ -1,0 +1,24 @@
+"""Hypothesis strategies: switches that nest or are disjoint, over any nodes."""
+
+from hypothesis import strategies as st
+
+from topo.hardware import Link, Switch
+
+
+@st.composite
+def switches_over(draw, num_nodes, links=None):
+    """A random forest: the nodes in random order are cut into intervals, and these again; some get an uplink."""
+    figures = st.builds(Link, st.integers(0, 3).map(float), st.integers(0, 4).map(float)) if links is None else links
+    order = draw(st.permutations(range(num_nodes)))
+    found = {}
+
+    def split(part):
+        if draw(st.booleans()):
+            found.setdefault(frozenset(part), draw(figures))
+        if len(part) > 1 and draw(st.booleans()):
+            cut = draw(st.integers(1, len(part) - 1))
+            split(part[:cut])
+            split(part[cut:])
+
+    split(order)
+    return tuple(Switch(tuple(nodes), uplink) for nodes, uplink in found.items())

@@ -1,0 +1,223 @@
+"""Switches above the nodes: how they nest, what their uplinks cost, and what they must never change."""
+
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from random_switches import switches_over
+
+from runtime.virtual import simulate
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.hardware import Hardware, Link, Switch
+from topo.phase import Phase
+from topo.rule import Block
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Neighbor, Round, Static
+from topo.switches import above, regular_levels
+from topo.timing.compute import ComputeTimes
+from topo.timing.cost import Form, communication, group_seconds, phase_loads, round_seconds
+
+CLUSTER = Cluster.regular(4, 2)
+RACKS = (Switch((0, 1), Link.of_bandwidth(0.5)), Switch((2, 3), Link.of_bandwidth(0.5)))
+HARDWARE = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=1, switches=RACKS)
+
+
+def seconds(*groups, hardware=HARDWARE, cluster=CLUSTER, form=Form.RING):
+    return group_seconds(Phase.from_groups(cluster.num_workers, groups), cluster, hardware, form=form).tolist()
+
+
+def test_a_group_on_both_sides_of_a_switch_loads_its_uplink_as_a_nic():
+    """Two pairs, one inside a rack: 1 byte each at 1 byte/s through NICs and 0.5 byte/s through uplinks."""
+    assert seconds((0, 2)) == [1.0], "inside a rack only the NICs count"
+    assert seconds((0, 4)) == [2.0], "across racks the uplink is the slowest"
+    assert seconds((0, 2), (1, 5)) == [2.0, 2.0], "the pair inside shares node 0's NIC, the other waits for the uplink"
+    assert seconds(range(8)) == pytest.approx([2 * 7 / 8 / 0.5])
+    assert seconds(range(8), form=Form.TREE) == [2 / 0.5]
+    assert seconds(range(8), form=Form.HIERARCHICAL) == pytest.approx([2 * 3 / 4 / 0.5])
+
+
+def test_groups_crossing_one_uplink_add_up():
+    """Four NICs of 1 byte/s stand below two uplinks of 0.5: two pairs on different nodes share each uplink."""
+    assert seconds((0, 4), (2, 6)) == [4.0, 4.0]
+    assert seconds((0, 4), (1, 5), (2, 6), (3, 7)) == [8.0] * 4
+    wide = replace(HARDWARE, switches=tuple(Switch(s.nodes, Link.of_bandwidth(2.0)) for s in RACKS))
+    assert seconds((0, 4), (2, 6), hardware=wide) == [1.0, 1.0], (
+        "an uplink as wide as its NICs together changes nothing"
+    )
+
+
+def test_nested_switches_are_crossed_only_on_the_way():
+    cluster = Cluster.regular(8, 1)
+    racks = tuple(Switch((a, a + 1), Link.of_bandwidth(0.5)) for a in (0, 2, 4, 6))
+    pods = (Switch((4, 5, 6, 7), Link.of_bandwidth(0.1)), Switch((0, 1, 2, 3), Link.of_bandwidth(0.125)))
+    hardware = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=1, switches=(*pods, *racks))
+    assert seconds((0, 1), cluster=cluster, hardware=hardware) == [1.0]
+    assert seconds((0, 2), cluster=cluster, hardware=hardware) == [2.0]
+    assert seconds((0, 4), cluster=cluster, hardware=hardware) == pytest.approx([10.0])
+    assert seconds((0, 1), (2, 4), cluster=cluster, hardware=hardware) == pytest.approx([1.0, 10.0])
+
+
+def test_the_latency_of_a_path_is_the_sum_on_its_longer_way_up():
+    racks = (Switch((0, 1), Link(4.0)), Switch((2, 3), Link(16.0)))
+    hardware = Hardware(inside=Link(0.25), nic=Link(1.0), node_nic=((0, Link(2.0)),), model_bytes=1, switches=racks)
+    assert seconds((0, 1), hardware=hardware) == [2 * 0.25]
+    assert seconds((0, 2), hardware=hardware) == [2 * 2.0]
+    assert seconds((0, 4), hardware=hardware) == [2 * (16.0 + 1.0)]
+    edges = Round.from_edges(8, [(0, 2, "1/2"), (0, 4, "1/2"), (4, 0, "1/2"), (4, 6, "1/2"), (0, 1, "1/2")])
+    hardware = replace(hardware, nic=Link(1.0), inside=Link(0.25))
+    assert round_seconds(edges, CLUSTER, hardware).tolist() == [17.0, 0.25, 2.0, 0.0, 17.0, 0.0, 1.0, 0.0]
+
+
+def test_edges_share_the_uplink_of_their_direction():
+    """Two messages leave rack 0 and one enters it; a fourth stays inside rack 1."""
+    edges = Round.from_edges(8, [(0, 4, "1/4"), (2, 6, "1/4"), (5, 1, "1/4"), (4, 6, "1/4")])
+    assert round_seconds(edges, CLUSTER, HARDWARE).tolist() == [0.0, 2.0, 0.0, 0.0, 4.0, 0.0, 4.0, 0.0]
+
+
+def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
+    def rule(digit):
+        return Schedule("r", CLUSTER, Static(phases=((Block((0,), (digit,)),),), node_radices=(2, 2)))
+
+    assert communication(rule(1), HARDWARE).phases == (1.0,)
+    assert communication(rule(0), HARDWARE).phases == (4.0,)
+
+
+@st.composite
+def schedules(draw):
+    """A random schedule of each kind on a random cluster under random switches."""
+    cluster = Cluster.parse(",".join(map(str, draw(st.lists(st.integers(1, 3), min_size=2, max_size=5)))))
+    count, period = cluster.num_workers, range(draw(st.integers(1, 2)))
+    kind = draw(st.sampled_from(["static", "neighbor", "allreduce"]))
+    if kind == "neighbor":
+        pairs = st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), min_size=1, max_size=8)
+        weight = Fraction(1, 2 * count)
+        rounds = [[(a, b, weight) for a, b in draw(pairs) if a != b] for _ in period]
+        strategy = Neighbor(rounds=tuple(Round.from_edges(count, edges) for edges in rounds))
+    elif kind == "static":
+        labels = st.lists(st.integers(-1, 2), min_size=count, max_size=count)
+        strategy = Static(phases=tuple(Phase.from_labels(draw(labels)) for _ in period))
+    else:
+        strategy = AllReduce()
+    hardware = Hardware(
+        inside=Link(0.5, 1.0), nic=Link(1.0, 2.0), model_bytes=3, num_nics=draw(st.integers(1, 2)),
+        bus=draw(st.sampled_from([Link(), Link(0.5, 0.5)])), switches=draw(switches_over(cluster.num_nodes)),
+    )  # fmt: skip
+    return Schedule("s", cluster, strategy), hardware
+
+
+def costs(schedule, hardware, form):
+    return np.concatenate([
+        phase_loads(schedule, index, hardware, model_bytes=3, form=form).seconds() for index in range(schedule.period)
+    ])  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(schedules(), st.sampled_from(list(Form)), st.data())
+def test_a_slower_uplink_never_makes_anything_faster(case, form, data):
+    schedule, hardware = case
+    before = costs(schedule, hardware, form)
+    if hardware.switches:
+        index = data.draw(st.integers(0, len(hardware.switches) - 1))
+        listed = list(hardware.switches)
+        uplink = listed[index].uplink
+        listed[index] = Switch(listed[index].nodes, Link(uplink.latency + 1, 2 * uplink.seconds_per_byte))
+        assert (costs(schedule, replace(hardware, switches=tuple(listed)), form) >= before).all()
+    assert (before >= costs(schedule, replace(hardware, switches=()), form)).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(schedules(), st.sampled_from(list(Form)))
+def test_a_switch_over_all_nodes_and_free_uplinks_change_nothing(case, form):
+    schedule, hardware = case
+    bare = costs(schedule, replace(hardware, switches=()), form)
+    root = Switch(tuple(range(schedule.cluster.num_nodes)), Link(9.0, 9.0))
+    free = tuple(Switch(s.nodes) for s in hardware.switches if s.nodes != root.nodes)
+    assert (costs(schedule, replace(hardware, switches=(root,)), form) == bare).all()
+    assert (costs(schedule, replace(hardware, switches=(*free, root)), form) == bare).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(switches_over(5), st.data(), st.sampled_from(list(Form)))
+def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, form):
+    """Every group of a phase lies below one lowest switch: neither bytes nor latency of any uplink above count."""
+    cluster = Cluster.regular(5, 2)
+    rows = above(switches, 5)
+    lowest = {node: [tuple(rows[:, node]), node] for node in range(5)}
+    racks = {}
+    for node, (chain, _) in lowest.items():
+        racks.setdefault(chain, []).append(node)
+    labels = np.full(10, -1)
+    for index, nodes in enumerate(racks.values()):
+        for worker in (2 * np.array(nodes)[:, None] + [0, 1]).ravel():
+            labels[worker] = 2 * index + data.draw(st.integers(0, 1))
+    phase = Phase.from_labels(labels)
+    hardware = Hardware(nic=Link(1.0, 2.0), inside=Link(0.5, 1.0), model_bytes=3, switches=switches)
+    inside = group_seconds(phase, cluster, hardware, form=form)
+    assert (inside == group_seconds(phase, cluster, replace(hardware, switches=()), form=form)).all()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(schedules(), st.sampled_from(list(Form)))
+def test_the_simulator_takes_the_seconds_of_the_cost_model(case, form):
+    schedule, hardware = case
+    timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=schedule.period, form=form)
+    assert (timeline.communicate_end - timeline.communicate_start).max(axis=1) == pytest.approx(
+        communication(schedule, hardware, form=form).phases
+    )
+    if isinstance(schedule.strategy, AllReduce):
+        assert timeline.per_step() == pytest.approx(7.0 + communication(schedule, hardware, form=form).per_step)
+
+
+def test_switches_that_do_not_nest_are_refused_in_one_line():
+    for switches, words in (
+        ([(0, 1), (1, 2)], r"switches\[1\]: shares node 1 with switches\[0\], and neither holds all nodes"),
+        ([(0, 1), (0, 1)], r"switches\[1\]: stands above the same nodes as switches\[0\]; keep one"),
+        ([(0, 1, 2, 3), (0, 1), (1, 2)], r"switches\[2\]: shares node 1 with switches\[1\]"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Hardware(switches=tuple(Switch(nodes) for nodes in switches))
+    for nodes, words in (((), "no nodes"), ((0, -1), "node -1"), ((1, 1), "1 different")):
+        with pytest.raises(InputError, match=words):
+            Switch(nodes)
+    with pytest.raises(InputError, match=r"node 4; the nodes are 0\.\.3"):
+        communication(Schedule("a", CLUSTER, AllReduce()), replace(HARDWARE, switches=(Switch((3, 4)),)))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(switches_over(6))
+def test_every_switch_lies_in_one_level_above_those_below_it(switches):
+    rows = above(switches, 6)
+    level = {}
+    for index, switch in enumerate(switches):
+        (row,) = {int(r) for r in np.argwhere(rows == index)[:, 0]}
+        assert tuple(np.flatnonzero(rows[row] == index)) == switch.nodes
+        level[index] = row
+    for a, inner in enumerate(switches):
+        for b, outer in enumerate(switches):
+            if a != b and set(inner.nodes) < set(outer.nodes):
+                assert level[a] < level[b]
+
+
+def test_regular_levels_are_those_of_a_regular_tree():
+    thin, thick = Link.of_bandwidth(1e9), Link.of_bandwidth(2e9)
+
+    def row(size, uplink, num_nodes=8):
+        return [Switch(tuple(range(a, a + size)), uplink) for a in range(0, num_nodes, size)]
+
+    assert regular_levels((), 8) == (8,)
+    assert regular_levels(tuple(row(4, thin)), 8) == (2, 4)
+    assert regular_levels((*row(2, thick), *row(4, thin)), 8) == (2, 2, 2)
+    assert regular_levels(tuple(row(1, thin)), 8) == (8,)
+    assert regular_levels((Switch((0, 1, 2, 3), thin), Switch((4, 5, 6, 7), thick)), 8) is None, "unequal uplinks"
+    assert regular_levels((Switch((0, 2), thin), Switch((1, 3), thin)), 4) is None, "not consecutive"
+    assert regular_levels((Switch((0, 1), thin),), 4) is None, "nodes left out"
+    assert regular_levels((Switch((0, 1), thin), Switch((2, 3, 4, 5), thin)), 6) is None, "unequal sizes"

@@ -1,0 +1,159 @@
+"""The figures of a cluster's links as arrays over its nodes and switches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topo.errors import InputError
+from topo.switches import above
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from topo.cluster import Cluster
+    from topo.hardware import Hardware, Link, Switch
+
+    Floats = npt.NDArray[np.float64]
+    Whole = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Uplinks:
+    """The uplinks of the switches above the nodes.
+
+    `above` (levels, num_nodes) names the switches over each node, −1 for none; `latency` and `inverse` (switches,) are
+    their figures.
+    """
+
+    above: Whole
+    latency: Floats
+    inverse: Floats
+
+    @classmethod
+    def of(cls, cluster: Cluster, hardware: Hardware) -> Uplinks | None:
+        """Those of a cluster; None where no uplink can make anything slower.
+
+        Raises:
+            InputError: a switch above a node that the cluster does not have.
+        """
+        for switch in hardware.switches:
+            check_node(max(switch.nodes), cluster.num_nodes)
+        shared = hardware.shared_switches(cluster.num_nodes)
+        return _uplinks(shared, cluster.num_nodes) if shared else None
+
+    def crossings(self, group: Whole, node: Whole, num_nodes: Whole) -> tuple[Whole, Whole, Floats]:
+        """Which groups cross which uplinks: those with nodes on both sides of the switch.
+
+        Args:
+            group: of every (group, node) incidence, complete for the groups that cross nodes.
+            node: of every incidence.
+            num_nodes: how many nodes each group has.
+
+        Returns:
+            The group and the switch of every crossing, and for every incidence the latencies of the crossed uplinks on
+            the node's way up. O(incidences · levels).
+        """
+        groups: list[Whole] = []
+        switches: list[Whole] = []
+        climb = np.zeros(len(group))
+        for row in self.above:
+            below = np.flatnonzero(row[node] >= 0)
+            keys, inverse, counts = np.unique(
+                group[below] * len(self.latency) + row[node[below]], return_inverse=True, return_counts=True
+            )
+            of, switch = keys // len(self.latency), keys % len(self.latency)
+            crossed = counts < num_nodes[of]
+            climb[below] += np.where(crossed, self.latency[switch], 0.0)[inverse]
+            groups.append(of[crossed])
+            switches.append(switch[crossed])
+        return np.concatenate(groups), np.concatenate(switches), climb
+
+    def edges(
+        self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32], size: int
+    ) -> tuple[Floats, Floats, Floats]:
+        """For messages of `size` bytes from node to node, all at once: what the uplinks add to each.
+
+        An uplink works in both directions at once and serves the messages of one direction in turn.
+
+        Returns:
+            Seconds until all uplinks on the path are done, the latencies on the way up and those on the way down.
+        """
+        seconds, up, down = np.zeros(len(source)), np.zeros(len(source)), np.zeros(len(source))
+        for row in self.above:
+            for ends, others, climb in ((source, target, up), (target, source, down)):
+                crossing = np.flatnonzero((row[ends] >= 0) & (row[ends] != row[others]))
+                switch = row[ends[crossing]]
+                count = np.bincount(switch, minlength=len(self.inverse))
+                shared = count[switch] * self.inverse[switch] * size
+                seconds[crossing] = np.maximum(seconds[crossing], shared)
+                climb[crossing] += self.latency[switch]
+        return seconds, up, down
+
+
+@lru_cache(maxsize=32)
+def _uplinks(switches: tuple[Switch, ...], num_nodes: int) -> Uplinks:
+    rows = above(switches, num_nodes)
+    latency = np.array([switch.uplink.latency for switch in switches])
+    inverse = np.array([switch.uplink.seconds_per_byte for switch in switches])
+    for array in (rows, latency, inverse):
+        array.setflags(write=False)
+    return Uplinks(rows, latency, inverse)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The link figures of the nodes that take part, one entry per node: latencies in seconds, inverses in s/byte."""
+
+    nic_latency: Floats
+    nic_inverse: Floats
+    inside_latency: Floats
+    inside_inverse: Floats
+    bus: Link
+    uplinks: Uplinks | None = None
+
+    @classmethod
+    def of(cls, cluster: Cluster, hardware: Hardware) -> Links:
+        """Those of all nodes."""
+        nics, inside = nic_arrays(cluster, hardware), inside_arrays(cluster, hardware)
+        return cls(*nics, *inside, hardware.bus, Uplinks.of(cluster, hardware))
+
+    @classmethod
+    def of_pairs(cls, links: Sequence[tuple[Link, Link]], bus: Link) -> Links:
+        """From (NIC, inside) pairs and the bus that every node has, without switches."""
+        columns = [(n.latency, n.seconds_per_byte, i.latency, i.seconds_per_byte) for n, i in links]
+        table = np.array(columns, dtype=float).reshape(-1, 4)
+        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3], bus)
+
+
+def nic_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
+    """Latency and seconds per byte of every node's NIC, shape (num_nodes,) each."""
+    return _filled(cluster.num_nodes, hardware.nic, hardware.node_nic)
+
+
+def inside_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
+    """Latency and seconds per byte of every node's inner links, shape (num_nodes,) each."""
+    return _filled(cluster.num_nodes, hardware.inside, hardware.node_inside)
+
+
+def _filled(count: int, usual: Link, own: Sequence[tuple[int, Link]]) -> tuple[Floats, Floats]:
+    latency, inverse = np.full(count, usual.latency), np.full(count, usual.seconds_per_byte)
+    for node, link in own:
+        check_node(node, count)
+        latency[node], inverse[node] = link.latency, link.seconds_per_byte
+    return latency, inverse
+
+
+def check_node(node: int, count: int) -> None:
+    """Refuse hardware for nodes that the cluster does not have.
+
+    Raises:
+        InputError: it states a link of such a node.
+    """
+    if not 0 <= node < count:
+        raise InputError(f"hardware: states a link of node {node}; the nodes are 0..{count - 1}")
