@@ -70,6 +70,7 @@ def save_checkpoint(
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
+    run.reducer.watch.gather("save_checkpoint()", round_)
     inside.together("checkpoint", round_)
     inside.guard(inside.strategy.settle)
     folder = Path(directory) / f"round-{round_:08d}"

@@ -47,6 +47,7 @@ def mean_of_all(run: Run, strategy: Strategy, step: int, round_: int) -> Iterato
         for rider in lane.riders
         if ":" in rider.name and (value := rider.fetch()) is not None
     ]
+    run.reducer.watch.gather("mean_model()", round_)
     average_everywhere(run, step, round_)
     try:
         yield run.flat.model

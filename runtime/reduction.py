@@ -209,7 +209,8 @@ class Reducer:
         while not work.is_completed():
             now = time.monotonic()
             if now > look:
-                if (why := self.watch.gone(reduction.group.members, reduction.operation.round)) is not None:
+                members, round_ = reduction.group.members, reduction.operation.round
+                if (why := self.watch.gone(members, round_) or self.watch.elsewhere(members, round_)) is not None:
                     raise RuntimeError(why)
                 if len(reduction.group.members) <= MAX_NAMED_BEATS:
                     for rank in reduction.group.members:
@@ -228,7 +229,8 @@ class Reducer:
         for rank in members:
             self.watch.last_seen(rank)
         while time.monotonic() < deadline:
-            if (why := self.watch.cause(members, operation.round)) is not None:
+            round_ = operation.round
+            if (why := self.watch.cause(members, round_) or self.watch.elsewhere(members, round_)) is not None:
                 return why
             time.sleep(0.05)
         timed_out = "imed out" in first or "timeout" in first.lower()

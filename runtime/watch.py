@@ -35,6 +35,7 @@ class Watch:
         self._stop = threading.Event()
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
+        self._gatherings = 0
         if beats:
             threading.Thread(target=self._beat, name="preduce-heartbeat", daemon=True).start()
 
@@ -47,6 +48,16 @@ class Watch:
         if kind not in self._noted:
             self._noted.add(kind)
             self._try(lambda: self.store.set(f"{self.base}/{kind}/{self.rank}", text))
+
+    def gather(self, what: str, round_: int) -> None:
+        """Say that this worker now waits for all others, in `what`, after `round_` rounds.
+
+        All workers count their gatherings alike, so one that waits for this worker in a group's operation knows by the
+        number whether this gathering is over or can never begin.
+        """
+        self._gatherings += 1
+        place, text = f"{self.base}/gathering/{self.rank}", json.dumps([self._gatherings, round_, what])
+        self._try(lambda: self.store.set(place, text))
 
     def read(self, kind: str, rank: int) -> str | None:
         """Another worker's note, if it left one."""
@@ -84,6 +95,19 @@ class Watch:
                 return f"worker {rank} finished after {ended} rounds: {UNEQUAL}"
         ended_ranks = (rank for rank, death in deaths.items() if death is not None)
         return self.first_failure() or next((f"worker {rank} {deaths[rank]}" for rank in ended_ranks), None)
+
+    def elsewhere(self, members: Iterable[int], round_: int) -> str | None:
+        """Which member waits for all at a place that this worker, still in `round_`, has not come to, as a clause.
+
+        Such a member never comes to a collective of that round. (It may still answer letters from a side thread.)
+        """
+        for rank in members:
+            noted = self.read("gathering", rank) if rank != self.rank else None
+            if noted is not None:
+                number, reached, what = json.loads(noted)
+                if number > self._gatherings and reached <= round_:
+                    return f"worker {rank} waits for all in {what} after {reached} rounds: {UNEQUAL}"
+        return None
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """As `cause`, and also members that gave up themselves."""

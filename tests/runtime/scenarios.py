@@ -270,8 +270,8 @@ def nan_guard() -> None:
     report(checksum=weights(model).sum().item(), steps=optimizer.steps)
 
 
-def unequal(schedule, joined) -> None:
-    """Worker w has 6 + 2 w batches."""
+def unequal(schedule, joined, evaluated=False) -> None:
+    """Worker w has 6 + 2 w batches, and may evaluate the mean model after them."""
     model = network()
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20)
 
@@ -281,6 +281,9 @@ def unequal(schedule, joined) -> None:
                 train(optimizer, model, 6 + 2 * rank())
         else:
             train(optimizer, model, 6 + 2 * rank())
+        if evaluated:
+            with optimizer.mean_model():
+                pass
         rounds = optimizer.round
         optimizer.finish()
         report(rounds=rounds, checksum=weights(model).sum().item())
@@ -420,6 +423,7 @@ SCENARIOS = {
     "unequal, joined, all-reduce": (4, lambda: unequal(everyone(), joined=True)),
     "unequal, joined, pace": (4, lambda: unequal(pairs(pace=(1, 2, 3, 1)), joined=True)),
     "unequal, not joined": (4, lambda: unequal(pairs(), joined=False)),
+    "unequal, not joined, evaluated": (4, lambda: unequal(pairs(), joined=False, evaluated=True)),
     "mean model": (4, mean_model),
     "other round": (4, other_round),
     "primitive": (4, primitive),

@@ -201,12 +201,19 @@ def test_join_lets_unequal_data_end_at_the_same_round(driver, kind, rounds):
     assert len(found) == 4
 
 
-def test_unequal_data_without_join_is_named_with_the_way_out(driver):
-    answer = driver.run("unequal, not joined")
+@pytest.mark.parametrize(
+    ("scenario", "place"),
+    [
+        ("unequal, not joined", "finished after 6 rounds"),
+        ("unequal, not joined, evaluated", "waits for all in mean_model() after 6 rounds"),
+    ],
+)
+def test_unequal_data_without_join_is_named_with_the_way_out(driver, scenario, place):
+    answer = driver.run(scenario)
     assert set(answer["errors"]) == {0, 1, 2, 3}
     for report in answer["errors"].values():
         assert report["error"] == "PeerLostError"
-        assert "finished after 6 rounds" in report["text"]
+        assert place in report["text"]
         assert "optimizer.join()" in report["text"]
         assert report["seconds"] < 15  # the timeout is 20 s
 
