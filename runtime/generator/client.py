@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from runtime.generator.wire import FromWorker, Refused, pack_request, unpack_reply
+from runtime.generator.wire import FromWorker, Heard, Refused, pack_request, unpack_reply
 from schedulers.protocols.base import Send
 from schedulers.protocols.group_generator import Ask
 from schedulers.protocols.group_worker import (
@@ -21,6 +21,7 @@ from schedulers.protocols.group_worker import (
     ENDED,
     FENCED,
     GRANTED,
+    Broke,
     Enter,
     GroupWorker,
     NextRound,
@@ -42,8 +43,9 @@ class GeneratorClient:
     """One worker's connection; every method but `close` raises what went wrong.
 
     Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
-    `begin` again, which also reports the group. `leave()` at the end of the run, or before a pause that all workers
-    make; it may still hand out a group to run. `begin()` after `leave()` takes part again.
+    `begin` again, which also reports the group, or `failed` if the operation failed. `leave()` at the end of the run,
+    or before a pause that all workers make; it may still hand out a group to run. `begin()` after `leave()` takes part
+    again. `lost` are the workers that were given up, as far as this one has heard.
 
     Args:
         address: of the service.
@@ -72,6 +74,7 @@ class GeneratorClient:
     ) -> None:
         self.address, self.rank, self.timeout = address, rank, timeout
         self.executed: list[tuple[int, tuple[int, ...]]] = []
+        self.lost: frozenset[int] = frozenset()
         self._keys, self._retry, self._beat = keys, retry, lease / 4
         self._session = secrets.token_hex(8)
         self._worker = GroupWorker(-1, collective=False)
@@ -121,6 +124,17 @@ class GeneratorClient:
             if self._state is None or self._state.stage != GRANTED:
                 return None
             return self._state.seq, self._state.members
+
+    def failed(self) -> None:
+        """Report that the granted group did not come about, which is also the request of the next round."""
+        with self._changed:
+            self._raise()
+            if self._state is None or self._state.stage != GRANTED:
+                return  # it was declared void meanwhile
+            self._taken = False
+            self._state, actions = self._worker.step(self.rank, self._state, Broke())
+            self._heard = time.monotonic()
+            self._send(actions)
 
     def is_void(self, seq: int) -> bool:
         """Whether a granted group will not happen, because a member is gone."""
@@ -231,6 +245,8 @@ class GeneratorClient:
             self._heard = time.monotonic()
             if isinstance(reply, Refused):
                 self._error = InputError(f"group generator at {self.address}: refuses worker {self.rank}: {reply.why}")
+            elif isinstance(reply, Heard):
+                self.lost = frozenset(reply.lost)
             elif self._state is not None:
                 self._state, _ = self._worker.received(self.rank, self._state, -1, reply)
                 if self._state.stage == FENCED:

@@ -19,7 +19,7 @@ from topo.errors import FileProblem, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAGIC = b"preduce.generator.log 1\n"
+MAGIC = b"preduce.generator.log 2\n"
 HEAD = struct.Struct(">III")
 MAX_RECORD = 64 * 2**20
 

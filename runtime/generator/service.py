@@ -15,14 +15,17 @@ from runtime.generator.log import Log
 from runtime.generator.wire import (
     MAX_REQUEST_BYTES,
     FromWorker,
+    Heard,
     Refused,
+    ask_of,
     pack_reply,
     pack_state,
+    plain_ask,
     unpack_request,
     unpack_state,
 )
 from schedulers.protocols.base import Crashed, Note, Send
-from schedulers.protocols.group_generator import DEAD, Ask, Bye, GroupGenerator
+from schedulers.protocols.group_generator import DEAD, Bye, GroupGenerator
 from topo.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
@@ -146,8 +149,8 @@ class GeneratorService:
         elif "lost" in record:
             self.state, actions = self.generator.handle(self.state, record["lost"], Crashed())
         else:
-            worker, request, done, last = record["ask"]
-            self.state, actions = self.generator.handle(self.state, worker, Ask(request, done, bool(last)))
+            worker, *numbers = record["ask"]
+            self.state, actions = self.generator.handle(self.state, worker, ask_of(numbers))
         return actions
 
     def _flush(self) -> None:
@@ -256,9 +259,9 @@ class GeneratorService:
             self._parted.add(message.rank)
             return []
         if message.ask is None:
-            return []
-        ask = message.ask
-        return self._told(self._stage({"ask": [message.rank, ask.request, ask.done, int(ask.last)]}))
+            lost = (worker for worker, status in enumerate(self.state.status) if status == DEAD)
+            return [(message.rank, Heard(tuple(lost)))]
+        return self._told(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
         """Apply a fact now and write it with the batch; facts that change nothing are not written."""

@@ -26,6 +26,13 @@ class FromWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """Answer to a sign of life: these workers were given up and take part in nothing any more."""
+
+    lost: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """Answer to a message that is not obeyed."""
 
@@ -36,7 +43,7 @@ def pack_request(message: FromWorker) -> bytes:
     """As bytes."""
     raw: dict[str, Any] = {"rank": message.rank, "session": message.session}
     if message.ask is not None:
-        raw["ask"] = [message.ask.request, message.ask.done, int(message.ask.last)]
+        raw["ask"] = plain_ask(message.ask)
     if message.goodbye:
         raw["goodbye"] = 1
     return json.dumps(raw, separators=(",", ":")).encode()
@@ -56,26 +63,41 @@ def unpack_request(data: bytes, num_workers: int) -> FromWorker:
         raise InputError("session: is not a short word")
     if ask is None:
         return FromWorker(rank, session, goodbye="goodbye" in raw)
-    right = isinstance(ask, list) and len(ask) == 3 and all(type(n) is int and -1 <= n < MAX_NUMBER for n in ask)
-    if not right or ask[0] < 0 or ask[2] not in (0, 1):
-        raise InputError("ask: is not [request, done, last]")
-    return FromWorker(rank, session, Ask(ask[0], ask[1], bool(ask[2])))
+    right = isinstance(ask, list) and len(ask) == 4 and all(type(n) is int and -1 <= n < MAX_NUMBER for n in ask)
+    if not right or ask[0] < 0 or ask[2] not in (0, 1) or ask[3] not in (0, 1):
+        raise InputError("ask: is not [request, done, last, failed]")
+    return FromWorker(rank, session, ask_of(ask))
 
 
-def pack_reply(reply: Reply | Refused) -> bytes:
+def plain_ask(ask: Ask) -> list[int]:
+    """A request as numbers; its salt is the explorer's alone."""
+    return [ask.request, ask.done, int(ask.last), int(ask.failed)]
+
+
+def ask_of(numbers: list[int]) -> Ask:
+    """The request of numbers that `plain_ask` wrote."""
+    request, done, last, failed = numbers
+    return Ask(request, done, bool(last), bool(failed))
+
+
+def pack_reply(reply: Reply | Refused | Heard) -> bytes:
     """As bytes."""
+    if isinstance(reply, Heard):
+        return json.dumps({"lost": reply.lost}, separators=(",", ":")).encode()
     if isinstance(reply, Refused):
         return json.dumps({"refused": reply.why[:200]}).encode()
     return json.dumps(_plain_reply(reply), separators=(",", ":")).encode()
 
 
-def unpack_reply(data: bytes) -> Reply | Refused:
+def unpack_reply(data: bytes) -> Reply | Refused | Heard:
     """Read the generator's message.
 
     Raises:
         InputError: anything that `pack_reply` does not write.
     """
-    raw = _object(data, {*REPLIES, "refused"})
+    raw = _object(data, {*REPLIES, "refused", "lost"})
+    if set(raw) == {"lost"} and isinstance(raw["lost"], list) and all(type(rank) is int for rank in raw["lost"]):
+        return Heard(tuple(raw["lost"]))
     if set(raw) == {"refused"} and isinstance(raw["refused"], str):
         return Refused(raw["refused"][:200])
     return _reply(raw)

@@ -118,7 +118,12 @@ class Locking:
 
     def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
         """End every running group of a lost worker, also one that it was done with: others may still wait in it."""
-        ended = tuple(group for group in state.groups if group.running and worker in group.members)
+        return self.dissolved(state, tuple(g for g in state.groups if g.running and worker in g.members))
+
+    def dissolved(
+        self, state: GroupBuffers, ended: tuple[Outstanding, ...]
+    ) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
+        """End running groups for all of their members."""
         free = [member for group in ended for member in group.active]
         groups = tuple(group for group in state.groups if group not in ended)
         return replace(state, groups=groups, locks=_cleared(state, free)), ended

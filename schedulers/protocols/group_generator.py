@@ -27,12 +27,14 @@ class Ask:
     """Message to the generator: a worker's request number `request`; it is `done` with that sequence number (−1: none).
 
     `last`: the worker has no further rounds; it is then given the group that waits for it, if any, and else `Bye`.
+    `failed`: the group did not come about, because a member did not come or its collective broke.
     `salt` is the random number of a draw, for drivers that choose it themselves; None draws from the seed.
     """
 
     request: int
     done: int = -1
     last: bool = False
+    failed: bool = False
     salt: int | None = None
 
 
@@ -166,13 +168,35 @@ class GroupGenerator:
             answers=_with(state.answers, worker, None),
             counts=self.counted(state, worker),
         )
-        state = self.done(state, worker, ask)
+        state, told = self.failed(state, worker, ask) if ask.failed else (self.done(state, worker, ask), ())
         state = replace(state, status=_with(state.status, worker, LEFT if ask.last else ACTIVE))
         if ask.last:
             state = replace(state, buffers=self.locking.withdrawn(state.buffers, worker))
         elif not state.buffers.buffers[worker] and not state.buffers.locks[worker]:
             state = self.drawn(state, worker, ask)
-        return self.served(replace(state, waiting=(*state.waiting, worker)))
+        state, actions = self.served(replace(state, waiting=(*state.waiting, worker)))
+        return state, (*told, *actions)
+
+    def failed(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
+        """A member reports that its group broke: the group ends for all, and who has not spoken since sits out.
+
+        Nobody knows yet who is to blame, and nobody has to: a member that lives asks again and then takes part again;
+        one that is dead never does, so no further group is granted with it, and its lease gives it up later.
+        """
+        group = state.buffers.running_of(worker)
+        if group is None or group.seq != ask.done:
+            return state, ()
+        buffers, ended = self.locking.dissolved(state.buffers, (group,))
+        state = self.forgotten(replace(state, epoch=state.epoch + 1, buffers=buffers), ended)
+        for member in group.active:
+            if member != worker:
+                state = self.set_aside(state, member)
+        return state, self.void(state, ended, worker)
+
+    def set_aside(self, state: GeneratorState, worker: int) -> GeneratorState:
+        """A worker takes no part until it asks again: no group that has not started counts on it."""
+        buffers = self.locking.withdrawn(state.buffers, worker)
+        return replace(state, status=_with(state.status, worker, LEFT), buffers=buffers)
 
     def done(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
         """Clear the worker's lock bit if it is done with the group that set it."""

@@ -22,6 +22,7 @@ from schedulers.protocols.group_generator import (
 from schedulers.protocols.group_worker import (
     ENDED,
     FENCED,
+    Broke,
     Enter,
     GroupWorker,
     Here,
@@ -50,6 +51,7 @@ class GroupSystem:
         collective: members meet by messages; see `GroupWorker`.
         ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers.
         retries: how often each worker may say again what may have been lost, also when nothing was.
+        breakers: workers whose collective may fail once although nobody has died.
         timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
             that is for `verify.protocols.generator` to check.
         restarts: how often the generator may be killed and started again from its log.
@@ -60,6 +62,7 @@ class GroupSystem:
     collective: bool = True
     ways: int = 1
     retries: int = 0
+    breakers: tuple[int, ...] = ()
     timeouts: bool = False
     restarts: int = 0
 
@@ -90,7 +93,7 @@ class GroupSystem:
         """Every worker asks for its first group."""
         if process == self.setting.num_workers:
             return (self.generator.initial(), self.restarts), ()
-        return self.worker.start(self.retries, 0)
+        return self.worker.start(self.retries, 0, breaks=int(process in self.breakers))
 
     def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
         """Rounds that end, with every outcome of a later draw; a retry; a restart of the generator."""
@@ -157,6 +160,7 @@ class GroupSystem:
         if isinstance(event, Restarted):
             return "the generator is killed and starts again from its log"
         words = {NextRound: "begins a round after one alone", Enter: "enters its group", Retry: "asks again"}
+        words[Broke] = "gives its group up"
         return f"worker {process} {words.get(type(event), str(event))}"
 
     def describe_message(self, message: object) -> str:
@@ -164,7 +168,7 @@ class GroupSystem:
         match message:
             case Ask(request, done, last):
                 told = f"request {request}, done with {done}" if done >= 0 else f"request {request}"
-                return told + (", the last" if last else "")
+                return told + (", which failed" if message.failed else "") + (", the last" if last else "")
             case Grant(epoch, _, seq, members):
                 return f"grant of group {seq} {list(members)} in epoch {epoch}"
             case Alone():

@@ -41,6 +41,13 @@ class Enter:
 
 
 @dataclass(frozen=True, slots=True)
+class Broke:
+    """Event: the group's collective failed, or could not begin; nothing of it was kept. `salt` as in `NextRound`."""
+
+    salt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Retry:
     """Event: the worker has waited long and says everything again that may have been lost."""
 
@@ -59,6 +66,7 @@ class WorkerState:
     met: int = -1
     here: tuple[tuple[int, int], ...] = ()
     retries: int = 0
+    breaks: int = 0
 
 
 Stepped = tuple[WorkerState, tuple[Action, ...]]
@@ -80,10 +88,10 @@ class GroupWorker:
     ) -> None:
         self.service, self.rounds, self.collective, self.modulus = service, rounds, collective, modulus
 
-    def start(self, retries: int, salt: int | None) -> Stepped:
+    def start(self, retries: int, salt: int | None, *, breaks: int = 0) -> Stepped:
         """The first request."""
-        ask = Ask(0, -1, self.rounds == 0, salt)
-        return WorkerState(ASKED, 0, 0, ask, retries=retries), (Send(self.service, ask),)
+        ask = Ask(0, -1, self.rounds == 0, salt=salt)
+        return WorkerState(ASKED, 0, 0, ask, retries=retries, breaks=breaks), (Send(self.service, ask),)
 
     def ready(self, state: WorkerState) -> Sequence[type]:
         """The kinds of events that may happen now."""
@@ -94,6 +102,8 @@ class GroupWorker:
             possible.append(Enter)
         if state.retries > 0 and state.stage in (ASKED, GRANTED, MEETING):
             possible.append(Retry)
+        if state.breaks > 0 and state.stage in (GRANTED, MEETING):
+            possible.append(Broke)
         return possible
 
     def step(self, worker: int, state: WorkerState, event: object) -> Stepped:
@@ -103,6 +113,8 @@ class GroupWorker:
                 return self.next_ask(state, -1, salt)
             case Enter(salt):
                 return self.entered(worker, state, salt)
+            case Broke(salt):
+                return self.broken(replace(state, breaks=max(state.breaks - 1, 0)), salt)
             case Retry():
                 state = replace(state, retries=state.retries - 1)
                 return state, (*self.reminders(worker, state), Send(self.service, state.ask))
@@ -190,11 +202,18 @@ class GroupWorker:
         state, actions = self.next_ask(state, done, salt)
         return state, (note, *actions)
 
-    def next_ask(self, state: WorkerState, done: int, salt: int | None) -> Stepped:
+    def broken(self, state: WorkerState, salt: int | None) -> Stepped:
+        """The group failed here: go on without it and say so. It was not met, so nobody is told that it was."""
+        note = Note(("broken", state.seq, state.members))
+        failed = state.seq
+        state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)
+        return state, (note, *actions)
+
+    def next_ask(self, state: WorkerState, done: int, salt: int | None, *, failed: bool = False) -> Stepped:
         """The next request, which reports the group that the worker is done with."""
         request = state.request + 1 if self.modulus is None else (state.request + 1) % self.modulus
         rounds = state.rounds if self.rounds is None else state.rounds + 1
-        ask = Ask(request, done, self.rounds is not None and rounds >= self.rounds, salt)
+        ask = Ask(request, done, self.rounds is not None and rounds >= self.rounds, failed, salt)
         return replace(state, stage=ASKED, request=request, rounds=rounds, ask=ask), (Send(self.service, ask),)
 
 

@@ -21,6 +21,8 @@ from runtime.generator.service import GeneratorService
 from runtime.generator.wire import (
     MAX_REQUEST_BYTES,
     FromWorker,
+    Heard,
+    ask_of,
     pack_reply,
     pack_request,
     pack_state,
@@ -80,8 +82,8 @@ def _started_by(path):
     for record in records:
         actions = ()
         if "ask" in record:
-            worker, request, done, last = record["ask"]
-            state, actions = machine.handle(state, worker, Ask(request, done, bool(last)))
+            worker, *numbers = record["ask"]
+            state, actions = machine.handle(state, worker, ask_of(numbers))
         elif "restart" in record:
             state, _ = machine.restarted(state)
         started += [a.what[1:] for a in actions if hasattr(a, "what") and a.what[0] == "started"]
@@ -346,8 +348,10 @@ def test_the_workers_part_of_the_keys_has_no_secret_of_the_service():
 
 
 def test_messages_and_states_survive_the_wire_and_the_log():
-    message = FromWorker(3, "abc", Ask(7, 5, last=True))
-    assert unpack_request(pack_request(message), 4) == message
+    for ask in (Ask(7, 5, last=True), Ask(8, 6, failed=True)):
+        message = FromWorker(3, "abc", ask)
+        assert unpack_request(pack_request(message), 4) == message
+    assert unpack_reply(pack_reply(Heard((1, 3)))) == Heard((1, 3))
     grant = Grant(1, 2, 3, (0, 1))
     assert unpack_reply(pack_reply(grant)) == grant
     machine = GroupGenerator(setting_of(2))

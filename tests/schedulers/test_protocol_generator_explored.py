@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from schedulers.protocols.base import Send
 from schedulers.protocols.group_buffers import LockVector
 from schedulers.protocols.group_draw import Drawing, GeneratorSetting, salt_of, shuffled
-from schedulers.protocols.group_generator import Ask, GroupGenerator
+from schedulers.protocols.group_generator import Ask, Grant, GroupGenerator, Void
 from topo.cluster import Cluster
 from topo.errors import InputError
 from topo.strategies.generated import Division, Generated, InitiatorRule
 from verify.explore import explore
-from verify.protocols.generator_suite import MILLION, SMALL
+from verify.protocols.generator_suite import MILLION, SMALL, divided, random, smart
 
 sys.path.insert(0, str(Path(__file__).parent))
 from group_draw_laws import broken_law
@@ -89,6 +90,35 @@ def test_known_groups_are_bounded_and_every_worker_goes_on_averaging():
     drawn = [sum(worker in group for group in state.known) for worker in range(8)]
     assert max(drawn) <= 5, drawn  # the group that reaches the bound of one member may be new to another
     assert min(granted) > 20, granted
+
+
+@pytest.mark.parametrize("setting", [divided((0, 0, 1, 1)), random((0, 0, 1, 1)), smart((0, 0, 1, 1), None)])
+def test_no_group_is_granted_with_a_member_that_is_silent_since_its_group_failed(setting):
+    """Worker 3 dies inside a group; nobody tells the generator who it was, and the survivors go on."""
+    machine = GroupGenerator(setting)
+    state, inbox = machine.initial(), {}
+
+    def ask(worker, **facts):
+        nonlocal state
+        state, actions = machine.handle(state, worker, Ask(state.requests[worker] + 1, **facts))
+        inbox.update({a.to: a.message for a in actions if isinstance(a, Send) and not isinstance(a.message, Void)})
+
+    for worker in range(4):
+        ask(worker)
+    while not (isinstance(inbox.get(3), Grant)):
+        for worker in [w for w in range(4) if w in inbox]:
+            ask(worker, done=getattr(inbox.pop(worker), "seq", -1))
+    broken, failed, later = inbox[3], [], []
+    for _ in range(60):
+        for worker in [w for w in range(3) if w in inbox]:
+            answer = inbox.pop(worker)
+            lost = isinstance(answer, Grant) and 3 in answer.members
+            (failed if lost else later).append(answer)
+            ask(worker, done=getattr(answer, "seq", -1), failed=lost)
+    assert {answer.seq for answer in failed} <= {broken.seq}
+    granted = [answer for answer in later if isinstance(answer, Grant)]
+    assert len(granted) > 60
+    assert {worker for answer in granted for worker in answer.members} == {0, 1, 2}
 
 
 def test_a_setting_that_cannot_be_is_refused():

@@ -15,7 +15,7 @@ import pytest
 
 from schedulers.protocols.base import Send
 from schedulers.protocols.group_draw import Drawing
-from schedulers.protocols.group_generator import Bye, Grant
+from schedulers.protocols.group_generator import Bye, Grant, GroupGenerator
 from schedulers.protocols.group_system import GroupSystem
 from verify.explore import Network
 from verify.protocols.generator_suite import SMALL, GeneratorConfiguration, divided, random, smart
@@ -36,6 +36,9 @@ KILLERS = (
                            Network(crashes=1, detect=True)),
     GeneratorConfiguration("random pairs of 2, one loss and one crash", GroupSystem(random((0, 0)), timeouts=True),
                            Network(losses=1, crashes=1, detect=True)),
+    GeneratorConfiguration("random pairs of 2, broken once", GroupSystem(random((0, 0)), breakers=(0,))),
+    GeneratorConfiguration("divided 3, broken once, 1 round",
+                           GroupSystem(divided((0, 0, 0), 3), rounds=1, breakers=(0,))),
 )  # fmt: skip
 
 MUTANTS = {}
@@ -193,6 +196,18 @@ def done_is_not_heard(original, state, worker, ask):
 def done_with_any_group_releases(original, state, worker, ask):
     group = state.buffers.running_of(worker)
     return original(state, worker, replace(ask, done=-1 if group is None else group.seq))
+
+
+@mutant("generator", "failed")
+def a_failed_group_counts_as_done(original, state, worker, ask):
+    return GroupGenerator(setting=random((0, 0))).done(state, worker, ask), ()
+
+
+@mutant("worker", "broken")
+def a_failed_group_is_reported_as_done(original, state, salt):
+    after, actions = original(state, salt)
+    ask = replace(after.ask, failed=False)
+    return replace(after, ask=ask), (*actions[:-1], replace(actions[-1], message=ask))
 
 
 @mutant("generator", "answer")

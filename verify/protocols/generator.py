@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from schedulers.protocols.base import Crashed, Received, Send
 from schedulers.protocols.group_draw import PATIENCE
 from schedulers.protocols.group_generator import ACTIVE, DEAD, LEFT, Ask, Bye, Fenced, GeneratorState, Grant, Void
-from schedulers.protocols.group_worker import ASKED, ENDED, FENCED, GRANTED, MEETING, Retry, WorkerState
+from schedulers.protocols.group_worker import ASKED, ENDED, FENCED, GRANTED, MEETING, Broke, Retry, WorkerState
 from verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
 
 if TYPE_CHECKING:
@@ -29,12 +29,13 @@ def generator_properties(system: GroupSystem) -> tuple[Property, ...]:
         _of_service(n, "nothing waits that could start", _eager),
         _of_service(n, "who waits, waits for an older group", _waits_for_older),
         _of_service(n, "every request is answered once, or waits", _answered_or_waiting),
-        _of_service(n, "no worker goes long without a group", _patient),
         _grants_are_known(n, system),
         _agreed_members(n),
         _requests_in_step(n, system),
         _ended_properly(n),
     ]
+    if not system.breakers:  # else groups that were drawn in time may still be dissolved
+        listed.append(_of_service(n, "no worker goes long without a group", _patient))
     if system.rounds is not None:
         listed.append(_of_service(n, "rounds are counted", _counted))
     if system.rounds is None:
@@ -253,7 +254,7 @@ def _recovers(system: GroupSystem, view: View) -> str | None:
 
 
 def _moves(system: GroupSystem, state: WorkerState | None) -> bool:
-    return state is not None and bool([kind for kind in system.worker.ready(state) if kind is not Retry])
+    return state is not None and bool([k for k in system.worker.ready(state) if k not in (Retry, Broke)])
 
 
 def _run(system: GroupSystem, states: list[Any], worker: int, event: object, before: WorkerState) -> None:
@@ -273,7 +274,7 @@ def _send(system: GroupSystem, states: list[Any], queue: list[tuple[int, Send]])
         queue = []
         for other in range(n):
             if _moves(system, states[other]):
-                event = next(e for e in system.ready(other, states[other]) if not isinstance(e, Retry))
+                event = next(e for e in system.ready(other, states[other]) if not isinstance(e, Retry | Broke))
                 states[other], actions = system.step(other, states[other], event)
                 queue += [(other, a) for a in actions if isinstance(a, Send)]
         if not queue:

@@ -74,6 +74,14 @@ SMALL = (
     GeneratorConfiguration("divided 4, 3 rounds, 3 draws, at once",
                            GroupSystem(divided((0, 0, 1, 1)), rounds=3, ways=3), AT_ONCE),
     GeneratorConfiguration("random pairs of 4, 6 draws, at once", GroupSystem(random((0, 0, 1, 1)), ways=6), AT_ONCE),
+    GeneratorConfiguration("one group of 3, 1 round, broken once",
+                           GroupSystem(divided(ONE_NODE, 3), rounds=1, breakers=(0,))),
+    GeneratorConfiguration("divided 3, broken once", GroupSystem(divided(ONE_NODE), breakers=(0,))),
+    GeneratorConfiguration("random pairs of 2, broken by both, one message lost",
+                           GroupSystem(random((0, 0)), breakers=(0, 1), timeouts=True), Network(losses=1)),
+    GeneratorConfiguration("random pairs of 2, broken once, one loss and one crash",
+                           GroupSystem(random((0, 0)), breakers=(0,), timeouts=True),
+                           Network(losses=1, crashes=1, detect=True)),
 )  # fmt: skip
 
 MILLION = (
