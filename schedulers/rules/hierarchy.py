@@ -9,6 +9,7 @@ from schedulers.entry import Entry, Parameter
 from schedulers.factors import divisors
 from schedulers.rules.algebra import Rule, compose, local_ranks, repeat, schedule
 from topo.rule import Block
+from topo.switches import regular_levels
 
 if TYPE_CHECKING:
     from topo.cluster import Cluster
@@ -17,8 +18,16 @@ if TYPE_CHECKING:
 MAX_PERIOD = 100_000
 
 
-def default_levels(num_nodes: int) -> tuple[int, ...]:
-    """Racks × nodes in a rack, as square as the number of nodes allows; prime numbers stay one level."""
+def default_levels(cluster: Cluster) -> tuple[int, ...]:
+    """The levels of the cluster's switches where these form a regular tree, else racks × nodes in a rack.
+
+    Such racks are as square as the number of nodes allows; prime numbers stay one level.
+    """
+    num_nodes = cluster.num_nodes
+    if cluster.hardware is not None and cluster.hardware.switches:
+        known = regular_levels(cluster.hardware.shared_switches(num_nodes), num_nodes)
+        if known is not None and len(known) > 1:
+            return known
     racks = max((d for d in divisors(num_nodes) if d * d <= num_nodes), default=1)
     return tuple(radix for radix in (racks, num_nodes // racks) if radix > 1)
 
@@ -28,7 +37,7 @@ def make(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> Sched
 
     Level 0 is the node, level 1 the nodes that share all digits but the last, and so on up to all nodes.
     """
-    radices = default_levels(cluster.num_nodes) if levels is None else levels
+    radices = default_levels(cluster) if levels is None else levels
     ranks = local_ranks(cluster)
     levels_up = [
         Rule(radices, ((Block(ranks, tuple(range(first, len(radices)))),),)) for first in _firsts(cluster, radices)
@@ -46,9 +55,9 @@ def _firsts(cluster: Cluster, radices: tuple[int, ...]) -> range:
 
 def refuse(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> str | None:
     """Levels have to multiply to the number of nodes, and the period has to stay a sensible length."""
-    chosen = default_levels(cluster.num_nodes) if levels is None else levels
+    chosen = default_levels(cluster) if levels is None else levels
     if any(radix < 2 for radix in chosen) or prod(chosen) != cluster.num_nodes:
-        nearest = "x".join(map(str, default_levels(cluster.num_nodes)))
+        nearest = "x".join(map(str, default_levels(cluster)))
         near = f"such as {nearest}" if nearest else "none for a single node"
         return (
             f"levels {'x'.join(map(str, chosen))} do not multiply to {cluster.num_nodes} nodes; use factors ≥ 2, {near}"
@@ -69,7 +78,11 @@ ENTRY = Entry(
     make=make,
     refuse=refuse,
     parameters=(
-        Parameter(name="levels", kind="ints", help="racks x nodes in a rack x …; auto: as square as possible"),
+        Parameter(
+            name="levels",
+            kind="ints",
+            help="racks x nodes in a rack x …; auto: as the switches say, else as square as possible",
+        ),
         Parameter(
             name="rounds", default=2, minimum=1, maximum=1000, help="rounds of a level before the next larger one"
         ),

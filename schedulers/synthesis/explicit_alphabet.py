@@ -13,6 +13,7 @@ from schedulers.synthesis.scoring import Space
 from schedulers.synthesis.solve import new_model, solve
 from schedulers.synthesis.variables import PhaseVariables
 from topo.phase import Phase
+from topo.switches import above
 from topo.timing import loads
 
 if TYPE_CHECKING:
@@ -76,6 +77,19 @@ def partition_cost(groups: Groups, problem: Problem) -> float:
     return float(listed.seconds().max(initial=0.0))
 
 
+def rack_splits(cluster: Cluster) -> list[Groups]:
+    """The partitions of the nodes that the switches above them state, one a level; nodes under none stay alone."""
+    if cluster.hardware is None:
+        return []
+    alone = np.arange(cluster.num_nodes)
+    rows = above(cluster.hardware.shared_switches(cluster.num_nodes), cluster.num_nodes)
+    splits = []
+    for row in rows:
+        labels = np.where(row < 0, -1 - alone, row)
+        splits.append(tuple(tuple(np.flatnonzero(labels == label).tolist()) for label in np.unique(labels)))
+    return splits
+
+
 def patterns(cluster: Cluster) -> Iterator[Groups]:
     """Phases that cross nodes with one set of local ranks each, on any partition of the nodes; the rest inside."""
     sizes = cluster.node_sizes()
@@ -92,9 +106,13 @@ def patterns(cluster: Cluster) -> Iterator[Groups]:
             for width in range(1, num_nodes)
             for step in (1, max(1, num_nodes // max(width, 1)))
         ]
+    racks = rack_splits(cluster)
+    splits = [*racks, *splits]
     inside = [cluster.workers_of(v) for v in range(num_nodes)]
     yield ()
     yield tuple(inside)
+    for split in racks:
+        yield tuple(tuple(worker for v in part for worker in inside[v]) for part in split)
     yield tuple(half for node in inside for half in (node[: (len(node) + 1) // 2], node[(len(node) + 1) // 2 :]))
     for split in splits:
         for local in ranks:
@@ -115,6 +133,7 @@ def chosen_phases(problem: Problem, *, seed: int, count: int, expired: Callable[
     """Phases that CP-SAT puts together from candidate groups under a NIC capacity, for random wishes who meets whom.
 
     They differ from the patterns where nodes differ: a slow NIC is crossed by fewer or smaller groups than the others.
+    An uplink of a switch is one more NIC here.
     """
     rng = np.random.default_rng(seed)
     cluster, n = problem.cluster, problem.cluster.num_workers
@@ -129,7 +148,11 @@ def chosen_phases(problem: Problem, *, seed: int, count: int, expired: Callable[
             nodes = set(node_of[list(group)].tolist())
             share = 2 * (len(group) - 1) / len(group) * problem.size
             rate = {v: problem.hardware.nic_of(v).seconds_per_byte / problem.hardware.num_nics for v in nodes}
-            crossing.append({v: share * rate[v] for v in nodes} if len(nodes) > 1 else {})
+            load = {v: share * rate[v] for v in nodes} if len(nodes) > 1 else {}
+            for index, switch in enumerate(problem.hardware.shared_switches(cluster.num_nodes)):
+                if 0 < len(nodes.intersection(switch.nodes)) < len(nodes):
+                    load[cluster.num_nodes + index] = share * switch.uplink.seconds_per_byte
+            crossing.append(load)
         wish = rng.random((n, n))
         weights = tuple(int(100 * wish[np.ix_(g, g)].sum() / len(g)) for g in candidates)
         model = new_model()
@@ -175,8 +198,8 @@ def explicit_alphabet(
     if not complete:
         if len(listed) > MAX_PATTERNS:
             keep = np.random.default_rng(seed).choice(len(listed), MAX_PATTERNS, replace=False)
-            names = list(listed)
-            listed = {names[i]: None for i in sorted({0, 1, 2, *keep.tolist()})}
+            names, always = list(listed), range(3 + len(rack_splits(cluster)))
+            listed = {names[i]: None for i in sorted({*always, *keep.tolist()})}
         for groups in chosen_phases(problem, seed=seed, count=num_chosen, expired=expired):
             listed[_canonical(groups)] = None
     limit = problem.limits.max_group

@@ -12,7 +12,7 @@ from schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from schedulers.synthesis.explore import Progress, explore, within_limits
 from schedulers.synthesis.problem import Candidate, Front, Objective, Status
 from schedulers.synthesis.rule_alphabet import rule_alphabet
-from schedulers.synthesis.shape import crossing_bound, derived_paces, is_even
+from schedulers.synthesis.shape import crossing_bound, derived_paces, is_even, node_radices
 from topo import figures
 from topo.errors import InputError
 from topo.timing.cost import communication
@@ -137,7 +137,7 @@ def beyond(problem: Problem, bound: DualBound) -> str | None:
 def alphabets_of(problem: Problem, seed: int, expired: Callable[[], bool]) -> list[Alphabet]:
     """Rules for even clusters, otherwise explicit phases, one alphabet per choice of paces."""
     if is_even(problem.cluster) and problem.paces is None:
-        return [rule_alphabet(problem)]
+        return [rule_alphabet(problem, node_radices(problem.cluster))]
     return [
         explicit_alphabet(problem, pace, seed=seed, expired=expired)
         for pace in problem.paces or derived_paces(problem.cluster)

@@ -1,12 +1,17 @@
-"""What the cluster's shape and speeds imply before any search: evenness, paces worth trying, the crossing bound."""
+"""What the cluster's shape and speeds imply before any search: evenness, radices, paces, the crossing bound."""
 
 from __future__ import annotations
 
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 from schedulers.synthesis.explicit_alphabet import partition_cost
+from schedulers.synthesis.rule_alphabet import MAX_DIGITS, prime_radices
+from topo.switches import above, regular_levels
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from schedulers.synthesis.problem import Problem
     from topo.cluster import Cluster
 
@@ -14,11 +19,30 @@ MAX_PACE = 8
 
 
 def is_even(cluster: Cluster) -> bool:
-    """Whether all nodes are alike, so that a rule can treat them alike."""
+    """Whether all nodes are alike, so that a rule can treat them alike: switches above them form a regular tree."""
     hardware = cluster.hardware
     assert hardware is not None
     unequal = hardware.node_nic or hardware.node_inside or any(f != 1 for _, f in hardware.slowdown)
-    return cluster.is_regular and not unequal and cluster.num_nodes > 1
+    return cluster.is_regular and not unequal and cluster.num_nodes > 1 and _levels(cluster) is not None
+
+
+def node_radices(cluster: Cluster) -> tuple[int, ...]:
+    """Radices for the rules of an even cluster: the prime factors of each level of switches, the highest level first.
+
+    So a block can stay inside a rack, or cross racks: its digits say which. At most MAX_DIGITS digits, one per level at
+    the least; the smallest factors of a level are merged.
+    """
+    parts = [sorted(prime_radices(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
+    while sum(map(len, parts)) > MAX_DIGITS and max(map(len, parts)) > 1:
+        longest = max(parts, key=len)
+        longest.append(longest.pop() * longest.pop())
+        longest.sort(reverse=True)
+    return tuple(radix for part in parts for radix in part)
+
+
+def _levels(cluster: Cluster) -> tuple[int, ...] | None:
+    assert cluster.hardware is not None
+    return regular_levels(cluster.hardware.shared_switches(cluster.num_nodes), cluster.num_nodes)
 
 
 def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
@@ -38,22 +62,32 @@ def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
 def crossing_bound(problem: Problem) -> float:
     """Seconds per step below which the workers cannot all stay connected.
 
-    In every period some group must cross nodes (or exist at all, on one node). The cheapest group is a pair, whatever
-    the form of the all-reduce, and it must run once in `max_period` rounds of at most the largest pace in steps.
+    In every period some group must cross nodes (or exist at all, on one node), and every cut of the nodes: the one with
+    the slowest NIC from the others, and what stands below each switch from the rest. The cheapest group across a cut is
+    a pair, whatever the form of the all-reduce, and it must run once in `max_period` rounds of at most the largest pace
+    in steps.
     """
-    cluster, size = problem.cluster, problem.cluster.num_workers
+    cluster = problem.cluster
     instants = max((max(pace) for pace in problem.paces or derived_paces(cluster)), default=1)
-    node_of = cluster.node_of()
-    first = [cluster.workers_of(v)[0] for v in range(cluster.num_nodes)]
     if cluster.num_nodes == 1:
-        pairs = [(0, 1)]
-    elif problem.hardware.node_nic:
-        # Every node must be crossed; the slowest NIC costs the most, so some pair with it is unavoidable.
-        worst = max(range(cluster.num_nodes), key=lambda v: problem.hardware.nic_of(v).seconds_per_byte)
-        pairs = [(first[worst], other) for other in first if node_of[other] != worst]
+        least = partition_cost(((0, 1),), problem)
     else:
-        pairs = [(first[0], first[1])]
-    assert size >= 2
-    return min(partition_cost(((min(a, b), max(a, b)),), problem) for a, b in pairs) / (
-        problem.limits.max_period * instants
-    )
+        least = max(min(costs) for costs in _costs_across_cuts(problem))
+    return least / (problem.limits.max_period * instants)
+
+
+def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
+    """For each cut, the seconds of the pairs across it, with two nodes for every kind: equal NIC, equal switches."""
+    cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
+    switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
+    kinds: dict[object, list[int]] = {}
+    for node, over in enumerate(above(switches, num_nodes).T.tolist()):
+        alike = kinds.setdefault((own.get(node), *over), [])
+        if len(alike) < 2:
+            alike.append(node)
+    shown = sorted(chain.from_iterable(kinds.values()))
+    slowest = max(shown, key=lambda node: hardware.nic_of(node).seconds_per_byte)
+    for cut in ({slowest}, *(set(switch.nodes) for switch in switches)):
+        pairs = product([v for v in shown if v in cut], [v for v in shown if v not in cut])
+        members = (sorted((cluster.workers_of(a)[0], cluster.workers_of(b)[0])) for a, b in pairs)
+        yield (partition_cost(((first, second),), problem) for first, second in members)
