@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from schedulers.synthesis.explore import Progress
     from schedulers.synthesis.problem import Candidate, Front
+    from topo.schedule import Schedule
     from verify import Proof
 
 CATALOGUE_SHARE = 0.25
@@ -74,7 +75,8 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     left_out: list[str] = []
     options = competitors(job, until=started + CATALOGUE_SHARE * job.time_limit, left_out=left_out.append)
     left = (1 - PROOF_SHARE) * job.time_limit - (monotonic() - started)
-    found = _search(job, max(MIN_SEARCH_SECONDS, left), say)
+    hints = tuple(option.schedule for option in front(options))
+    found = _search(job, hints, max(MIN_SEARCH_SECONDS, left), say)
     until = started + job.time_limit
     for index, candidate in enumerate(_asked_first(found)):
         if index and monotonic() > until:
@@ -138,7 +140,7 @@ def _exact(job: Job) -> list[Option]:
     return [measure(answer.schedule(job.cluster.shape()), job, status=str(answer.status))]
 
 
-def _search(job: Job, seconds: float, say: Callable[[str], None]) -> Front:
+def _search(job: Job, hints: tuple[Schedule, ...], seconds: float, say: Callable[[str], None]) -> Front:
     from schedulers.synthesis.front import synthesise
     from schedulers.synthesis.problem import Limits, Problem
     from schedulers.synthesis.problem import Objective as Goal
@@ -161,6 +163,7 @@ def _search(job: Job, seconds: float, say: Callable[[str], None]) -> Front:
         ),
         form=job.form,
         push="node" if job.push == "node" else "worker",
+        hints=hints,
     )
     return synthesise(problem, time_limit=seconds, seed=job.seed, progress=lambda news: say(_line(news)))
 

@@ -11,6 +11,7 @@ Source: Lagrangian duality and Karp's minimum cycle mean in potential form; the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 MAX_TABLE = 40_000_000
 """Entries of the largest table of windows that is built."""
+LEAST_PRICE, MOST_PRICE = 0.2, 60.0
+"""Prices of a full average, in units of disagreement, between which lines are laid."""
+SHALLOW = 2
+"""The truncation that always has time: its tables are small."""
 DAMPING = np.float32(0.7)
 SAFETY = 5e-6
 """Taken off every bound for the rounding of the single-precision tables, whose entries are below 1."""
@@ -146,41 +151,61 @@ def dual_bound(
 ) -> DualBound | None:
     """Lines of the bound for a range of prices, None if the alphabet is not complete (then nothing is proved).
 
-    For each of `budgets` the price is tuned (the bound is concave in it), which is where the bound becomes tight.
+    For each of `budgets` the price is tuned first (the bound is concave in it), which is where the bound becomes tight.
+    Every line holds by itself, so a shallow truncation comes first, whose lines stand when the time is up early.
     """
     if not alphabet.complete:
         return None
-    tables = age_tables(alphabet, depth if depth is not None else greatest_depth(len(alphabet)))
     full = alphabet.full_average()
     scale = float(alphabet.costs[full] if full is not None else alphabet.costs.max()) / alphabet.space.instants
+    deepest = depth if depth is not None else greatest_depth(len(alphabet))
+    lines, reached = [], 0
+    for truncation in sorted({min(SHALLOW, deepest), deepest}):
+        tables = None if reached and expired() else age_tables(alphabet, truncation)
+        if tables is not None:
+            lines += lines_of(tables, scale, expired, num_prices=num_prices, budgets=budgets)
+            reached = tables.depth
+    return DualBound(tuple(lines), reached)
+
+
+def lines_of(
+    tables: AgeTables,
+    scale: float,
+    expired: Callable[[], bool],
+    *,
+    num_prices: int = 12,
+    budgets: Sequence[float] = (),
+) -> list[tuple[float, float]]:
+    """(price, value) lines: price 0, the best prices for `budgets`, a range. `scale` is a full average's seconds."""
     lines, guess = [(0.0, cycle_mean_bound(tables, 0.0, expired))], Potential()
-    for price in np.geomspace(0.2, 60.0, num_prices) / scale if scale > 0 else ():
+    if not scale > 0:
+        return lines
+    for budget in budgets:
+        lines += _tune(tables, (LEAST_PRICE / scale, MOST_PRICE / scale), budget, expired)
+    for price in np.geomspace(LEAST_PRICE, MOST_PRICE, num_prices) / scale:
         if expired():
             break
         lines.append((float(price), cycle_mean_bound(tables, float(price), expired, guess=guess)))
-    for budget in budgets if len(lines) > 2 else ():
-        lines += _tune(tables, lines, budget, expired)
-    return DualBound(tuple(lines), tables.depth)
+    return lines
 
 
 def _tune(
-    tables: AgeTables, lines: Sequence[tuple[float, float]], budget: float, expired: Callable[[], bool]
+    tables: AgeTables, prices: tuple[float, float], budget: float, expired: Callable[[], bool]
 ) -> list[tuple[float, float]]:
-    """More lines near the price that is best for one budget, by golden-section search: the dual is concave in it."""
-    ordered = sorted(lines)
-    place = max(range(len(ordered)), key=lambda i: ordered[i][1] - ordered[i][0] * budget)
-    low, high = ordered[max(0, place - 1)][0], ordered[min(len(ordered) - 1, place + 1)][0]
+    """Lines nearer and nearer to the best price for one budget: golden-section search on the price's logarithm."""
     found: list[tuple[float, float]] = []
     guess = Potential()
 
-    def gain(price: float) -> float:
+    def gain(logarithm: float) -> float:
+        price = exp(logarithm)
         found.append((price, cycle_mean_bound(tables, price, expired, guess=guess)))
         return found[-1][1] - price * budget
 
     ratio = 0.5 * (5**0.5 - 1)
+    low, high = log(prices[0]), log(prices[1])
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = gain(left), gain(right)
-    while high - low > 1e-5 * high and not expired():
+    while high - low > 1e-5 and not expired():
         if at_left < at_right:
             low, left, at_left = left, right, at_right
             right = low + ratio * (high - low)

@@ -1,4 +1,4 @@
-"""Archive: the best disagreement seen at every communication cost, kept in bins."""
+"""Archive: the best disagreement seen at every communication cost, in bins whose edges include the budgets asked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 NUM_BINS = 240
+FINEST = 1 / 200
+"""The geometric half of the bins starts at this share of the greatest cost: cheap schedules differ by factors."""
 
 
 class Archive:
@@ -21,7 +23,8 @@ class Archive:
 
     def __init__(self, most: float, budgets: tuple[float, ...] = ()) -> None:
         """`most` is the greatest cost worth keeping; each of `budgets` becomes an edge of its own."""
-        edges = np.concatenate([np.linspace(0.0, most, NUM_BINS), [b * (1 + 1e-12) for b in budgets]])
+        even, growing = np.linspace(0.0, most, NUM_BINS), np.geomspace(FINEST * most, most, NUM_BINS)
+        edges = np.concatenate([even, growing, [b * (1 + 1e-12) for b in budgets]])
         self.edges: Floats = np.unique(edges)
         self.values: Floats = np.full(len(self.edges), np.inf)
         self.costs: Floats = np.full(len(self.edges), np.inf)

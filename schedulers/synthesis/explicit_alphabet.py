@@ -9,6 +9,7 @@ import numpy as np
 
 from schedulers.synthesis.alphabet import Alphabet
 from schedulers.synthesis.constraints import DisjointGroups, GroupSizeAtMost, NicCapacity, PreferMeetings
+from schedulers.synthesis.hints import group_rounds
 from schedulers.synthesis.scoring import Space
 from schedulers.synthesis.solve import new_model, solve
 from schedulers.synthesis.variables import PhaseVariables
@@ -167,6 +168,14 @@ def chosen_phases(problem: Problem, *, seed: int, count: int, expired: Callable[
             yield tuple(g for g, on in zip(candidates, outcome.values, strict=True) if on)
 
 
+def hinted_groups(problem: Problem) -> Iterator[Groups]:
+    """The phases of the problem's hints, of plain means only (the search's matrices are projections)."""
+    for hint in problem.hints:
+        for phase in group_rounds(hint) or ():
+            if phase.relax is None:
+                yield tuple(group.members for group in phase)
+
+
 def _random_groups(rng: np.random.Generator, cluster: Cluster) -> list[tuple[int, ...]]:
     """Node-local subsets and random crossing groups, about 60 in all."""
     n = cluster.num_workers
@@ -202,6 +211,8 @@ def explicit_alphabet(
             listed = {names[i]: None for i in sorted({*always, *keep.tolist()})}
         for groups in chosen_phases(problem, seed=seed, count=num_chosen, expired=expired):
             listed[_canonical(groups)] = None
+        for phase in hinted_groups(problem):
+            listed[_canonical(phase)] = None
     limit = problem.limits.max_group
     kept = [groups for groups in listed if limit is None or max(map(len, groups), default=0) <= limit]
     paces = np.array(pace, dtype=np.int64)

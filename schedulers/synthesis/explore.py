@@ -1,4 +1,4 @@
-"""Explore one alphabet: compositions first, then annealing around them, until the time is up."""
+"""Explore one alphabet: hints and compositions first, then windows built anew and annealing, until the time is up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 
 from schedulers.synthesis import scoring
 from schedulers.synthesis.archive import Archive
+from schedulers.synthesis.hints import budgets_of, letters_of
 from schedulers.synthesis.problem import Objective
+from schedulers.synthesis.rebuild import rebuild
 from schedulers.synthesis.renewal import compositions, segments_of, sketch_front
 from schedulers.synthesis.search import Target, Walk
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
 
 SWEEPS = 24
+REBUILDS = 8
 HOT, COLD = 0.15, 0.003
 SWEEP_WORK = 6_000_000
 """Multiplications that one visited position may cost; it bounds how many letters are tried there."""
@@ -97,7 +100,8 @@ def targets_of(problem: Problem, most: float) -> tuple[list[Target], list[Target
     if limits.max_disagreement is not None and problem.objective is not Objective.DRIFT:
         asked.append(Target(value=limits.max_disagreement))
     budgets = most / np.array([1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0])
-    return asked, [Target(budget=float(b)) for b in budgets]
+    hinted = [b for b in budgets_of(problem) if b < most]
+    return asked, [Target(budget=float(b)) for b in (*budgets, *hinted)]
 
 
 def explore(
@@ -118,6 +122,7 @@ def explore(
     budgets = tuple(t.budget for t in (*asked, *sketch) if t.budget is not None)
     archive = Archive(most, budgets)
     run = _Run(alphabet, problem, archive, np.random.default_rng(seed), start, start + seconds, progress)
+    run.start_from_hints()
     run.compose(asked, seed)
     figure = figure_of(alphabet, problem)
     if figure is None:
@@ -142,7 +147,7 @@ class _Run:
     progress: Callable[[Progress], None] | None = None
     figure: Callable[[Ints], Floats] | None = None
 
-    def walk(self) -> Walk:
+    def walk(self, pool: Ints | None = None) -> Walk:
         limits, space = self.problem.limits, self.alphabet.space
         work = 40 * space.fresh[0].shape[0] ** 3 * len(space.multiplicity)
         return Walk(
@@ -155,19 +160,26 @@ class _Run:
             allowed=within_limits(self.alphabet, limits),
             figure=self.figure,
             width=int(np.clip(SWEEP_WORK // work, 12, 256)),
+            pool=pool,
         )
+
+    def start_from_hints(self) -> None:
+        """The hints that the alphabet can spell and the limits allow go to the archive."""
+        limits, walk = self.problem.limits, self.walk()
+        for hint in self.problem.hints:
+            letters = letters_of(self.alphabet, hint)
+            if letters is not None and limits.min_period <= len(letters) <= limits.max_period:
+                walk.score(letters)
 
     def compose(self, asked: list[Target], seed: int) -> None:
         """Compositions: the whole front by dynamic programming, then what is asked for exactly, by CP-SAT."""
         span = self.deadline - self.start
         limits, space = self.problem.limits, self.alphabet.space
-        segments = segments_of(self.alphabet, limits.max_period, lambda: time.monotonic() > self.start + 0.15 * span)
+        segments = segments_of(self.alphabet, limits.max_period, lambda: time.monotonic() > self.start + 0.3 * span)
         walk = self.walk()
         self._tell("composing", None)
-        for letters in sketch_front(segments, limits):
-            if time.monotonic() > self.start + 0.3 * span:
-                break
-            walk.score(letters)
+        sketched = sketch_front(segments, limits, lambda: time.monotonic() > self.start + 0.4 * span)
+        walk.figures_of(sketched, self.alphabet.stretches())
         for target in asked:
             self._tell("composing", target)
             for letters in compositions(
@@ -175,28 +187,37 @@ class _Run:
                 limits,
                 budget=None if target.budget is None else target.budget * space.instants,
                 value=None if target.value is None else target.value - space.floor,
-                deadline=self.start + 0.5 * span,
+                deadline=self.start + 0.6 * span,
                 seed=seed,
                 free=silent_letters(self.alphabet),
             ):
                 walk.score(letters)
 
     def anneal(self, asked: list[Target], sketch: list[Target], until: float) -> None:
-        """Annealing runs, two of three on what is asked for, half of them from the archive."""
-        walk, turn = self.walk(), 0
-        limits = self.problem.limits
+        """Two turns of three aim at what is asked for, if anything is; two of three build windows of the best anew.
+
+        The third anneals, every other time from the best. Letters are mostly the strongest, sometimes all of them.
+        """
+        everything, mostly = self.walk(), self.walk(self.alphabet.strongest())
+        stretches, limits = self.alphabet.stretches(), self.problem.limits
+        turn, place = 0, {"asked": 0, "sketch": 0}
         while time.monotonic() < min(until, self.deadline):
-            pool = asked if asked and turn % 3 < 2 else sketch
-            target = pool[turn // 3 % len(pool)] if pool is sketch else pool[turn % len(pool)]
-            known = self._best(target)
-            warm = known is not None and turn % 2 == 1
-            if warm and known is not None:
-                begin, hot = known[2], HOT / 5
+            name = "asked" if asked and turn // 3 % 3 < 2 else "sketch"
+            pool = asked if name == "asked" else sketch
+            target = pool[place[name] % len(pool)]
+            place[name] += 1
+            known, walk = self._best(target), everything if turn % 5 == 4 else mostly
+            self._tell("searching", target)
+            if known is not None and turn % 3 < 2:
+                best = known[2]
+                for _ in range(REBUILDS):
+                    best = best if walk.expired() else rebuild(walk, best, target, stretches)
+            elif known is not None and turn % 2 == 1:
+                walk.anneal(known[2], target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
             else:
                 length = int(self.rng.integers(limits.min_period, limits.max_period + 1))
-                begin, hot = tuple(self.rng.integers(0, len(self.alphabet), length).tolist()), HOT
-            self._tell("annealing", target)
-            walk.anneal(begin, target, num_sweeps=SWEEPS, hot=hot, cold=COLD)
+                begin = tuple(self.rng.choice(walk.sample(), length).tolist())
+                walk.anneal(begin, target, num_sweeps=SWEEPS, hot=HOT, cold=COLD)
             turn += 1
 
     def _tell(self, stage: str, target: Target | None) -> None:

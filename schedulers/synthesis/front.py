@@ -10,6 +10,7 @@ import numpy as np
 from schedulers.synthesis.ages import DualBound, dual_bound
 from schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from schedulers.synthesis.explore import Progress, explore, within_limits
+from schedulers.synthesis.hints import budgets_of
 from schedulers.synthesis.problem import Candidate, Front, Objective, Status
 from schedulers.synthesis.rule_alphabet import rule_alphabet
 from schedulers.synthesis.shape import crossing_bound, derived_paces, is_even, node_radices
@@ -32,9 +33,9 @@ T = TypeVar("T")
 
 TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
+SEARCH_SHARE = 0.55
 BOUND_SHARE = 0.3
-SEARCH_SHARE = 0.8
-MAX_REPORTED = 40
+MAX_REPORTED = 60
 
 
 def synthesise(
@@ -73,16 +74,16 @@ def synthesise(
     doubts: list[str] = []
     for index, alphabet in enumerate(alphabets):
         left = (start + time_limit - time.monotonic()) / (len(alphabets) - index)
-        bound = _bound(problem, alphabet, BOUND_SHARE * left)
+        begun = time.monotonic()
+        archives = explore(
+            alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
+        )
+        bound = _bound(problem, alphabet, begun + (SEARCH_SHARE + BOUND_SHARE) * left)
         if bound is not None:
             proofs.append(f"{alphabet.described}, any period: noise of age up to {bound.depth} counted")
             if shortfall := beyond(problem, bound):
                 doubts.append(f"{alphabet.described}: {shortfall}")
-        left = (start + time_limit - time.monotonic()) / (len(alphabets) - index)
-        archives = explore(
-            alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
-        )
-        found += _candidates(problem, alphabet, archives, bound, before=time.monotonic() + 0.2 * left)
+        found += _candidates(problem, alphabet, archives, bound, before=begun + left)
     front = pareto(found)
     best = preferred(problem, found)
     seconds = time.monotonic() - start
@@ -144,11 +145,8 @@ def alphabets_of(problem: Problem, seed: int, expired: Callable[[], bool]) -> li
     ]
 
 
-def _bound(problem: Problem, alphabet: Alphabet, seconds: float) -> DualBound | None:
-    until = time.monotonic() + seconds
+def _bound(problem: Problem, alphabet: Alphabet, until: float) -> DualBound | None:
     budgets = [problem.limits.max_communication] if problem.limits.max_communication is not None else []
-    if seconds < 0.2:
-        return None
     return dual_bound(alphabet, lambda: time.monotonic() > until, budgets=budgets)
 
 
@@ -157,20 +155,20 @@ def _candidates(
 ) -> list[Candidate]:
     """The archives' fronts with their figures recomputed by `topo`, which the search does not share code with.
 
-    What was asked for comes first, then entries spread over the front, ever finer, until `before`.
+    What was asked for comes first, then the best at what each hint communicates, then entries spread over the front,
+    ever finer, until `before`.
     """
     allowed = within_limits(alphabet, problem.limits)
     result: list[Candidate] = []
     seen: set[Letters] = set()
     for archive in archives:
-        front = archive.front()
-        stride = max(1, len(front) // MAX_REPORTED)
         asked = [
             archive.best_within(problem.limits.max_communication or np.inf),
             archive.cheapest_below(problem.limits.max_disagreement or np.inf),
         ]
-        for entry in (*asked, *scattered(front[::stride])):
-            if entry is None:
+        hinted = [archive.best_within(budget) for budget in budgets_of(problem)]
+        for entry in (*asked, *scattered(hinted), *scattered(archive.front())):
+            if entry is None or len(result) >= MAX_REPORTED:
                 continue
             letters = primitive(entry[2], problem.limits.min_period)
             if letters in seen or (allowed is not None and not allowed(letters)):

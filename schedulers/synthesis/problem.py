@@ -81,7 +81,8 @@ class Problem:
 
     `form` is how a group carries out its all-reduce (it decides the cost). For `Objective.WEIGHTED` the search
     minimises communication + disagreement_weight · disagreement + drift_weight · drift (weights in seconds).
-    `paces` lists pace vectors to try; None lets the search derive them from the workers' slowdowns.
+    `paces` lists pace vectors to try; None lets the search derive them from the workers' slowdowns. `hints` are known
+    schedules of the same cluster: the search starts from them and looks hardest at what they communicate.
     """
 
     cluster: Cluster
@@ -93,6 +94,7 @@ class Problem:
     drift_weight: float = 0.0
     paces: tuple[tuple[int, ...], ...] | None = None
     model_bytes: int | None = None
+    hints: tuple[Schedule, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse problems without a cluster worth scheduling.
@@ -111,6 +113,9 @@ class Problem:
                 f"max_group: is {self.limits.max_group} but the cluster has {num_workers} workers; "
                 f"the largest possible group is {num_workers}"
             )
+        for hint in self.hints:
+            if hint.cluster.node_sizes().tolist() != self.cluster.node_sizes().tolist():
+                raise InputError(f"hints: {hint.name} is for the cluster {hint.cluster}, not for {self.cluster}")
         for pace in self.paces or ():
             if len(pace) != num_workers or min(pace) < 1:
                 raise InputError(f"paces: {pace} is not 1 number of steps >= 1 for each of {num_workers} workers")

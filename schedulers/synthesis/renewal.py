@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedulers.synthesis import scoring
 from schedulers.synthesis.constraints import SCALE, CostAtMost, DistinctPhasesAtMost, PeriodIs, ValueAtMost
 from schedulers.synthesis.solve import new_model, solve
 from schedulers.synthesis.variables import CompositionVariables, Segment
@@ -40,6 +41,7 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
     if full is None:
         return []
     space = alphabet.space
+    seen = alphabet.matrices.swapaxes(-1, -2) @ alphabet.matrices
     close = float(alphabet.costs[full])
     spread = np.zeros((1, *space.fresh.shape))
     costs, values = np.zeros(1), np.zeros(1)
@@ -54,21 +56,23 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
         )
         if expired() or len(letters[0]) + 1 >= max_length:
             break
-        matrices = alphabet.matrices[None]
-        spread = matrices @ (spread[:, None] + space.fresh) @ matrices.swapaxes(-1, -2)
-        traces = np.trace(spread, axis1=-2, axis2=-1) @ space.multiplicity / space.num_workers
+        traces = scoring.weighed(space, spread + space.fresh, seen)
         new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + traces
-        keep = _beam(new_costs.ravel(), new_values.ravel(), traces.ravel(), beam)
+        keep = worth_extending(new_costs.ravel(), new_values.ravel(), traces.ravel(), beam)
         parent, letter = np.divmod(keep, len(alphabet))
         letters = [(*letters[p], int(new)) for p, new in zip(parent.tolist(), letter.tolist(), strict=True)]
-        spread = spread[parent, letter]
+        moved = alphabet.matrices[letter]
+        spread = moved @ (spread[parent] + space.fresh) @ moved.swapaxes(-1, -2)
         costs, values = new_costs.ravel()[keep], new_values.ravel()[keep]
     return found
 
 
-def _beam(costs: Floats, values: Floats, traces: Floats, beam: int) -> npt.NDArray[np.int64]:
-    """The entries worth extending: for each distinct cost the best few, then the best over a range of prices."""
-    ahead = values + traces
+def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> npt.NDArray[np.int64]:
+    """The entries worth extending: for each distinct cost the best few, then the best over a range of prices.
+
+    Best is the least of `values`, what was paid so far, and `later`, an estimate of what is to come.
+    """
+    ahead = values + later
     rounded = np.round(costs * 1e7).astype(np.int64)
     order = np.lexsort((ahead, rounded))
     first = np.r_[True, np.diff(rounded[order]) != 0]
@@ -156,10 +160,13 @@ def compositions(
     return result
 
 
-def sketch_front(segments: Sequence[Segment], limits: Limits) -> list[tuple[int, ...]]:
+def sketch_front(
+    segments: Sequence[Segment], limits: Limits, expired: Callable[[], bool] = lambda: False
+) -> list[tuple[int, ...]]:
     """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
 
     Costs are rounded to bins, so single entries may miss the optimum that `compositions` finds. O(P · S · bins).
+    Periods that the time does not reach are left out.
     """
     if not segments:
         return []
@@ -171,6 +178,9 @@ def sketch_front(segments: Sequence[Segment], limits: Limits) -> list[tuple[int,
     table[0, 0] = 0.0
     steps = [round(s.cost / unit) for s in segments]
     for period in range(1, longest + 1):
+        if expired():
+            longest = period - 1
+            break
         for index, segment in enumerate(segments):
             length, step = len(segment.letters), steps[index]
             if length > period:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedulers.synthesis.alphabet import Alphabet
+from schedulers.synthesis.hints import rule_rounds
 from schedulers.synthesis.scoring import Space
 from topo.rule import Block
 from topo.timing import loads
@@ -146,6 +147,15 @@ def rule_cost(phase: RulePhase, radices: Sequence[int], problem: Problem) -> flo
     return float(listed.seconds().max(initial=0.0))
 
 
+def hinted_phases(problem: Problem, radices: Sequence[int]) -> Iterator[RulePhase]:
+    """The phases of the problem's hints that can be said in these radices, of plain means only, in canonical order."""
+    for hint in problem.hints:
+        for phase in rule_rounds(hint, radices) or ():
+            if all(block.relax == 1 for block in phase):
+                kept = [b for b in phase if len(b.local) > 1 or b.across]
+                yield tuple(sorted(kept, key=lambda block: block.local))
+
+
 def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> Alphabet:
     """All rule phases of the problem's cluster within its group limit, pruned; aligned ones if there are too many."""
     size = problem.cluster.workers_per_node
@@ -153,9 +163,12 @@ def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> A
     radices = radices if radices is not None else prime_radices(problem.cluster.num_nodes)
     complete = count_phases(size, len(radices)) <= MAX_ENUMERATED
     limit = problem.limits.max_group
+    listed = dict.fromkeys((all_phases if complete else aligned_phases)(size, len(radices)))
+    if not complete:
+        listed |= dict.fromkeys(hinted_phases(problem, radices))
     phases = tuple(
         phase
-        for phase in (all_phases if complete else aligned_phases)(size, len(radices))
+        for phase in listed
         if limit is None or all(len(b.local) * prod(radices[d] for d in b.across) <= limit for b in phase)
     )
     matrices = np.stack([phase_matrices(phase, size, len(radices)) for phase in phases])

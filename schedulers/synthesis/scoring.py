@@ -123,6 +123,28 @@ def disagreement(space: Space, period: Stretch) -> Floats:
     return np.where(np.abs(power).max(axis=(-3, -2, -1)) < 1e-3, value, np.inf)
 
 
+def weighed(space: Space, covariances: Floats, weights: Floats) -> Floats:
+    """⟨weight, covariance⟩ / n for all pairs: covariances (N, C, G, G), weights (M, C, G, G) → (N, M), one product.
+
+    With weight WᵀW it is what a phase leaves of a covariance, long before W is applied to each.
+    """
+    scale = np.repeat(space.multiplicity, space.fresh[0].size) / space.num_workers
+    return np.asarray((covariances.reshape(len(covariances), -1) * scale) @ weights.reshape(len(weights), -1).T)
+
+
+def steady(period: Stretch) -> tuple[Floats, Floats]:
+    """(covariance before the first phase, weight of it on all that follows) when the period repeats for ever."""
+    power, covariance, weight = period.product, period.noise, period.weight
+    for _ in range(MAX_DOUBLINGS):
+        if np.abs(power).max(initial=0.0) < CONVERGED:
+            break
+        transposed = power.swapaxes(-1, -2)
+        covariance = covariance + power @ covariance @ transposed
+        weight = weight + transposed @ weight @ power
+        power = power @ power
+    return covariance, weight
+
+
 def drift(space: Space, matrices: Floats) -> Floats:
     """The drift of whole schedules at pace 1, matrices (..., T, C, G, G), shape (...). O(T·C·G³) each."""
     assert space.instants == 1, "drift inside rounds is left to topo.figures"

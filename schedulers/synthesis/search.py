@@ -53,7 +53,8 @@ class Walk:
     """Everything a run needs.
 
     `allowed(letters)`, if given, refuses periods that break a limit other than the budget. `figure(table)`, if given,
-    replaces disagreement by another figure of whole periods, table (N, T) of letters → (N,); it is slower.
+    replaces disagreement by another figure of whole periods, table (N, T) of letters → (N,); it is slower. `pool`
+    are the letters that are drawn, at most `width` at a time; all if None.
     """
 
     alphabet: Alphabet
@@ -65,6 +66,7 @@ class Walk:
     allowed: Callable[[Letters], bool] | None = None
     figure: Callable[[Ints], Floats] | None = None
     width: int = 128
+    pool: Ints | None = None
 
     def anneal(self, start: Letters, target: Target, *, num_sweeps: int, hot: float, cold: float) -> Letters:
         """Run from `start`, cooling geometrically; returns where it ended. Stops when `expired()`."""
@@ -134,11 +136,27 @@ class Walk:
         return tuple(current)
 
     def _letters(self, current: int) -> npt.NDArray[np.int64]:
-        """The letters to try at one position: all, or a sample with the current one in it."""
-        count = len(self.alphabet)
-        if count <= self.width:
-            return np.arange(count)
-        return np.unique(np.append(self.rng.choice(count, self.width - 1, replace=False), current))
+        """The letters to try at one position, the current one among them."""
+        return np.unique(np.append(self.sample(), current))
+
+    def sample(self) -> npt.NDArray[np.int64]:
+        """Letters of the pool: all of them, or as many as the width allows."""
+        pool = np.arange(len(self.alphabet)) if self.pool is None else self.pool
+        return pool if len(pool) < self.width else self.rng.choice(pool, self.width - 1, replace=False)
+
+    def _any(self) -> int:
+        return int(self.rng.integers(len(self.alphabet)) if self.pool is None else self.rng.choice(self.pool))
+
+    def figures_of(self, options: Sequence[Letters], stretches: Stretch) -> tuple[Floats, Floats]:
+        """(values, costs) of periods of any lengths, offered to the archive; infinite where they break a limit."""
+        values, costs = np.empty(len(options)), np.empty(len(options))
+        for length in {len(option) for option in options}:
+            members = [i for i, option in enumerate(options) if len(option) == length]
+            table = np.array([options[i] for i in members])
+            values[members], costs[members] = self._values(table, stretches), self._costs(table)
+        values = self._permit(values, lambda i: options[i])
+        self.archive.offer(costs, values, lambda i: options[i])
+        return values, costs
 
     def _permit(self, values: Floats, made: Callable[[int], Letters]) -> Floats:
         if self.allowed is None:
@@ -152,13 +170,7 @@ class Walk:
             mutant = self._mutate(letters)
             if self.min_period <= len(mutant) <= self.max_period:
                 options.append(mutant)
-        values, costs = np.empty(len(options)), np.empty(len(options))
-        for length in {len(option) for option in options}:
-            members = [i for i, option in enumerate(options) if len(option) == length]
-            table = np.array([options[i] for i in members])
-            values[members], costs[members] = self._values(table, stretches), self._costs(table)
-        values = self._permit(values, lambda i: options[i])
-        self.archive.offer(costs, values, lambda i: options[i])
+        values, costs = self.figures_of(options, stretches)
         return options[self._draw(target.energy(costs, values), temperature)]
 
     def _mutate(self, letters: Letters) -> Letters:
@@ -171,7 +183,7 @@ class Walk:
         if kind == 1:
             return letters[:i] + letters[i + 1 : j + 1] + (letters[i],) + letters[j + 1 :]
         if kind == 2:
-            return (*letters[:i], int(self.rng.integers(len(self.alphabet))), *letters[i:])
+            return (*letters[:i], self._any(), *letters[i:])
         if kind == 3:
             return letters[:i] + letters[i + 1 :]
         if kind == 4:

@@ -28,8 +28,9 @@ def dense_sectors(schedule: Schedule) -> Sectors:
     n, steps = schedule.num_workers, steps_of(schedule)
     strategy = averaging_strategy(schedule)
     matrices = np.empty((len(steps), 1, n, n))
+    made = {step: mixing_matrix(step) for step in set(steps)}
     for t, step in enumerate(steps):
-        matrices[t, 0] = mixing_matrix(step)
+        matrices[t, 0] = made[step]
         # Π W instead of W − J: the same for doubly stochastic W, and for others still what moves distances to the mean.
         matrices[t, 0] -= matrices[t, 0].mean(axis=0, keepdims=True)
     paces = schedule.paces()

@@ -1,0 +1,109 @@
+"""Hints: known schedules of the cluster, spelled in the letters of an alphabet.
+
+They are where the search starts and what it has to beat: their phases join alphabets that are not complete, and their
+costs are budgets at which the search is asked for more.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import prod
+from operator import mul
+from typing import TYPE_CHECKING, TypeVar
+
+from topo.errors import PreduceError
+from topo.phase import Phase
+from topo.rule import Block
+from topo.strategies import AllReduce, Static
+from topo.timing.cost import communication
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from schedulers.synthesis.alphabet import Alphabet
+    from schedulers.synthesis.problem import Problem
+    from topo.rule import RulePhase
+    from topo.schedule import Schedule
+    from topo.strategies import Pace
+
+Letters = tuple[int, ...]
+Round = TypeVar("Round")
+
+
+def budgets_of(problem: Problem) -> tuple[float, ...]:
+    """What the hints communicate, in seconds per step, rising, each once."""
+    costs = {
+        communication(hint, problem.hardware, model_bytes=problem.size, form=problem.form).per_step
+        for hint in problem.hints
+    }
+    return tuple(sorted(cost for cost in costs if cost > 0))
+
+
+def rule_rounds(hint: Schedule, radices: Sequence[int]) -> tuple[RulePhase, ...] | None:
+    """The rounds of a hint as rule phases over finer radices; None if they cannot be said in these digits."""
+    strategy, ranks = hint.strategy, hint.cluster.workers_per_node
+    if isinstance(strategy, AllReduce) and ranks is not None and not strategy.overlap:
+        return _spaced(((Block(tuple(range(ranks)), tuple(range(len(radices)))),),), strategy.pace, ())
+    if not isinstance(strategy, Static) or strategy.node_radices is None or strategy.overlap:
+        return None
+    digits = _refinement(strategy.node_radices, radices)
+    if digits is None:
+        return None
+    rounds = tuple(
+        tuple(Block(b.local, tuple(d for c in b.across for d in digits[c]), b.relax) for b in phase)
+        for phase in strategy.rule_phases()
+    )
+    return _spaced(rounds, strategy.pace, ())
+
+
+def group_rounds(hint: Schedule) -> tuple[Phase, ...] | None:
+    """The rounds of a hint as explicit phases; None if it does not average groups."""
+    strategy, size = hint.strategy, hint.num_workers
+    silent = Phase.from_groups(size, ())
+    if isinstance(strategy, AllReduce) and not strategy.overlap:
+        return _spaced((Phase.from_groups(size, [range(size)]),), strategy.pace, silent)
+    if not isinstance(strategy, Static) or strategy.overlap:
+        return None
+    try:
+        return _spaced(tuple(hint.phase(t) for t in range(hint.period)), strategy.pace, silent)
+    except PreduceError:
+        return None
+
+
+def letters_of(alphabet: Alphabet, hint: Schedule) -> Letters | None:
+    """The hint's rounds as letters; None where the alphabet lacks one and has no full average to stand in for it."""
+    rounds: Sequence[RulePhase | Phase] | None
+    rounds = group_rounds(hint) if alphabet.radices is None else rule_rounds(hint, alphabet.radices)
+    if rounds is None:
+        return None
+    place = {_key(phase): index for index, phase in enumerate(alphabet.phases)}
+    full = alphabet.full_average()  # pruned phases cost at least as much as it
+    found = [place.get(_key(phase), full) for phase in rounds]
+    letters = tuple(letter for letter in found if letter is not None)
+    return letters if len(letters) == len(found) else None
+
+
+def _spaced(rounds: tuple[Round, ...], pace: Pace, silent: Round) -> tuple[Round, ...]:
+    """The same rounds at pace 1: what a common pace leaves out becomes silent phases. Other paces stay as they are."""
+    gap = (silent,) * (pace - 1) if isinstance(pace, int) else ()
+    return tuple(phase for one in rounds for phase in (*gap, one))
+
+
+def _key(phase: RulePhase | Phase) -> Hashable:
+    if isinstance(phase, Phase):
+        return phase
+    named = ((frozenset(b.local), frozenset(b.across), b.relax) for b in phase)
+    return frozenset(block for block in named if len(block[0]) > 1 or block[1])
+
+
+def _refinement(coarse: Sequence[int], fine: Sequence[int]) -> list[tuple[int, ...]] | None:
+    """For each digit of `coarse` the consecutive digits of `fine` that make it up; None if they do not."""
+    ends = list(accumulate(fine, mul))
+    result, start = [], 0
+    for reached in accumulate(coarse, mul):
+        if reached not in ends:
+            return None
+        stop = ends.index(reached) + 1
+        result.append(tuple(range(start, stop)))
+        start = stop
+    return result if prod(coarse) == prod(fine) else None

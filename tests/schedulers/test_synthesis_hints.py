@@ -1,0 +1,130 @@
+"""Hints from the catalogue, and windows built anew: what is known is never lost, and improving never worsens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schedulers import registry
+from schedulers.synthesis import Limits, Problem, scoring
+from schedulers.synthesis.archive import Archive
+from schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from schedulers.synthesis.explore import explore
+from schedulers.synthesis.hints import letters_of, rule_rounds
+from schedulers.synthesis.rebuild import rebuild
+from schedulers.synthesis.rule_alphabet import rule_alphabet
+from schedulers.synthesis.search import Target, Walk
+from topo import figures
+from topo.cluster import Cluster
+from topo.errors import InputError
+from topo.hardware import Hardware, Link
+from topo.timing.cost import communication
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
+HINTS = [
+    ("allreduce", {"every": 3}),
+    ("pairs-pairs-all", {"pair_rounds": 2}),
+    ("node-then-all", {"node_rounds": 3}),
+    ("prague-figure-10", {}),
+]
+
+
+def never() -> bool:
+    return False
+
+
+def problem(shape: str, hints=HINTS, **limits) -> Problem:
+    cluster = replace(Cluster.parse(shape), hardware=HARDWARE)
+    fitting = [(name, more) for name, more in hints if registry.entry(name).why_not(cluster, **more) is None]
+    schedules = tuple(registry.build(name, cluster, **more) for name, more in fitting)
+    return Problem(cluster=cluster, hints=schedules, limits=Limits(**limits))
+
+
+def alphabet_of(asked: Problem):
+    if asked.cluster.is_regular:
+        return rule_alphabet(asked)
+    return explicit_alphabet(asked, (1,) * asked.cluster.num_workers, seed=0, expired=never)
+
+
+@pytest.mark.parametrize("shape", ["4x4", "8x4", "3,2"])
+def test_hints_spelled_in_letters_keep_their_figures(shape):
+    asked = problem(shape)
+    alphabet = alphabet_of(asked)
+    stretches = alphabet.stretches()
+    assert len(asked.hints) >= 3
+    for hint in asked.hints:
+        letters = letters_of(alphabet, hint)
+        assert letters is not None
+        value = scoring.disagreement(alphabet.space, scoring.chain(alphabet.space, [stretches[i] for i in letters]))
+        assert float(value) == pytest.approx(float(figures.disagreement(hint)), rel=1e-6)
+        assert alphabet.costs[list(letters)].mean() == pytest.approx(communication(hint, HARDWARE).per_step)
+
+
+def test_radices_that_do_not_refine_are_no_hint():
+    hint = problem("6x4", [("prague-figure-10", {})]).hints[0]
+    assert hint.strategy.node_radices == (2, 3)
+    assert rule_rounds(hint, (2, 3)) is not None
+    assert rule_rounds(hint, (3, 2)) is None
+
+
+def test_phases_of_hints_join_an_incomplete_alphabet():
+    asked = problem("3,3,3", [("pairs-pairs-all", {"pair_rounds": 2})])
+    spelled = letters_of(alphabet_of(asked), asked.hints[0])
+    assert spelled is not None
+    assert len(set(spelled)) == asked.hints[0].num_distinct_phases()
+
+
+def test_hint_for_another_cluster_is_refused():
+    other = problem("2,3").hints
+    with pytest.raises(InputError, match=r"hints: .* is for the cluster 2,3, not for 3,2"):
+        replace(problem("3,2"), hints=other)
+
+
+@pytest.mark.parametrize("shape", ["3,2", "4x4"])
+def test_no_hint_beats_the_archive(shape):
+    asked = problem(shape)
+    (archive,) = explore(alphabet_of(asked), asked, seconds=0.1, seed=0)
+    for hint in asked.hints:
+        found = archive.best_within(communication(hint, HARDWARE).per_step)
+        assert found is not None
+        assert found[0] <= float(figures.disagreement(hint)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("shape", ["4x2", "3,2"])
+def test_rebuilt_period_is_never_worse(shape):
+    alphabet = alphabet_of(problem(shape))
+    rng, target = np.random.default_rng(5), Target(budget=float(alphabet.costs.max()) / 3)
+    walk = Walk(
+        alphabet=alphabet,
+        archive=Archive(float(alphabet.costs.max())),
+        rng=rng,
+        expired=never,
+        min_period=1,
+        max_period=9,
+        pool=alphabet.strongest(),
+    )
+    full, improved = alphabet.full_average(), 0
+    for _ in range(12):
+        letters = (full, *rng.integers(0, len(alphabet), int(rng.integers(1, 8))).tolist())
+        before = np.array(walk.score(letters))
+        after = np.array(walk.score(rebuild(walk, letters, target, alphabet.stretches())))
+        energies = target.energy(np.array([before[1], after[1]]), np.array([before[0], after[0]]))
+        assert energies[1] <= energies[0] + 1e-9
+        improved += energies[1] < energies[0] - 1e-6
+    assert improved >= 6
+
+
+def test_letters_left_out_of_the_strongest_are_merged_further_by_one_at_no_more_cost():
+    alphabet = alphabet_of(problem("3,2"))
+    strongest = set(alphabet.strongest().tolist())
+    matrices = alphabet.matrices[:, 0]
+    assert alphabet.full_average() in strongest
+    for letter in set(range(len(alphabet))) - strongest:
+        further = [
+            other
+            for other in range(len(alphabet))
+            if np.allclose(matrices[other] @ matrices[letter], matrices[other])
+            and np.linalg.matrix_rank(matrices[other]) < np.linalg.matrix_rank(matrices[letter])
+            and alphabet.costs[other] <= alphabet.costs[letter] * (1 + 1e-9)
+        ]
+        assert further
