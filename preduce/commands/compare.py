@@ -33,6 +33,7 @@ def command(
 ) -> None:
     """Put communication, step time, disagreement and drift of several schedules side by side."""
     from preduce.console import console, emit_json, number, seconds, size, table
+    from preduce.report.levels import levels
     from topo.document import load_cluster, load_schedule
     from topo.errors import InputError
     from topo.timing.cost import Form
@@ -56,7 +57,8 @@ def command(
         emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
         return
     listed = table(
-        f"On {place}: {size(hardware.model_bytes or 0)} model, {seconds(hardware.compute)} computing per step",
+        f"On {place}{levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
+        f"{seconds(hardware.compute)} computing per step",
         "schedule", "period", "comm.", "step", "NIC bytes", "contr.", "disagr.", "drift", "node drift",
     )  # fmt: skip
     for row in rows:

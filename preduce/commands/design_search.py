@@ -157,11 +157,12 @@ def _shown(found: Plan) -> list[Option]:
 
 def _print(found: Plan, job: Job) -> None:
     from preduce.console import console, number, seconds, size, table
+    from preduce.report.levels import levels
 
     hardware = job.hardware
     rows = table(
-        f"{job.cluster}: {size(hardware.model_bytes or 0)} model, {seconds(hardware.compute)} computing per step, "
-        f"{job.data} data",
+        f"{job.cluster}{levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
+        f"{seconds(hardware.compute)} computing per step, {job.data} data",
         "schedule", "period", "comm.", "step", "disagr.", "drift", "steps", "time", "status",
     )  # fmt: skip
     for option in _shown(found):

@@ -69,7 +69,7 @@ def _measure(
 
     from runtime.join import default_world
     from runtime.profile import profile
-    from runtime.profile.surroundings import cluster_of, gpu_topology, num_rails
+    from runtime.profile.surroundings import cluster_of, gpu_topology, num_rails, slurm_switches
 
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else 0)
     if not torch.cuda.is_available():
@@ -86,11 +86,12 @@ def _measure(
         cluster_of(world), model_bytes=size, step=step, repetitions=repetitions, num_checks=checks, seed=seed,
         device=device, world=world, progress=say,
     )  # fmt: skip
-    table = gpu_topology()
-    if table is not None and found.cluster.hardware is not None:
-        hardware = replace(found.cluster.hardware, num_nics=num_rails(table))
-        found = replace(found, cluster=replace(found.cluster, hardware=hardware))
-    return found if first else None
+    hardware, table = found.cluster.hardware, gpu_topology()
+    assert hardware is not None, "a profile has the hardware that it fitted"
+    hardware = replace(hardware, switches=slurm_switches(world, found.cluster))
+    if table is not None:
+        hardware = replace(hardware, num_nics=num_rails(table))
+    return replace(found, cluster=replace(found.cluster, hardware=hardware)) if first else None
 
 
 def _report(found: "Profile", output: Path, *, as_json: bool) -> None:
@@ -99,6 +100,7 @@ def _report(found: "Profile", output: Path, *, as_json: bool) -> None:
     from topo.document import dump_cluster, write_cluster
 
     write_cluster(output, found.cluster)
+    notes = _notes(found)
     within = sum(abs(error) <= 0.3 for error in found.check_errors)
     if as_json:
         emit_json(
@@ -106,6 +108,7 @@ def _report(found: "Profile", output: Path, *, as_json: bool) -> None:
                 "cluster": dump_cluster(found.cluster),
                 "output": str(output),
                 "slurm": slurm_words(os.environ),
+                "notes": notes,
                 "checks": [
                     {
                         "groups": [list(group.members) for group in measured.phase],
@@ -123,7 +126,19 @@ def _report(found: "Profile", output: Path, *, as_json: bool) -> None:
         rows.add_row(groups, seconds(measured.median), seconds(predicted), f"{error:+.0%}")
     console().print(rows)
     console().print(f"{within} of {len(found.checks)} predictions lie within 30% of the measured time.")
+    for note in notes:
+        console().print(note, style="yellow")
     console().print(f"written to {output}; next: preduce design {output}")
+
+
+def _notes(found: "Profile") -> list[str]:
+    """What the file does not know."""
+    hardware = found.cluster.hardware
+    if hardware is None or not hardware.switches:
+        return []
+    switches = f"{len(hardware.switches)} switch{'' if len(hardware.switches) == 1 else 'es'}"
+    free = "they count as free until hardware.switches in the file states their bandwidth"
+    return [f"SLURM names {switches} above the nodes; what the uplinks carry was not measured, so {free}"]
 
 
 def _function(text: str) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""What the machine says about itself: which ranks share a node, SLURM's words, and `nvidia-smi topo -m`."""
+"""What the machine says about itself: which ranks share a node, what SLURM knows, and `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from topo.cluster import Cluster
+from topo.hardware import Switch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from runtime.communicators import World
 
@@ -38,6 +39,38 @@ def cluster_of(world: World) -> Cluster:
 def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
     """What SLURM says about the job; empty outside of SLURM."""
     return {name: environment[name] for name in SLURM if environment.get(name)}
+
+
+def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
+    """The switches that SLURM names above the nodes of the job, without bandwidths; none where it names none.
+
+    Raises:
+        UnavailableError: a rank did not say where it runs within the store's timeout.
+    """
+    words = (os.environ.get("SLURM_TOPOLOGY_ADDR", ""), os.environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""))
+    world.store.set(f"profile/address/{world.rank}", "\n".join(words))
+    first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
+    return switches_of([world.store.get(f"profile/address/{rank}").decode() for rank in first])
+
+
+def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
+    """The switches in SLURM's addresses of the nodes 0, 1, …, the lowest first, without bandwidths.
+
+    An address is two lines: `s0.s4.node7` (SLURM_TOPOLOGY_ADDR, the highest switch first) and `switch.switch.node`
+    (SLURM_TOPOLOGY_ADDR_PATTERN). Left out are switches over all nodes, whose uplinks the job does not use, and of
+    switches over the same nodes all but the lowest.
+    """
+    below: dict[tuple[str, ...], list[int]] = {}
+    for node, address in enumerate(addresses):
+        path, _, pattern = address.partition("\n")
+        kinds = pattern.split(".")
+        names = path.split(".", len(kinds) - 1)
+        for end, (_, kind) in enumerate(zip(names, kinds, strict=False), start=1):
+            if kind == "switch":
+                below.setdefault(tuple(names[:end]), []).append(node)
+    lowest_first = sorted(below.items(), key=lambda item: (-len(item[0]), item[1]))
+    kept = dict.fromkeys(tuple(nodes) for _, nodes in lowest_first if len(nodes) < len(addresses))
+    return tuple(Switch(nodes) for nodes in kept)
 
 
 def gpu_topology() -> str | None:

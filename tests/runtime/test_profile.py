@@ -13,10 +13,10 @@ import pytest
 from runtime.profile import Measurement, fit_hardware
 from runtime.profile.fit import predicted_seconds
 from runtime.profile.phases import calibration_phases, random_phases
-from runtime.profile.surroundings import num_rails, slurm_words
+from runtime.profile.surroundings import num_rails, slurm_words, switches_of
 from topo.cluster import Cluster
 from topo.document import load_cluster
-from topo.hardware import Hardware, Link
+from topo.hardware import Hardware, Link, Switch
 
 TABLE = (
     "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tCPU Affinity\n"
@@ -70,6 +70,20 @@ def test_rails_are_the_nics_beside_a_gpu() -> None:
 def test_slurm_words_are_those_of_the_job() -> None:
     assert slurm_words({"SLURM_JOB_ID": "7", "HOME": "/"}) == {"SLURM_JOB_ID": "7"}
     assert slurm_words({}) == {}
+
+
+def test_slurm_addresses_name_the_switches_above_the_nodes() -> None:
+    """Two pods of two racks; the switch over everything and the second one over the same nodes are left out."""
+    tree = [f"core.pod{pod}.rack{pod}{rack}.n{n}" for pod, rack, n in ((0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 0, 3))]
+    found = switches_of([f"{address}\nswitch.switch.switch.node" for address in tree])
+    assert [switch.nodes for switch in found] == [(0, 1), (2,), (3,), (0, 1, 2)]
+    assert {switch.uplink for switch in found} == {Link()}
+    Hardware(switches=found)
+
+
+@pytest.mark.parametrize("address", ["", "node7", "s0.node7", "a.b.c"])
+def test_addresses_without_switches_name_none(address: str) -> None:
+    assert switches_of([f"{address}\nnode", "\n", "s1.n.example.org\nswitch.node"]) == (Switch((2,)),)
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
