@@ -43,7 +43,7 @@ def test_cluster_examples_load(tmp_path, language, what, text):
     assert (
         set(dump_cluster(cluster)["hardware"])
         == {
-            "yaml": {"inside", "nic", "bus", "node_nic", "slowdown", "jitter", "model_bytes", "compute"},
+            "yaml": {"inside", "nic", "bus", "node_nic", "switches", "slowdown", "jitter", "model_bytes", "compute"},
             "json": {"nic", "slowdown"},
         }[language]
     )
