@@ -111,6 +111,10 @@ class Lane:
             self._scratch = torch.zeros(count, dtype=self.dtype, device=self.device)
         return self._scratch
 
+    def let_go(self) -> None:
+        """Leave the scratch array to an operation that may still write into it; the next one gets a new array."""
+        self._scratch = None
+
     def swap(self) -> None:
         """Make the scratch array's parameters the live ones, without copying; the old live array is scratch next."""
         if self._home is None:

@@ -36,10 +36,19 @@ DESTROY_SECONDS = 0.2
 
 
 class Communicator:
-    """One group that can reduce; `backend` is a torch ProcessGroup or a raw gloo backend."""
+    """One group that can reduce; `backend` is a torch ProcessGroup or a raw gloo backend.
 
-    def __init__(self, members: tuple[int, ...], rank: int, backend: Any) -> None:  # noqa: ANN401 - as in _live
-        self.members = members
+    `timeout` is that of a sum, where it differs from the one with which the group was made.
+    """
+
+    def __init__(
+        self,
+        members: tuple[int, ...],
+        rank: int,
+        backend: Any,  # noqa: ANN401 - as in _live
+        timeout: timedelta | None = None,
+    ) -> None:
+        self.members, self.timeout = members, timeout
         self.place = members.index(rank)
         self._backend: Any = backend
 
@@ -60,7 +69,7 @@ class Communicator:
             UnavailableError: the group was destroyed, or a connection of it is broken.
         """
         try:
-            work: Work = self._live().allreduce([tensor], sum_options())
+            work: Work = self._live().allreduce([tensor], sum_options(self.timeout))
         except RuntimeError as error:
             raise UnavailableError(_first_line(error)) from None
         return work
@@ -171,15 +180,26 @@ class _Groups:
         milliseconds; one with a running operation only when that ends, so it is left to a thread.
         """
         self._abandoned = True
-        backends = [communicator.close() for communicator in self._groups.values()]
-        self._groups.clear()
+        self.destroy(list(self._groups))
+
+    def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
+        """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
+        found = [self._groups.pop(members) for members in doomed if members in self._groups]
+        backends = [communicator.close() for communicator in found]
         if backends:
             ending = threading.Thread(target=_drop, args=(backends,), name="preduce-destroy-groups", daemon=True)
             del backends
             ending.start()
             ending.join(DESTROY_SECONDS)
 
-    def _keep(self, members: tuple[int, ...], backend: object, device: str) -> Communicator:
+    def destroy_with(self, ranks: Iterable[int]) -> None:
+        """Destroy the groups that a lost worker was in."""
+        gone = frozenset(ranks)
+        self.destroy([members for members in self._groups if not gone.isdisjoint(members)])
+
+    def _keep(
+        self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None = None
+    ) -> Communicator:
         """Put a new group into the table after one tagged warm-up operation."""
         communicator = Communicator(members, self.rank, backend)
         tag = tag_of("warm-up", members)
@@ -192,6 +212,7 @@ class _Groups:
             raise UnavailableError(f"group {Group(members)}: its first operation failed ({reason})") from None
         if not bool(sums_agree(numbers, tag, len(members))):
             raise UnavailableError(f"group {Group(members)}: workers of different groups answered the first operation")
+        communicator.timeout = timeout
         self._groups[members] = communicator
         return communicator
 
@@ -221,27 +242,33 @@ class GlooWorld(_Groups):
         for members in missing:
             self.create(members)
 
-    def create(self, members: tuple[int, ...]) -> Communicator:
+    def create(self, members: tuple[int, ...], *, instance: str = "", within: timedelta | None = None) -> Communicator:
         """Make one group; all its members call this, in one order that is the same for all workers.
+
+        Args:
+            members: of the group, ascending, this worker among them.
+            instance: names one making of a group that may have to be made again.
+            within: how long connecting may take, where that is known to be shorter than the world's timeout.
 
         Raises:
             UnavailableError: members did not arrive within the timeout, or the world is abandoned.
         """
         if self._abandoned:
             raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
-        name = f"preduce/group/{','.join(map(str, members))}"
+        name = f"preduce/group/{','.join(map(str, members))}{instance and '/'}{instance}"
+        limit = self.timeout if within is None else min(within, self.timeout)
         options = ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to share a device and set one thread
-        options._timeout = self.timeout  # noqa: SLF001 - as above
+        options._timeout = limit  # noqa: SLF001 - as above
         options._threads = 1  # noqa: SLF001 - as above
         options._devices = [self._gloo_device()]  # noqa: SLF001 - as above
         try:
             backend = ProcessGroupGloo(PrefixStore(name, self.store), members.index(self.rank), len(members), options)
         except RuntimeError as error:
             raise UnavailableError(
-                f"group {Group(members)}: not all members connected within {self.timeout.total_seconds():g} s "
+                f"group {Group(members)}: not all members connected within {limit.total_seconds():g} s "
                 f"({_first_line(error)})"
             ) from None
-        return self._keep(members, backend, "cpu")
+        return self._keep(members, backend, "cpu", None if within is None else self.timeout)
 
     def _gloo_device(self) -> object:
         if self._device is None:

@@ -13,6 +13,8 @@ from runtime.watch import UNEQUAL
 from topo.errors import PeerLostError, UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runtime.torch_api import Store
     from runtime.watch import Watch
 
@@ -66,8 +68,10 @@ class Ends:
                 )
             time.sleep(POLL_SECONDS)
 
-    def meet(self, round_: int) -> None:
-        """Wait for everybody at the end of the run and compare rounds.
+    def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
+        """Wait for everybody at the end of the run and compare rounds; returns who is there.
+
+        With `lost` a worker that it names is not waited for, unless it has noted its end before it was lost.
 
         Raises:
             PeerLostError: a worker ended after another number of rounds, or is gone.
@@ -77,10 +81,15 @@ class Ends:
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         start = time.monotonic()
         look = start + LOOK_SECONDS
+        absent: set[int] = set()
         while waiting:
+            gone = frozenset[int]() if lost is None else lost()  # asked first: who is lost by now notes no end later
             for rank in list(waiting):
                 text = self.watch.read("finished", rank)
                 if text is None:
+                    if rank in gone:
+                        absent.add(rank)
+                        waiting.remove(rank)
                     continue
                 if int(text) != round_:
                     raise PeerLostError(
@@ -89,7 +98,7 @@ class Ends:
                     )
                 waiting.remove(rank)
             now = time.monotonic()
-            if waiting and now > look:
+            if waiting and now > look and lost is None:
                 self._refuse_if_gone("finish")
                 look = now + LOOK_SECONDS
             if waiting and now > start + self.timeout:
@@ -98,6 +107,7 @@ class Ends:
                     f"{self.timeout:g} s after this one"
                 )
             time.sleep(POLL_SECONDS if waiting else 0)
+        return tuple(rank for rank in range(self.size) if rank not in absent)
 
     def _refuse_if_gone(self, place: str) -> None:
         if (why := self.watch.gone(range(self.size))) is not None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
 PR_SET_PDEATHSIG = 1
+SIGNALLED = 128
+"""Exit codes above it name the signal that ended a process."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ def launch(
     threads: int | None = None,
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE_SECONDS,
+    survive: bool = False,
     output: TextIO | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
@@ -63,6 +66,8 @@ def launch(
         threads: torch threads per worker; by default the cores are shared out, at least 1 each.
         environment: further variables for the workers.
         grace: seconds between the first failure and the end of the others.
+        survive: a worker that a signal ends does not end the others; the exit code is then theirs. An error of its own
+            still does.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
 
     Raises:
@@ -82,7 +87,7 @@ def launch(
             workers.append(_fork(rank, target, args, variables, workers))
         # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
         store = _serve_store(workers)
-        return _watch_over(workers, store, grace, output)
+        return _watch_over(workers, store, grace, output, survive=survive)
     finally:
         _end_all(workers)
 
@@ -225,8 +230,12 @@ def _serve_store(workers: Sequence[Worker]) -> Store:
 
 @dataclass(slots=True)
 class _Ending:
-    """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL."""
+    """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
 
+    With `survive` workers that a signal ends do not count, as long as one is left.
+    """
+
+    survive: bool = False
     code: int = 0
     deadline: float = float("inf")
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
@@ -236,6 +245,11 @@ class _Ending:
         self.code = self.code or code
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
+    def concerns(self, worker: Worker, workers: Sequence[Worker]) -> bool:
+        """Whether the end of a worker is a failure of the run."""
+        assert worker.code is not None
+        return not self.survive or worker.code <= SIGNALLED or all((w.code or 0) > SIGNALLED for w in workers)
+
     def escalate(self, workers: Sequence[Worker]) -> None:
         """Send the next signal when its time has come."""
         if time.monotonic() > self.deadline and self.signals:
@@ -243,9 +257,9 @@ class _Ending:
             self.deadline = time.monotonic() + 2.0
 
 
-def _watch_over(workers: Sequence[Worker], store: Store, grace: float, output: TextIO | None) -> int:
+def _watch_over(workers: Sequence[Worker], store: Store, grace: float, output: TextIO | None, *, survive: bool) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
-    ending = _Ending()
+    ending = _Ending(survive)
     drained = float("inf")
     width = len(str(len(workers) - 1))
     with selectors.DefaultSelector() as selector:
@@ -274,7 +288,8 @@ def _collect(workers: Sequence[Worker], store: Store, ending: _Ending, grace: fl
     for worker in workers:
         if worker.code is None and _reap(worker) and worker.code:
             _tell(store, worker, first=not ending.code)
-            ending.begin(worker.code, grace)
+            if ending.concerns(worker, workers):
+                ending.begin(worker.code, grace)
     ending.escalate(workers)
     return any(worker.code is None for worker in workers)
 
@@ -310,8 +325,8 @@ def _tell(store: Store, worker: Worker, *, first: bool) -> None:
     Later exit codes are consequences of the first; signals are causes in any case.
     """
     assert worker.code is not None
-    if worker.code > 128:
-        number = worker.code - 128
+    if worker.code > SIGNALLED:
+        number = worker.code - SIGNALLED
         text = f"was killed by signal {number} ({signal.Signals(number).name})"
     elif not first:
         return

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from runtime.strategies.base import Run, Strategy
 
 
-def average_everywhere(run: Run, step: int, round_: int) -> None:
-    """Replace every worker's parameters and floating-point buffers by their means over all workers.
+def average_everywhere(run: Run, step: int, round_: int, members: tuple[int, ...] | None = None) -> None:
+    """Replace every worker's parameters and floating-point buffers by their means over all workers, or over `members`.
 
     Raises:
         PeerLostError: a worker is gone, or at another round.
     """
-    everyone = Group(tuple(range(run.schedule.num_workers)))
+    everyone = Group(members or tuple(range(run.schedule.num_workers)))
     for reducer in run.mean_reducers:
         reduction = reducer.begin("mean model", step, round_, everyone)
         reducer.wait(reduction)
@@ -48,7 +48,8 @@ def mean_of_all(run: Run, strategy: Strategy, step: int, round_: int) -> Iterato
         if ":" in rider.name and (value := rider.fetch()) is not None
     ]
     run.reducer.watch.gather("mean_model()", round_)
-    average_everywhere(run, step, round_)
+    survivors = getattr(strategy, "survivors", None)
+    average_everywhere(run, step, round_, None if survivors is None else survivors("mean_model()"))
     try:
         yield run.flat.model
     finally:

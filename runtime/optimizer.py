@@ -305,10 +305,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         leave = getattr(self._strategy, "leave", None)
         if leave is not None:
             leave()  # the others of this worker's groups may still have rounds to do, so it cannot wait for them here
-        self._ends.meet(self.round)
+        members = self._ends.meet(self.round, getattr(self._strategy, "lost", None))
         self._strategy.settle()
         self._strategy.drain()
-        average_everywhere(self._run, self._steps, self.round)
+        connect = getattr(self._strategy, "connect", None)
+        if connect is not None:
+            connect(members, "finish")
+        average_everywhere(self._run, self._steps, self.round, members)
         self._state = "finished"
         self._strategy.close()
         self._watch.stop()

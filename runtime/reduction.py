@@ -18,7 +18,7 @@ from topo.errors import InputError, PeerLostError, UnavailableError
 from topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from runtime.buffers import Lane
     from runtime.communicators import Communicator, World
@@ -69,20 +69,47 @@ class Reducer:
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
+        reduction = self._announced(kind, step, round_, group)
+        try:
+            self._start(reduction, gradients=gradients)
+        except (GoneError, UnavailableError) as error:
+            raise self.failed(reduction, error) from None
+        return reduction
+
+    def attempt(
+        self, kind: str, step: int, round_: int, group: Group, *, given_up: Callable[[], str | None]
+    ) -> Reduction | None:
+        """A whole operation whose failure ends its own group only: None then, and nothing to commit.
+
+        `given_up` is asked now and then, and says why the operation shall not be waited for. After a failure the scratch
+        arrays are left to whatever may still arrive in them; the caller destroys the group, so that its members learn.
+        """
+        reduction = self._announced(kind, step, round_, group)
+        try:
+            self._start(reduction)
+            self._complete(reduction, given_up)
+        except (RuntimeError, GoneError, UnavailableError) as error:
+            reduction.works.clear()
+            for lane in self.lanes:
+                lane.let_go()
+            self.recorder.end(reduction.operation, f"failed: {error}")
+            self.watch.doing(f"went on without {reduction.operation}")
+            return None
+        return reduction
+
+    def _announced(self, kind: str, step: int, round_: int, group: Group) -> Reduction:
+        """A new operation, known to the recorder and the watch."""
         communicator = self.world.communicator(group.members)
         num_bytes = sum(lane.num_bytes for lane in self.lanes)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes)
         self.watch.doing(f"entered {operation}")
-        tag = tag_of(self.key, kind, round_, group, "sum")
-        reduction = Reduction(communicator, group, operation, tag)
-        try:
-            self._look_at_deferred()
-            for index, lane in enumerate(self.lanes):
-                with self.stream(lane.device):
-                    self._launch(reduction, index, lane, gradients=gradients)
-        except (GoneError, UnavailableError) as error:
-            raise self.failed(reduction, error) from None
-        return reduction
+        return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"))
+
+    def _start(self, reduction: Reduction, *, gradients: bool = False) -> None:
+        self._look_at_deferred()
+        for index, lane in enumerate(self.lanes):
+            with self.stream(lane.device):
+                self._launch(reduction, index, lane, gradients=gradients)
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object) -> None:
         """Compare `fields` over the group with one tiny operation, before an operation whose sizes might differ.
@@ -110,28 +137,26 @@ class Reducer:
         Raises:
             PeerLostError: a member is gone, the timeout passed, or the members ran different operations.
         """
-        operation = reduction.operation
         try:
-            for work in reduction.works:
-                self._await(work, reduction)
-            verdicts = []
-            for index, lane in enumerate(self.lanes):
-                with self.stream(lane.device):
-                    sums = reduction.sides.get(index)
-                    verdicts.append(
-                        sums_agree(
-                            lane.scratch()[-TAG_LENGTH:] if sums is None else sums, reduction.tag, reduction.num_members
-                        )
-                    )
-            reduction.works.clear()
-            if self.lanes[0].device.type == "cuda":
-                self._defer(reduction, verdicts)
-            elif not all(bool(verdict) for verdict in verdicts):
-                raise GoneError("its members ran different operations at the same time (their tags differ)")
+            self._complete(reduction)
         except (RuntimeError, GoneError) as error:
             raise self.failed(reduction, error) from None
-        self.recorder.end(operation)
-        self.watch.doing(f"finished {operation}")
+
+    def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
+        for work in reduction.works:
+            self._await(work, reduction, given_up)
+        verdicts = []
+        for index, lane in enumerate(self.lanes):
+            with self.stream(lane.device):
+                sums = reduction.sides.get(index, lane.scratch()[-TAG_LENGTH:])
+                verdicts.append(sums_agree(sums, reduction.tag, reduction.num_members))
+        reduction.works.clear()
+        if self.lanes[0].device.type == "cuda":
+            self._defer(reduction, verdicts)
+        elif not all(bool(verdict) for verdict in verdicts):
+            raise GoneError("its members ran different operations at the same time (their tags differ)")
+        self.recorder.end(reduction.operation)
+        self.watch.doing(f"finished {reduction.operation}")
 
     def failed(self, reduction: Reduction, error: Exception) -> PeerLostError:
         """The error for a failed reduction; see `failure`."""
@@ -199,8 +224,8 @@ class Reducer:
                 reduction.sides[index] = side
                 reduction.works.append(communicator.all_reduce(side))
 
-    def _await(self, work: Work, reduction: Reduction) -> None:
-        """Wait for one collective; give up early when a member's note says that it cannot come."""
+    def _await(self, work: Work, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
+        """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come."""
         if self.lanes and self.lanes[0].device.type == "cuda":
             work.wait()
             return
@@ -210,7 +235,11 @@ class Reducer:
             now = time.monotonic()
             if now > look:
                 members, round_ = reduction.group.members, reduction.operation.round
-                if (why := self.watch.gone(members, round_) or self.watch.elsewhere(members, round_)) is not None:
+                if given_up is None:
+                    why = self.watch.gone(members, round_) or self.watch.elsewhere(members, round_)
+                else:
+                    why = given_up()
+                if why is not None:
                     raise RuntimeError(why)
                 if len(reduction.group.members) <= MAX_NAMED_BEATS:
                     for rank in reduction.group.members:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket, Store, Work
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 __all__ = [
     "GradBucket",
@@ -35,8 +38,10 @@ def default_group() -> Any:  # noqa: ANN401 - a ProcessGroup, whose methods the 
     return dist.distributed_c10d._get_default_group()  # noqa: SLF001 - torch has no public way
 
 
-def sum_options() -> dist.AllreduceOptions:
-    """Options of an all-reduce that sums."""
+def sum_options(timeout: timedelta | None = None) -> dist.AllreduceOptions:
+    """Options of an all-reduce that sums, with a timeout of its own or the group's."""
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
+    if timeout is not None:
+        options.timeout = timeout
     return options

@@ -109,6 +109,27 @@ class Watch:
                     return f"worker {rank} waits for all in {what} after {reached} rounds: {UNEQUAL}"
         return None
 
+    def lost(self, members: Iterable[int]) -> frozenset[int]:
+        """The members that left a note, or of which the launcher did, that they can no longer take part in anything."""
+        return frozenset(
+            rank
+            for rank in members
+            if rank != self.rank
+            and (
+                self._get(self._root, f"preduce/dead/{rank}") is not None
+                or any(self.read(kind, rank) is not None for kind in ("left", "failed"))
+            )
+        )
+
+    def gathered(self, members: Iterable[int]) -> frozenset[int]:
+        """The members that have come to this worker's present gathering."""
+        notes = {rank: self.read("gathering", rank) for rank in members}
+        return frozenset(
+            rank
+            for rank, note in notes.items()
+            if rank == self.rank or (note is not None and json.loads(note)[0] >= self._gatherings)
+        )
+
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """As `cause`, and also members that gave up themselves."""
         members = list(members)

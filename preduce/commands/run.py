@@ -57,5 +57,11 @@ def command(
 
             environment |= stack.enter_context(generator_beside(schedule.resolve()))
         return launch(
-            script, context.args, num_workers=workers, num_nodes=nodes, threads=threads, environment=environment
+            script,
+            context.args,
+            num_workers=workers,
+            num_nodes=nodes,
+            threads=threads,
+            environment=environment,
+            survive=generated,
         )

@@ -11,7 +11,8 @@ from runtime.commit import commit_mean, commit_riders, rescale_progress
 from runtime.communicators import GlooWorld
 from runtime.generator.client import GeneratorClient
 from runtime.generator.keys import JobKeys
-from topo.errors import InputError, MissingFeatureError, UnavailableError
+from runtime.survivors import Survivors
+from topo.errors import InputError, MissingFeatureError
 from topo.phase import Group
 from topo.strategies.base import Averaging
 
@@ -28,6 +29,7 @@ class GeneratedMeans:
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
     Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
     first used, by its members alone and in that same order: nobody else takes part, and nobody waits in a circle.
+    If a member dies the others keep their parameters as they were, report the group and go on; see `Survivors`.
     Where the generator is comes from the environment, which `preduce run` sets.
 
     Raises:
@@ -57,7 +59,9 @@ class GeneratedMeans:
                 f"schedule {run.schedule.name!r}: needs the group generator; start with `preduce run --schedule`, or "
                 f"start `preduce generator` and set {ADDRESS} and {KEYS}"
             )
-        self.client = GeneratorClient(address, JobKeys.parse(keys, KEYS), run.rank, timeout=run.reducer.timeout)
+        reducer = run.reducer
+        self.client = GeneratorClient(address, JobKeys.parse(keys, KEYS), run.rank, timeout=reducer.timeout)
+        self.others = Survivors(world, reducer.watch, self.client, key=reducer.key, timeout=reducer.timeout)
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Ask for the round's group, and remember where the round began."""
@@ -70,6 +74,7 @@ class GeneratedMeans:
         """Average with the round's group, if there is one, and ask for the next."""
         self.client.begin()
         found = self.client.group()
+        self.others.forget(self.client.lost)
         if found is not None:
             self._average(step, *found)
         self.client.begin()
@@ -90,30 +95,61 @@ class GeneratedMeans:
     def resume(self, step: int, round_: int) -> None:
         """The next round asks afresh."""
 
+    def lost(self) -> frozenset[int]:
+        """The workers that are gone for good: nothing waits for them any more."""
+        return self.others.lost()
+
+    def survivors(self, place: str) -> tuple[int, ...]:
+        """Who takes part in a mean over all, connected; everybody who is not lost has come when this returns."""
+        return self.others.gathered(place)
+
+    def connect(self, members: tuple[int, ...], place: str) -> None:
+        """Have a communicator of the survivors."""
+        self.others.connect(members, place)
+
     def close(self) -> None:
         """End the client's thread."""
         self.client.close()
 
     def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:
-        reducer, group = self.run.reducer, Group(members)
-        if not self.world.has(members):
-            reducer.watch.doing(f"makes the communicator of group {group}")
-            try:
-                self.world.create(members)
-            except UnavailableError:
-                if self.client.is_void(seq):
-                    return  # a member was lost before the group came together
-                raise
-        if self.normalises and self._starts:
-            paces = [self.run.schedule.pace_of(member) for member in members]
-            for lane, start in zip(self.run.flat.lanes, self._starts, strict=True):
-                rescale_progress(lane, start, sum(paces) / len(paces) / self.run.pace)
-            self._starts = []
-        reduction = reducer.begin("average", step, seq, group)  # members count different rounds, but the same groups
-        reducer.wait(reduction)
+        """X ← mean over the group; if it does not come about x stays as it is, and the generator hears of it."""
+        reducer, lanes = self.run.reducer, self.run.flat.lanes
+
+        def given_up() -> str | None:
+            return self._given_up(seq, members)
+
+        reduction, own = None, []
+        if self.others.connected(members, str(seq), given_up):
+            if self.normalises and self._starts:
+                own = [lane.flat.clone() for lane in lanes]
+                self._normalise(members)
+            # Members count different rounds, but the same groups, so the group's number stands for the round.
+            reduction = reducer.attempt("average", step, seq, Group(members), given_up=given_up)
+        if reduction is None:
+            with torch.no_grad():
+                for lane, values in zip(lanes, own, strict=bool(own)):
+                    lane.flat.copy_(values)
+            self.world.destroy([members])  # also where it never began here: another member may have begun it
+            self.lost()
+            self.client.failed()
+            return
         with torch.no_grad():
-            for lane in self.run.flat.lanes:
+            for lane in lanes:
                 with reducer.stream(lane.device):
                     commit_mean(lane, 1.0, reduction.ok)
                     commit_riders(lane, reduction.ok)
         reducer.rejoin()
+
+    def _normalise(self, members: tuple[int, ...]) -> None:
+        """Count what the round learned as if all members had the same pace."""
+        paces = [self.run.schedule.pace_of(member) for member in members]
+        for lane, start in zip(self.run.flat.lanes, self._starts, strict=True):
+            rescale_progress(lane, start, sum(paces) / len(paces) / self.run.pace)
+        self._starts = []
+
+    def _given_up(self, seq: int, members: tuple[int, ...]) -> str | None:
+        """Why a granted group shall not be waited for any longer."""
+        if self.client.is_void(seq):
+            return "was declared void by the generator"
+        gone = sorted(self.lost().intersection(members))
+        return f"worker {gone[0]} is lost" if gone else None

@@ -33,6 +33,7 @@ from topo.errors import PreduceError
 from topo.phase import Phase
 from topo.schedule import Schedule
 from topo.strategies.allreduce import AllReduce
+from topo.strategies.generated import Division, Generated
 from topo.strategies.static import Static
 
 
@@ -217,6 +218,46 @@ def killed(when) -> None:
             except PreduceError:
                 report(values=sorted(set(weights(model).tolist())), steps=optimizer.steps)
                 raise
+
+    reporting(loop)
+
+
+def lost_from_generated(when) -> None:
+    """Worker 3 is lost at some point of a generated schedule; the others train to the end without it."""
+    model = torch.nn.Linear(1000, 1000)
+    division = Division.GLOBAL if when != "computing" else Division.RANDOM
+    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=3, division=division, slow_threshold=None))
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=60, initial="keep"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(rank() + 1))
+            parameter.grad = torch.zeros_like(parameter)
+    client, store = optimizer._strategy.client, optimizer._world.store
+
+    def die_inside_a_group() -> None:
+        while not (optimizer.steps > 4 and optimizer._watch._doing.startswith("entered the average")):
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank() == 3 and when == "in mid-operation":
+        threading.Thread(target=die_inside_a_group, daemon=True).start()
+
+    def loop() -> None:
+        for step in range(100_000 if rank() == 3 else 60):
+            if rank() == 3 and when in ("computing", "stopped") and step == 5:
+                store.set("pid", str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGKILL if when == "computing" else signal.SIGSTOP)
+            optimizer.step()
+            if step == 50:
+                with optimizer.mean_model():
+                    report(mean=sorted(set(weights(model).tolist())))
+            time.sleep(0.002)
+        optimizer.finish()
+        report(values=sorted(set(weights(model).tolist())), executed=client.executed)
+        if when == "stopped" and rank() == 0:
+            os.kill(int(store.get("pid").decode()), signal.SIGCONT)
 
     reporting(loop)
 
@@ -415,6 +456,9 @@ SCENARIOS = {
     "wrong size": (3, wrong_size),
     **{f"killed {w}": (4, lambda w=w: killed(w)) for w in ("between operations", "in mid-operation", "stopped")},
     "exception": (4, exception),
+    **{
+        f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "computing", "stopped")
+    },
     "infinite gradient, static": (4, lambda: infinite_gradient(pairs())),
     "infinite gradient, all-reduce": (4, lambda: infinite_gradient(everyone())),
     "nan guard": (4, nan_guard),
@@ -447,6 +491,7 @@ def main() -> None:
             output=output,
             environment=request.get("environment", {}),
             grace=request.get("grace", 3.0),
+            survive=request.get("survive", False),
         )
         answer = {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
         print(json.dumps(answer), flush=True)

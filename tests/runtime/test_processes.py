@@ -11,6 +11,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -151,6 +152,49 @@ def test_a_stopped_worker_is_named_after_the_timeout(driver):
     assert "waits for worker 3" in answer["errors"][1]["text"]
     assert "no sign of life" in answer["errors"][1]["text"]
     assert all(report["seconds"] < 20 for report in answer["errors"].values())
+
+
+@pytest.fixture
+def generator():
+    """A group generator for four workers on one node; yields (environment of the workers, what the machine noted)."""
+    pytest.importorskip("zmq")
+    from runtime.generator.keys import JobKeys
+    from runtime.generator.service import GeneratorService
+    from schedulers.protocols.group_draw import GeneratorSetting
+    from topo.strategies.generated import Division
+
+    keys, notes = JobKeys.make(), []
+    setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
+    service = GeneratorService(setting, keys, lease=3.0, on_note=notes.append)
+    thread = threading.Thread(target=service.run, args=(100,))
+    thread.start()
+    yield {"PREDUCE_GENERATOR": service.address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}, notes
+    service.stop()
+    thread.join(10)
+    service.close()
+
+
+@pytest.mark.parametrize("when", ["in mid-operation", "stopped"])
+def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driver, generator, when):
+    environment, notes = generator
+    answer = driver.run(f"generated, {when}", environment=environment, survive=True)
+    ends = [r for r in answer["reports"] if "values" in r]
+    assert {r["rank"] for r in ends} == {0, 1, 2}, answer["output"][-2000:]
+    assert answer["code"] == (76 if when == "stopped" else 0)
+    failed = [r for r in answer["reports"] if r.get("error")]
+    assert [r["rank"] for r in failed] == ([3] if when == "stopped" else []), failed
+    for found in (ends, [r for r in answer["reports"] if "mean" in r]):
+        assert len(found) == 3
+        values = [value for r in found for value in r.get("values", r.get("mean"))]
+        assert max(values) - min(values) < 1e-4, f"partial sums: {values}"
+        assert 1 < min(values) < 4
+    executed = {r["rank"]: [(seq, tuple(members)) for seq, members in r["executed"]] for r in ends}
+    last = max([seq for groups in executed.values() for seq, members in groups if 3 in members], default=-1)
+    after = [group for groups in executed.values() for group in groups if group[0] > last]
+    assert len(after) > 30, "the survivors go on averaging"
+    for rank, groups in executed.items():
+        mine = [tuple(note[1:]) for note in notes if note[0] == "started" and rank in note[2]]
+        assert [group for group in mine if 3 not in group[1]][-20:] == [g for g in groups if 3 not in g[1]][-20:]
 
 
 def test_an_exception_on_one_worker_reaches_the_others_with_its_name(driver):
