@@ -81,8 +81,9 @@ class Reducer:
     ) -> Reduction | None:
         """A whole operation whose failure ends its own group only: None then, and nothing to commit.
 
-        `given_up` is asked now and then, and says why the operation shall not be waited for. After a failure the scratch
-        arrays are left to whatever may still arrive in them; the caller destroys the group, so that its members learn.
+        `given_up` is asked now and then, and says why the operation shall not be waited for. After a failure the
+        scratch arrays are left to whatever may still arrive in them, and the caller destroys the group, so that its
+        members learn.
         """
         reduction = self._announced(kind, step, round_, group)
         try:
@@ -215,7 +216,7 @@ class Reducer:
                 torch.div(lane.flat[first:], divisor, out=scratch[first : lane.size])
             load_riders(lane, scratch, divisor, is_first=communicator.is_first)
             if lane.note is not None and not gradients:
-                torch.div(lane.note, divisor, out=scratch[lane.tail : lane.tail + len(lane.slots)])
+                torch.div(lane.note, divisor, out=scratch[lane.tail : lane.tail + len(lane.note)])
             if lane.exact:
                 scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=lane.dtype), non_blocking=True)
             reduction.works.append(communicator.all_reduce(scratch[first:]))

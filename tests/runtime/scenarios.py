@@ -33,7 +33,7 @@ from topo.errors import PreduceError
 from topo.phase import Phase
 from topo.schedule import Schedule
 from topo.strategies.allreduce import AllReduce
-from topo.strategies.generated import Division, Generated
+from topo.strategies.generated import Generated
 from topo.strategies.static import Static
 
 
@@ -225,8 +225,7 @@ def killed(when) -> None:
 def lost_from_generated(when) -> None:
     """Worker 3 is lost at some point of a generated schedule; the others train to the end without it."""
     model = torch.nn.Linear(1000, 1000)
-    division = Division.GLOBAL if when != "computing" else Division.RANDOM
-    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=3, division=division, slow_threshold=None))
+    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=3, slow_threshold=None))
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=60, initial="keep"
     )
@@ -246,9 +245,9 @@ def lost_from_generated(when) -> None:
 
     def loop() -> None:
         for step in range(100_000 if rank() == 3 else 60):
-            if rank() == 3 and when in ("computing", "stopped") and step == 5:
+            if rank() == 3 and when == "stopped" and step == 5:
                 store.set("pid", str(os.getpid()))
-                os.kill(os.getpid(), signal.SIGKILL if when == "computing" else signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)
             optimizer.step()
             if step == 50:
                 with optimizer.mean_model():
@@ -456,9 +455,7 @@ SCENARIOS = {
     "wrong size": (3, wrong_size),
     **{f"killed {w}": (4, lambda w=w: killed(w)) for w in ("between operations", "in mid-operation", "stopped")},
     "exception": (4, exception),
-    **{
-        f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "computing", "stopped")
-    },
+    **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
     "infinite gradient, static": (4, lambda: infinite_gradient(pairs())),
     "infinite gradient, all-reduce": (4, lambda: infinite_gradient(everyone())),
     "nan guard": (4, nan_guard),
