@@ -15,7 +15,7 @@ from random_switches import switches_over
 
 from runtime.virtual import simulate
 from topo.cluster import Cluster
-from topo.hardware import Hardware, Link
+from topo.hardware import Hardware, Link, Switch
 from topo.phase import Phase
 from topo.rule import Block
 from topo.schedule import Schedule
@@ -114,6 +114,31 @@ def test_one_node_stands_for_all_when_they_are_alike(nodes, overlap):
     assert cycle_time(rule, hardware, compute).per_round == pytest.approx(
         cycle_time(explicit, hardware, compute).per_round, rel=1e-12
     )
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("radices", [(2, 2, 3), (4, 3), (3, 4), (12,), (2, 6)])
+@pytest.mark.parametrize("racks", [(3,), (3, 6), (4,), (6,)])
+def test_one_node_stands_for_all_below_regular_switches(radices, racks, overlap):
+    """Racks that the radices count are solved on one node, others on all; both are right."""
+    cluster, last = Cluster.regular(12, 2), len(radices) - 1
+    phases = ((Block((0,), (0,)),), (Block((0, 1), (last,)),), (Block((0,), tuple(range(last + 1))), Block((1,), (0,))))
+    rule = Schedule("r", cluster, Static(phases=phases, node_radices=radices, overlap=overlap))
+    explicit = Schedule("e", cluster, Static(phases=tuple(rule.phase(t) for t in range(rule.period)), overlap=overlap))
+    switches = tuple(
+        Switch(tuple(range(a, a + size)), Link(2.0, 1.0 / size)) for size in racks for a in range(0, 12, size)
+    )
+    hardware = Hardware(inside=Link(1.0, 0.5), nic=Link(1.0, 1.0), switches=switches, model_bytes=24)
+    for schedule in (rule, Schedule("a", cluster, AllReduce(overlap=overlap))):
+        whole = explicit if schedule is rule else everyone(cluster, overlap)
+        exact = cycle_time(whole, hardware, ComputeTimes(base=1.0))
+        found = cycle_time(schedule, hardware, ComputeTimes(base=1.0))
+        assert found.workers.tolist() == pytest.approx(exact.workers[: len(found.workers)].tolist())
+
+
+def everyone(cluster, overlap):
+    phase = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
+    return Schedule("everyone", cluster, Static(phases=(phase,), overlap=overlap))
 
 
 def test_a_million_workers_take_the_time_of_one_node():

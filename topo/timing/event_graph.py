@@ -12,7 +12,9 @@ max-plus algebra", 1998).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from topo.errors import UnknownError
 from topo.strategies.allreduce import AllReduce
 from topo.strategies.static import Static
+from topo.switches import regular_levels
 from topo.timing.compute import ComputeTimes
 from topo.timing.cost import Form, phase_loads
 from topo.timing.stages import Stage, of_period, size_or_one
@@ -59,7 +62,8 @@ def cycle_time(
 ) -> CycleTime:
     """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
 
-    Rules on nodes that are all alike are solved on one node, whatever their number.
+    Rules on nodes that are all alike are solved on one node, whatever their number; regular racks keep them alike where
+    the rule's first digits count the racks.
 
     Args:
         schedule: what is run; its prologue is left out.
@@ -91,13 +95,17 @@ def cycle_time(
 
 
 def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
-    strategy = schedule.strategy
-    uneven = hardware.node_nic or hardware.node_inside or hardware.shared_switches(schedule.cluster.num_nodes)
-    if uneven or times.slowdown or not isinstance(strategy.pace, int):
+    """Whether some renumbering of the nodes leads from any node to any other and changes neither links nor groups."""
+    strategy, num_nodes = schedule.strategy, schedule.cluster.num_nodes
+    if hardware.node_nic or hardware.node_inside or times.slowdown or not isinstance(strategy.pace, int):
         return False
-    if isinstance(strategy, AllReduce):
-        return schedule.cluster.is_regular
-    return isinstance(strategy, Static) and strategy.is_rule
+    levels = regular_levels(hardware.shared_switches(num_nodes), num_nodes)
+    if levels is None or not schedule.cluster.is_regular:
+        return False
+    if isinstance(strategy, Static) and strategy.node_radices is not None:
+        # Turning one digit moves whole racks, or nodes inside their racks, if the first few digits count the racks.
+        return set(accumulate(levels, mul)) <= set(accumulate(strategy.node_radices, mul, initial=1))
+    return isinstance(strategy, AllReduce)
 
 
 def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, form: Form) -> list[Stage]:
@@ -115,13 +123,18 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, f
         seconds = phase_loads(schedule, index, hardware, model_bytes=sent, form=form).seconds()
         cell_of = np.full(size, -1, dtype=np.int64)
         members: list[int] = []
-        ends = [0]
+        ends, spans = [0], []
         for block in phase:
-            if len(block.local) * prod(strategy.node_radices[d] for d in block.across) >= 2:
+            span = prod(strategy.node_radices[d] for d in block.across)
+            if len(block.local) * span >= 2:
                 cell_of[list(block.local)] = len(ends) - 1
                 members += sorted(block.local)
                 ends.append(len(members))
-        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), seconds, cell_of))
+                spans.append(span)
+        # The costs hold one group of each block, or all of them, block by block; all of one block are equal.
+        counts = [1] * len(spans) if len(seconds) == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
+        first = np.cumsum([0, *counts])[:-1]
+        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), seconds[first], cell_of))
     return stages
 
 
@@ -155,8 +168,7 @@ def _improve(
     """
     count = len(compute)
     origin, weight = np.arange(count), np.zeros(count)
-    rank = np.unique(means, return_inverse=True)[1]
-
+    rank = _levels(means)
     for stage in stages:
         arrival = weight if overlap else weight + compute
         best = _largest(stage, rank[origin], values[origin] + arrival)
@@ -176,6 +188,19 @@ def _improve(
     grown = values[origin] + weight - means > values + TOLERANCE * scale
     level = means[origin] >= means - TOLERANCE * scale
     return origin, weight, bool((raised | (level & grown)).any())
+
+
+def _levels(means: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The place of each mean among the distinct ones; means that differ by rounding alone are one.
+
+    Told apart, two cycles of equal mean would take turns at being the larger one, and the iteration would never settle.
+    """
+    order = np.argsort(means, kind="stable")
+    if not np.isfinite(means[order[0]]):
+        return np.zeros(len(means), dtype=np.int64)  # before the first iteration nothing is known of any
+    place = np.zeros(len(means), dtype=np.int64)
+    place[order[1:]] = np.cumsum(np.diff(means[order]) > TOLERANCE * float(np.abs(means).max()))
+    return place
 
 
 def _largest(stage: Stage, rank: npt.NDArray[np.int64], value: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
