@@ -40,6 +40,20 @@ def _leave() -> None:
     """Torch's own clean-up can wait for peers; the process ends now anyway."""
 
 
+class Alone:
+    """Nobody synchronises: what the lab's own machinery leaves of the compute-only limit."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+        self.model, self._optimizer = model, optimizer
+
+    def step(self) -> None:
+        """Step alone."""
+        self._optimizer.step()
+
+    def close(self) -> None:
+        """There is nobody to leave."""
+
+
 class Ddp:
     """DistributedDataParallel with its default buckets (1 MB, then 25 MB), which it sends during backward."""
 
@@ -127,6 +141,7 @@ class TorchAverager:
 
 
 KINDS: dict[str, Callable[[Job, torch.nn.Module, torch.optim.Optimizer], Training]] = {
+    "alone": Alone,
     "ddp": Ddp,
     "hierarchical": Hierarchical,
     "torch-averager": TorchAverager,

@@ -7,16 +7,18 @@ import os
 import shutil
 import time
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from lab import plots
 from lab.contestants import Contestant, contestants
 from lab.crew import Crew, LabError
 from lab.job import Job
 from lab.measure import Measured, read_cell
 from lab.plan import Planner
-from lab.predict import Point, against_lab, by_profile
-from lab.table import Row, block, document
+from lab.predict import Point, predicted
+from lab.rehearse import RATES, best_rate
+from lab.results import write
+from lab.setting import GRID, MODEL_BYTES, TARGETS
 from lab.tasks import Samples, read_data, write_data
 
 from topo.cluster import Cluster
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
     from lab.network import Network
     from lab.setting import Setting
 
+    from topo.hardware import Hardware
     from topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 60.0
-TARGETS = {"digits": 0.3, "text": 2.8}
-MODEL_BYTES = {"digits": 2_192_296, "text": 2_065_440}
+MIN_STEPS = 32
+SPARE_STEPS = 1.3
+"""Steps that a cell may take, over those that its contestant took in the rehearsal."""
 SIMULATED = ("static", "allreduce", "neighbor")
 
 
@@ -67,7 +71,8 @@ class Campaign:
         self._samples: dict[str, Samples] = {}
         self._took: dict[tuple[str, str], float] = {}
         self._count = 0
-        self._planner = Planner(self.profiles, compute=chosen.compute, model_bytes=MODEL_BYTES["digits"])
+        self._planner = Planner(self.profiles, model_bytes=MODEL_BYTES["digits"])
+        self._rehearsed = json.loads(RATES.read_text()) if RATES.exists() else {}
         wanted = chosen.contestants.split(";") if chosen.contestants else None
         self.contestants = [
             c
@@ -136,7 +141,6 @@ class Campaign:
 
     def _job(self, setting: Setting, folder: Path, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
         folder.mkdir(parents=True, exist_ok=True)
-        steps = self.chosen.steps or setting.steps
         fields: dict[str, Any] = {
             "name": folder.name,
             "folder": str(folder),
@@ -148,13 +152,12 @@ class Campaign:
             "task": setting.task,
             "data": setting.data,
             "data_file": str(self.scratch / f"{setting.task}.npz"),
-            "compute": self.chosen.compute,
+            "compute": setting.compute,
             "slow": setting.slow,
             "random_factor": setting.random_factor,
             "random_chance": setting.random_chance,
-            "steps": steps,
+            "steps": setting.steps,
             "limit": self.chosen.limit if how != "profile" else PROFILE_LIMIT,
-            "learning_rate": self.chosen.rate,
         }
         return Job(**{**fields, **more})
 
@@ -171,7 +174,8 @@ class Campaign:
             schedule=str(path) if schedule is not None else None,
             free_running=contestant.free_running,
             seed=repetition,
-            learning_rate=self.chosen.rate / contestant.rate_divisor,
+            steps=self._steps(setting, contestant),
+            learning_rate=self._rate(setting, contestant),
             options=contestant.options,
         )
         if schedule is not None:
@@ -185,7 +189,7 @@ class Campaign:
             if os.environ.get("LAB_KEEP"):
                 shutil.copytree(folder, os.environ["LAB_KEEP"] + f"/{folder.name}", dirs_exist_ok=True)
             if isinstance(error, LabError):
-                raise
+                self.crew.restart()
             return
         finally:
             self._took[setting.name, contestant.name] = time.monotonic() - begun
@@ -202,18 +206,26 @@ class Campaign:
     def _target(self, setting: Setting) -> float:
         return float(self.chosen.target or TARGETS[setting.task])
 
-    def rows(self, setting: Setting) -> list[Row]:
-        """What was measured in one setting, in the order of the contestants."""
-        found = []
-        for contestant in self.contestants:
-            cells = [
-                cell.measured
-                for cell in self.cells
-                if cell.setting == setting.name and cell.contestant == contestant.name
-            ]
-            if cells:
-                found.append(Row(contestant.name, contestant.family, cells, self._target(setting)))
+    def _by_rate(self, setting: Setting, contestant: Contestant) -> dict[str, float | None]:
+        """Steps to the target in the rehearsal, by rate."""
+        found: dict[str, float | None] = self._rehearsed.get(setting.case, {}).get(contestant.rehearsed_as, {})
         return found
+
+    def _rate(self, setting: Setting, contestant: Contestant) -> float:
+        """The contestant's best learning rate of the grid; the middle one where none reached the target."""
+        rates = GRID[contestant.grid]
+        if self.chosen.rate is not None:
+            return float(self.chosen.rate)
+        return best_rate(self._by_rate(setting, contestant)) or rates[len(rates) // 2]
+
+    def _steps(self, setting: Setting, contestant: Contestant) -> int:
+        """Enough steps to reach the target, in whole periods of 16."""
+        if self.chosen.steps:
+            return int(self.chosen.steps)
+        expected = self._by_rate(setting, contestant).get(f"{self._rate(setting, contestant):g}")
+        if expected is None:
+            return setting.steps
+        return max(MIN_STEPS, 16 * ceil(SPARE_STEPS * expected / 16))
 
     def points(self) -> list[Point]:
         """The cells that the simulator can predict; hierarchical all-reduce runs all-reduce's schedule in its form."""
@@ -233,78 +245,66 @@ class Campaign:
                     if cell.setting == setting.name and cell.contestant == contestant.name
                 ]
                 if schedule is not None and cells and schedule.strategy.kind in SIMULATED:
-                    found.append(Point(contestant.name, setting, schedule, contestant.form, median(cells)))
+                    found.append(
+                        Point(
+                            contestant.name,
+                            setting,
+                            schedule,
+                            contestant.form,
+                            median(cells),
+                            MODEL_BYTES[setting.task],
+                        )
+                    )
         return found
 
-    def write(self, results: Path, machine: dict[str, object]) -> None:
+    def write(self, folder: Path, machine: dict[str, object]) -> None:
         """JSON, Markdown and plots."""
-        chosen, name = self.chosen, f"lab-{self.chosen.name}"
-        results.mkdir(parents=True, exist_ok=True)
-        loads = [cell.load for cell in self.cells] or [0.0]
-        head: dict[str, Any] = {
-            **machine,
-            "cluster": f"{self.cluster}, one namespace per node, links shaped by tbf in both directions",
-            "task": "digits CNN, 548,074 parameters (2.19 MB), or where said a character model, 0.5 M parameters",
-            "a step": f"batch 16 per worker, computing padded to {1e3 * chosen.compute:g} ms (SGD, learning rate "
-            f"{chosen.rate:g}; divided by 16 for the asynchronous server)",
-            "target": ", ".join(f"{s.name}: loss {self._target(s):g}" for s in self.settings),
-            "load average when cells began": f"{min(loads):.1f} to {max(loads):.1f}, of which the lab is a part",
-            "repetitions": f"up to {self.repetitions}; medians, [smallest-largest]",
-        }
-        count = self.cluster.num_workers
-        blocks = {}
-        for setting in self.settings:
-            rows = self.rows(setting)
-            if rows:
-                blocks[setting.name] = block(rows, setting, chosen.compute, count)
-                title = f"{setting.name}, {self.cluster}, computing {1e3 * chosen.compute:g} ms per step"
-                plots.draw_setting(
-                    results / f"{name}-{setting.name.replace(' ', '-')}.png",
-                    title,
-                    rows,
-                    self._target(setting),
-                    1e3 * setting.free_step(chosen.compute, count),
-                )
-        prediction = self._predict(results / f"{name}-prediction.png")
-        if prediction:
-            blocks["Simulator against lab"] = prediction["words"]
         content = {
-            "head": head,
+            "head": {**machine, **self._head()},
             "measure": {
-                "num_workers": count,
-                "compute": chosen.compute,
+                "num_workers": self.cluster.num_workers,
                 "targets": {setting.name: self._target(setting) for setting in self.settings},
                 "families": {contestant.name: contestant.family for contestant in self.contestants},
+                "rates": {s.name: {c.name: self._rate(s, c) for c in self.contestants} for s in self.settings},
             },
             "settings": [asdict(setting) for setting in self.settings],
             "cells": [asdict(cell) for cell in self.cells],
             "notes": self.notes,
             "profiles": self.profile_errors,
-            "prediction": prediction,
+            "prediction": predicted(self.points(), self._profiled()),
         }
-        (results / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-        (results / f"{name}.md").write_text(document(head, blocks, self.notes))
-        _say(f"written: {results / name}.json, .md, -*.png")
+        write(folder, self.chosen.name, content)
+        _say(f"written: {folder}/lab-{self.chosen.name}.json, .md, -*.png")
 
-    def _predict(self, path: Path) -> dict[str, Any] | None:
-        points = self.points()
-        if len(points) < 8:
-            return None
-        size = MODEL_BYTES["digits"]
-        found = against_lab(points, compute=self.chosen.compute, model_bytes=size)
-        plots.draw_prediction(path, found["points"], "calibrated on every second cell")
-        hardware = {s.name: self._planner.hardware(s) for s in self.settings if s.rate in self.profiles}
-        profiled = by_profile(points, hardware, compute=self.chosen.compute)
-        close = sum(abs(p.error) <= 0.15 for p in profiled)
-        found["from_profile"] = [asdict(p) for p in profiled]
-        figures = ", ".join(f"{key} {value:.3g}" for key, value in found["figures"].items())
-        found["words"] = (
-            f"Calibrated on {len(points) - found['predicted_half']} cells ({figures}); of the other "
-            f"{found['predicted_half']} cells {found['within_15_percent']:.0%} were predicted within 15 % "
-            f"(median error {found['median_error']:.1%})."
-            + (f" From the profile alone: {close} of {len(profiled)} within 15 %." if profiled else "")
-        )
-        return found
+    def _profiled(self) -> dict[str, Hardware]:
+        return {s.name: self._planner.hardware(s) for s in self.settings if s.rate in self.profiles}
+
+    def _head(self) -> dict[str, object]:
+        chosen, wires = self.chosen, []
+        for setting in self.settings:
+            wire = setting.wire_seconds(chosen.nodes, chosen.workers_per_node, MODEL_BYTES[setting.task])
+            least = min(setting.compute + wire["hierarchical"], max(setting.compute, wire["flat ring"]))
+            wires.append(
+                f"{setting.name}: flat ring {1e3 * wire['flat ring']:.0f} ms, hierarchical "
+                f"{1e3 * wire['hierarchical']:.0f} ms of wire per step and {1e3 * setting.compute:g} ms of computing, "
+                f"so at equal steps nothing can be more than {least / setting.compute:.1f} times as fast"
+            )
+        loads = [cell.load for cell in self.cells] or [0.0]
+        return {
+            "cluster": f"{self.cluster}, one namespace per node, links shaped by tbf in both directions",
+            "task": "digits CNN, 548,074 parameters (2.19 MB), or where said a character model, 0.5 M parameters",
+            "a step": "plain SGD, batch 16 per worker, computing padded by sleep: "
+            + ", ".join(f"{s.name}: {1e3 * s.compute:g} ms" for s in self.settings),
+            "rate": "the best of the grid "
+            + "; ".join(f"{', '.join(f'{r:g}' for r in rates)} ({name})" for name, rates in GRID.items())
+            + " in the rehearsal (benchmarks/lab/rates.json)"
+            if chosen.rate is None
+            else f"{chosen.rate:g} for all",
+            "the wire at its nominal rate, without headers or slow workers": "; ".join(wires),
+            "target": ", ".join(f"{s.name}: loss {self._target(s):g}" for s in self.settings),
+            "load average when cells began": f"{min(loads):.1f} to {max(loads):.1f}, of which the lab is a part",
+            "repetitions": f"up to {self.repetitions}; medians, [smallest-largest]",
+        }
 
 
 def _say(text: str) -> None:

@@ -24,7 +24,8 @@ EVERY_STEP = "All-Reduce"
 class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
-    `rate_factor` divides the learning rate, for strategies that apply every worker's step to one model.
+    `grid` names its learning rates (setting.GRID); `twin` another contestant of the same mathematics, which therefore
+    takes the same steps.
     """
 
     name: str
@@ -32,11 +33,17 @@ class Contestant:
     how: str = "preduce"
     make: Callable[[Cluster, Setting], Schedule | None] | None = None
     free_running: bool = False
-    rate_divisor: float = 1.0
+    grid: str = "workers"
+    twin: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     form: str = "ring"
     core: bool = True
     on_data: tuple[str, ...] = ("shuffled", "sorted")
+
+    @property
+    def rehearsed_as(self) -> str:
+        """Whose steps and learning rate are this one's."""
+        return self.twin or self.name
 
     def why_not(self, schedule: Schedule | None) -> str | None:
         """Why it cannot run here, or None."""
@@ -133,9 +140,10 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
     """All of them, in the order of the table; `planned` is the planner's pick. `core` ones run in the short lab."""
     smart, corrected = {"division": "inter-intra"}, {"drift_correction": "auto"}
     return [
-        Contestant(name="DDP", family=EVERY_STEP, how="ddp"),
+        Contestant(name="alone", family="none", how="alone", twin="local SGD, every 16"),
+        Contestant(name="DDP", family=EVERY_STEP, how="ddp", twin="flat ring"),
         Contestant(name="flat ring", family=EVERY_STEP, make=_entry("allreduce")),
-        Contestant(name="hierarchical", family=EVERY_STEP, how="hierarchical", form="hierarchical"),
+        Contestant(name="hierarchical", family=EVERY_STEP, how="hierarchical", form="hierarchical", twin="flat ring"),
         Contestant(name="flat ring, overlapped", family=EVERY_STEP, make=_entry("allreduce", overlap=True)),
         Contestant(name="local SGD, every 4", family="local SGD", make=_entry("local-sgd", every=4)),
         Contestant(name="local SGD, every 16", family="local SGD", make=_entry("local-sgd", every=16)),
@@ -143,18 +151,23 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
             name="torch averager 1/16",
             family="local SGD",
             how="torch-averager",
+            twin="node-then-all 15",
             options={"inner": 1, "outer": 16},
             core=False,
         ),
         Contestant(
-            name="server, synchronous", family="server", make=_strategy("server", _server(synchronous=True)), core=False
+            name="server, synchronous",
+            family="server",
+            make=_strategy("server", _server(synchronous=True)),
+            twin="flat ring",
+            core=False,
         ),
         Contestant(
             name="server, asynchronous",
             family="server",
             make=_strategy("server-asynchronous", _server(synchronous=False)),
             free_running=True,
-            rate_divisor=16,
+            grid="server",
         ),
         Contestant(name="D-PSGD ring", family="D-PSGD", make=_entry("ring"), core=False),
         Contestant(name="D-PSGD ring, parallel", family="D-PSGD", make=_entry("ring", overlap=True)),
@@ -179,6 +192,7 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
             name="generator, smart, laggard-local",
             family="Prague",
             make=_strategy("smart-local", _generated(initiator="laggard-local", **smart)),
+            twin="generator, smart, paper's rule",
             free_running=True,
         ),
         Contestant(name="node-then-all 3", family="designed", make=_entry("node-then-all", node_rounds=3)),
@@ -188,6 +202,14 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
             family="designed",
             make=_entry("node-then-all", overlap=True, node_rounds=15),
         ),
+        *[
+            Contestant(
+                name=f"all every {every}, overlapped",
+                family="designed",
+                make=_entry("allreduce", overlap=True, every=every),
+            )
+            for every in (8, 16)
+        ],
         *[
             Contestant(
                 name=f"{name}, corrected", family="drift correction", make=make, options=corrected, on_data=("sorted",)

@@ -152,6 +152,11 @@ class Crew:
         finally:
             process.close()
 
+    def restart(self) -> None:
+        """End all processes and start fresh ones, after one of them failed."""
+        self.close()
+        self.__enter__()
+
     def close(self) -> None:
         """End all processes."""
         for helper in [*self._forkers, *([self._store] if self._store else [])]:

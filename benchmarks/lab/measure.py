@@ -25,7 +25,7 @@ class Measured:
     The first step counts too: a cell has whole periods of every schedule then, as the simulator's rounds have. `curve`
     holds (steps per worker, seconds, training loss of the mean model); `shares` the mean seconds per step that a worker
     computed, waited for others, and communicated; `nic_mb` what a node's NIC sent per step of all workers, in megabytes
-    (mean over nodes).
+    (mean over nodes); `busy_ms` the processor time of a step in all threads of a worker (mean over those that say it).
     """
 
     step_ms: float
@@ -33,6 +33,7 @@ class Measured:
     ended: str
     nic_mb: float
     shares: dict[str, float]
+    busy_ms: float | None = None
     curve: list[tuple[float, float, float]] = field(default_factory=list)
 
     def reached(self, target: float) -> tuple[float, float] | None:
@@ -69,6 +70,7 @@ def read_cell(job: Job, samples: Samples) -> Measured:
         raise RuntimeError(f"a worker took only {min(len(t) for t in times)} steps in {job.limit:g} s")
     speeds = [len(t) / (t[-1, 2] - started) for t in times]
     all_steps = sum(len(t) for t in times)
+    busy = [worker["busy"] / len(worker["times"]) for worker in said if "busy" in worker]
     sent = [said[node * job.workers_per_node]["sent"] for node in range(job.num_nodes)]
     return Measured(
         step_ms=1000 * job.num_workers / sum(speeds),
@@ -76,6 +78,7 @@ def read_cell(job: Job, samples: Samples) -> Measured:
         ended="time" if any(worker["ended"] == "time" for worker in said) else "steps",
         nic_mb=float(np.mean(sent)) / (all_steps / job.num_workers) / 1e6,
         shares=_shares(job, times),
+        busy_ms=1000 * float(np.mean(busy)) if busy else None,
         curve=_curve(job, samples, started),
     )
 

@@ -20,8 +20,8 @@ PLAN_SECONDS = 6.0
 class Planner:
     """Plans once per setting; `profiles` maps a rate to the cluster that was profiled at it."""
 
-    def __init__(self, profiles: dict[str, Cluster], *, compute: float, model_bytes: int) -> None:
-        self._profiles, self._compute, self._model_bytes = profiles, compute, model_bytes
+    def __init__(self, profiles: dict[str, Cluster], *, model_bytes: int) -> None:
+        self._profiles, self._model_bytes = profiles, model_bytes
         self._picks: dict[str, Schedule] = {}
         self.words: dict[str, str] = {}
 
@@ -38,7 +38,7 @@ class Planner:
             base = Hardware(inside=Link.of_bandwidth(1e9, 1e-4), nic=nic)
         else:
             base = known.hardware
-        return replace(base, model_bytes=self._model_bytes, compute=self._compute, slowdown=setting.slow)
+        return replace(base, model_bytes=self._model_bytes, compute=setting.compute, slowdown=setting.slow)
 
     def _plan(self, cluster: Cluster, setting: Setting) -> Schedule:
         from preduce.planner import Data, Job, plan

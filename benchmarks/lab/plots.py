@@ -62,7 +62,8 @@ def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN4
             axis.barh(range(len(rows)), widths, left=left, color=colour, label=WORDS.get(part, part))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axis.set(xlabel="ms per step, mean over workers", title="where the time went")
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(PARTS))
+    if any(row.cells[0].shares for row in rows):
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(PARTS))
     _label(axis, names)
 
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+GRID = {"workers": (0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
+"""Learning rates that contestants are rehearsed at, the largest first; the server applies all workers' steps to one
+model, hence its own."""
+
+TARGETS = {"digits": 0.2, "text": 2.8}
+"""Training loss of the mean model that each task is to reach."""
+
+MODEL_BYTES = {"digits": 2_192_296, "text": 2_065_440}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """`rate` in `tc` syntax; `slow` lists (rank, factor on its compute time); `data` shuffled or sorted.
 
-    `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules. The Prague paper
-    slows a worker by *adding* 2 or 5 step times, which is a factor of 3 or 6.
+    `compute` is the seconds that a step of an undisturbed worker computes. `steps` is a multiple of 16 and of 24, so
+    that a cell holds whole periods of the usual schedules; it counts for contestants that were never rehearsed. The
+    Prague paper slows a worker by *adding* 2 or 5 step times, which is a factor of 3 or 6.
     """
 
     name: str
     rate: str = "200mbit"
+    compute: float = 0.08
     slow: tuple[tuple[int, float], ...] = ()
     random_factor: float = 1.0
     random_chance: float = 0.0
@@ -29,11 +41,27 @@ class Setting:
         unit = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}[self.rate[len(number) :]]
         return float(number) * unit
 
-    def free_step(self, compute: float, num_workers: int) -> float:
+    @classmethod
+    def of_json(cls, fields: dict[str, Any]) -> Setting:
+        """What `dataclasses.asdict` made, after a way through JSON."""
+        return cls(**{**fields, "slow": tuple((rank, factor) for rank, factor in fields["slow"])})
+
+    @property
+    def case(self) -> str:
+        """Task and data: what the steps to a loss depend on, links and speeds do not."""
+        return f"{self.task} {self.data}"
+
+    def wire_seconds(self, num_nodes: int, size: int, model_bytes: int) -> dict[str, float]:
+        """What each form of exact averaging takes on the wire at the link's nominal rate, without headers."""
+        second = model_bytes * 8e-6 / self.megabits
+        count = num_nodes * size
+        return {"flat ring": 2 * (count - 1) / count * second, "hierarchical": 2 * (num_nodes - 1) / num_nodes * second}
+
+    def free_step(self, num_workers: int) -> float:
         """Seconds per step (workers ÷ steps of all per second) over a free network on which nobody waits."""
         mean = 1 + self.random_chance * (self.random_factor - 1)
         factors = dict(self.slow)
-        return compute * mean * num_workers / sum(1 / factors.get(rank, 1.0) for rank in range(num_workers))
+        return self.compute * mean * num_workers / sum(1 / factors.get(rank, 1.0) for rank in range(num_workers))
 
 
 SLOW_RANK = 6
@@ -43,7 +71,7 @@ def settings(num_workers: int) -> dict[str, Setting]:
     """All named settings; on each the contestants are interleaved."""
     slow = SLOW_RANK % num_workers
     made = []
-    for rate in ("200mbit", "1gbit"):
+    for rate in ("80mbit", "200mbit", "1gbit"):
         made += [
             Setting(name=f"{rate} homogeneous", rate=rate),
             Setting(name=f"{rate} slow x2", rate=rate, slow=((slow, 2.0),)),

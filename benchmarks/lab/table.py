@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "contestant",
+    "rate",
     "ms per step",
     "steps to target",
     "seconds to target",
     "× All-Reduce",
     "of the compute-only limit",
     "MB per NIC and step",
+    "loss after {:.1f} s",
     "runs",
 )
 
@@ -33,6 +35,7 @@ class Row:
     family: str
     cells: list[Measured]
     target: float
+    learning_rate: float | None = None
 
     @property
     def step_ms(self) -> float:
@@ -57,6 +60,10 @@ class Row:
         found = self._reached(1)
         return median(found) if 2 * len(found) > len(self.cells) else None
 
+    def loss_after(self, seconds: float) -> float:
+        """Median loss of the mean model at the last evaluation until then."""
+        return median([loss for _, at, loss in cell.curve if at <= seconds][-1] for cell in self.cells)
+
     def spread(self) -> str:
         """Smallest and largest milliseconds per step."""
         values = sorted(cell.step_ms for cell in self.cells)
@@ -74,28 +81,36 @@ def baseline(rows: list[Row]) -> Row | None:
     return min(reached, key=lambda row: row.seconds or 0.0) if reached else None
 
 
-def fraction_of_limit(row: Row, base: Row | None, setting: Setting, compute: float, num_workers: int) -> float | None:
+def fraction_of_limit(row: Row, base: Row | None, setting: Setting, num_workers: int) -> float | None:
     """What the baseline's number of steps would take on a free network where nobody waits, over this row's seconds."""
     if base is None or base.steps is None or row.seconds is None:
         return None
-    return base.steps * setting.free_step(compute, num_workers) / row.seconds
+    return base.steps * setting.free_step(num_workers) / row.seconds
 
 
-def block(rows: list[Row], setting: Setting, compute: float, num_workers: int) -> str:
+def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
     """One setting as Markdown."""
     base = baseline(rows)
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    ends = min(cell.curve[-1][1] for row in rows for cell in row.cells if cell.curve)
+    lines = [f"| {' | '.join(COLUMNS).format(ends)} |", "|---" * len(COLUMNS) + "|"]
     for row in rows:
         seconds = row.seconds
         ratio = "" if base is None or seconds is None else f"{base.seconds / seconds:.2f}"  # type: ignore[operator]
-        share = fraction_of_limit(row, base, setting, compute, num_workers)
+        share = fraction_of_limit(row, base, setting, num_workers)
         mark = " (baseline)" if row is base else ""
-        lines.append(
-            f"| {row.contestant}{mark} | {row.step_ms:.0f} {row.spread()} | "
-            f"{'not reached' if row.steps is None else f'{row.steps:.0f}'} | "
-            f"{'' if seconds is None else f'{seconds:.2f} {row.seconds_spread()}'} | {ratio} | "
-            f"{'' if share is None else f'{share:.2f}'} | {row.nic_mb:.2f} | {len(row.cells)} |"
+        cells = (
+            f"{row.contestant}{mark}",
+            "" if row.learning_rate is None else f"{row.learning_rate:g}",
+            f"{row.step_ms:.0f} {row.spread()}",
+            "not reached" if row.steps is None else f"{row.steps:.0f}",
+            "" if seconds is None else f"{seconds:.2f} {row.seconds_spread()}",
+            ratio,
+            "" if share is None else f"{share:.2f}",
+            f"{row.nic_mb:.2f}",
+            f"{row.loss_after(ends):.3f}",
+            f"{len(row.cells)}",
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

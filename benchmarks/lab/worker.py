@@ -71,6 +71,7 @@ def work(job: Job, node: int, samples: Samples) -> None:
 
 
 def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, object]:
+    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
     clock = Clock()
     model = make_model(job.task, samples, clock, job.seed)
     plain = model
@@ -84,6 +85,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     if not board.ready(rank, START_SECONDS):
         return {"failed": "the others were not ready in time"}
     sent, started, end = _bytes_out(), time.monotonic(), time.monotonic() + job.limit
+    busy = time.process_time()
     if job.free_running:
         threading.Thread(
             target=_leave_when_over,
@@ -92,11 +94,12 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
         ).start()
     ended = "steps"
     with (job.path / f"snapshots-{rank:03d}.bin").open("wb") as file:
-        _snapshot(file, plain, 0)
         try:
             for step in range(1, 100 * job.steps):
                 due = seconds()
                 begun = clock.begin(due)
+                if (step - 1) % every == 0:  # where time is padded anyway, so that it costs the run nothing
+                    _snapshot(file, plain, step - 1)
                 batch = places[torch.randint(len(places), (job.batch,), generator=generator)]
                 training.model.train()
                 loss = torch.nn.functional.cross_entropy(training.model(samples.inputs[batch]), samples.labels[batch])
@@ -108,8 +111,6 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 training.step()
                 times.append((begun, computed, time.monotonic()))
                 board.stepped(rank, step)
-                if step % every == 0:
-                    _snapshot(file, plain, step)
                 if time.monotonic() > end:
                     ended = "time"
                     break
@@ -123,9 +124,11 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 raise
             ended = "time" if time.monotonic() > end else "steps"
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
+        if len(times) % every == 0:
+            _snapshot(file, plain, len(times))
     board.end()
     training.close()
-    return _result(ended, started, sent, times)
+    return {**_result(ended, started, sent, times), "busy": time.process_time() - busy}
 
 
 def _result(ended: str, started: float, sent: int, times: list[tuple[float, float, float]]) -> dict[str, object]:

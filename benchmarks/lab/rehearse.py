@@ -1,0 +1,279 @@
+"""Rehearse: train every contestant in one process, without network or clock, at the learning rates of one grid.
+
+    python benchmarks/lab/rehearse.py                     # digits, shuffled and sorted; text
+    python benchmarks/lab/rehearse.py --only "digits shuffled" --contestants "flat ring;AD-PSGD"
+
+The order of updates is that of the schedule; for strategies whose order depends on timing it is an idealised one (all
+workers equally fast). Models, shards and batches are those of the lab's first repetition. Writes `rates.json` beside
+this file: steps to the target by rate, and the best rate, which the lab then uses. Takes minutes, needs no root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from lab.contestants import Contestant, contestants
+from lab.gates import Clock
+from lab.job import Job
+from lab.plan import Planner
+from lab.setting import GRID, MODEL_BYTES, TARGETS, Setting
+from lab.tasks import evaluated, make_model, read_data, shard, write_data
+
+from topo.cluster import Cluster
+from topo.mixing import mixing_matrix, steps_of
+from topo.strategies.base import Averaging
+
+if TYPE_CHECKING:
+    from lab.tasks import Samples
+
+    from topo.schedule import Schedule
+
+RATES = Path(__file__).with_name("rates.json")
+EVERY = 4
+CASES = {"digits shuffled": 96, "digits sorted": 144, "text shuffled": 160}
+"""Task, data, and the most steps that are taken."""
+SLOW = ((6, 5.0),)
+"""For contestants that need somebody slow."""
+
+
+class Rehearsal:
+    """Sixteen (or so) models in one process; `losses` are those of the mean model."""
+
+    def __init__(self, samples: Samples, *, task: str, data: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
+        count = cluster.num_workers
+        fields: dict[str, Any] = {"name": "", "folder": "", "how": "", "address": "", "port": 0}
+        nodes = cluster.num_nodes
+        job = Job(**fields, num_nodes=nodes, workers_per_node=count // nodes, task=task, data=data, seed=seed)
+        self.samples, self.batch, self.count, self.rate = samples, job.batch, count, rate
+        self._model = make_model(task, samples, Clock(), seed)
+        self._parts = list(self._model.parameters())
+        start = torch.nn.utils.parameters_to_vector(self._parts).detach()
+        self.models = start.expand(count, -1).clone()
+        self._places = [shard(job, rank, samples.labels) for rank in range(count)]
+        self._generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(count)]
+        self._evaluated = evaluated(samples)
+
+    def gradient(self, rank: int, at: torch.Tensor) -> torch.Tensor:
+        """A worker's next gradient, at any parameters."""
+        places = self._places[rank]
+        batch = places[torch.randint(len(places), (self.batch,), generator=self._generators[rank])]
+        torch.nn.utils.vector_to_parameters(at, self._parts)
+        self._model.eval()  # gates are open then; the models have no layers that differ
+        loss = torch.nn.functional.cross_entropy(self._model(self.samples.inputs[batch]), self.samples.labels[batch])
+        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, self._parts)])
+
+    def step(self, rank: int) -> None:
+        """A worker's step by itself."""
+        self.models[rank] -= self.rate * self.gradient(rank, self.models[rank])
+
+    def loss(self, model: torch.Tensor) -> float:
+        """Over all samples that the lab evaluates."""
+        torch.nn.utils.vector_to_parameters(model, self._parts)
+        with torch.no_grad():
+            outputs = self._model.eval()(self._evaluated.inputs)
+            return float(torch.nn.functional.cross_entropy(outputs, self._evaluated.labels))
+
+
+def steps_to(target: float, rehearsal: Rehearsal, advance: Any, most: int) -> float | None:  # noqa: ANN401 - a callable
+    """Steps until the mean model's loss, interpolated between evaluations, falls to the target; None if it does not.
+
+    `advance(step)` takes one step of every worker.
+    """
+    before = rehearsal.loss(rehearsal.models.mean(0))
+    for step in range(1, most + 1):
+        advance(step - 1)
+        if step % EVERY:
+            continue
+        loss = rehearsal.loss(rehearsal.models.mean(0))
+        if not np.isfinite(loss):
+            return None
+        if loss <= target:
+            return round(step - EVERY + EVERY * (before - target) / (before - loss), 2)
+        before = loss
+    return None
+
+
+def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = None) -> Any:  # noqa: ANN401
+    """The steps of a schedule with fixed phases: pace, overlap, step-normalised averaging, drift correction."""
+    matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in steps_of(schedule)]
+    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    paces = schedule.paces()
+    longest = int(paces.max())
+    normalised = getattr(schedule.strategy, "averaging", None) is Averaging.STEP_NORMALISED
+    factors = torch.tensor(float(paces.mean()) / paces if normalised else np.ones(len(paces))).float()[:, None]
+    corrections = torch.zeros_like(rehearsal.models) if alpha is not None else None
+    begun, since = rehearsal.models.clone(), 0  # the models when the round began; steps since the last mean
+
+    def advance(step: int) -> None:
+        nonlocal since
+        place = step % longest
+        for rank, pace in enumerate(paces):
+            for _ in range((place + 1) * pace // longest - place * pace // longest):
+                rehearsal.step(rank)
+        models = rehearsal.models
+        if corrections is not None:
+            models += rehearsal.rate * corrections
+        if place + 1 < longest:
+            return
+        matrix = matrices[step // longest % len(matrices)]
+        since += longest
+        if normalised:
+            models.sub_(begun).mul_(factors).add_(begun)
+        if overlap:
+            models += matrix @ begun - begun
+        elif corrections is None or alpha is None:
+            torch.mm(matrix, models.clone(), out=models)
+        else:
+            mixed = matrix @ models
+            corrections.add_(mixed - models, alpha=alpha / (rehearsal.rate * since))
+            models.copy_(mixed)
+            since = 0
+        if normalised or overlap:
+            begun.copy_(models)
+
+    return advance
+
+
+def pairwise(rehearsal: Rehearsal, active: tuple[int, ...]) -> Any:  # noqa: ANN401 - as above
+    """AD-PSGD: after each step every active worker in turn takes the mean with a random passive one."""
+    draw = np.random.default_rng(0)
+    passive = [rank for rank in range(rehearsal.count) if rank not in active]
+
+    def advance(_: int) -> None:
+        for rank in range(rehearsal.count):
+            rehearsal.step(rank)
+        for rank in active:
+            pair = [rank, int(draw.choice(passive))]
+            rehearsal.models[pair] = rehearsal.models[pair].mean(0)
+
+    return advance
+
+
+def asynchronous_server(rehearsal: Rehearsal) -> Any:  # noqa: ANN401 - as above
+    """Workers push one after another; each gradient is as old as the other workers' pushes since its own last one."""
+    server = rehearsal.models[0].clone()
+    fetched = rehearsal.models.clone()
+
+    def advance(_: int) -> None:
+        for rank in range(rehearsal.count):
+            server.sub_(rehearsal.rate * rehearsal.gradient(rank, fetched[rank]))
+            fetched[rank] = server
+        rehearsal.models[:] = server
+
+    return advance
+
+
+def generated(rehearsal: Rehearsal, strategy: Any, size: int) -> Any:  # noqa: ANN401 - as above
+    """Random groups of everybody; or heads across and the others inside their node, then every node as a whole."""
+    draw = np.random.default_rng(0)
+    count, width = rehearsal.count, strategy.group_size
+    nodes = [list(range(start, start + size)) for start in range(0, count, size)]
+
+    def split(ranks: list[int]) -> list[list[int]]:
+        order = [int(rank) for rank in draw.permutation(ranks)]
+        return [order[start : start + width] for start in range(0, len(order), width)]
+
+    def advance(step: int) -> None:
+        for rank in range(count):
+            rehearsal.step(rank)
+        if str(strategy.division) != "inter-intra":
+            groups = split(list(range(count)))
+        elif step % 2:
+            groups = nodes
+        else:
+            groups = [[node[0] for node in nodes], *(group for node in nodes for group in split(node[1:]))]
+        for group in groups:
+            rehearsal.models[group] = rehearsal.models[group].mean(0)
+
+    return advance
+
+
+def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule | None, size: int) -> Any:  # noqa: ANN401
+    """What one step of a contestant does."""
+    from schedulers.registry import build
+
+    cluster = Cluster.regular(rehearsal.count // size, size)
+    if schedule is None:
+        name = {"torch-averager": "node-then-all"}.get(contestant.how, "allreduce")
+        schedule = build(name, cluster, **({"node_rounds": 15} if name == "node-then-all" else {}))
+    strategy: Any = schedule.strategy
+    if strategy.kind == "pairwise":
+        return pairwise(rehearsal, strategy.active)
+    if strategy.kind == "generated":
+        return generated(rehearsal, strategy, size)
+    if strategy.kind == "server":
+        exact = build("allreduce", cluster)
+        return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
+    alpha = None
+    if "drift_correction" in contestant.options:
+        from runtime.drift_correction import chosen_alpha
+
+        alpha = chosen_alpha("auto", schedule, torch.optim.SGD([torch.zeros(1)], lr=rehearsal.rate))
+    return by_schedule(rehearsal, schedule, alpha)
+
+
+def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> dict[str, dict[str, float | None]]:
+    """Steps to the target by contestant and rate; contestants of the same mathematics share them."""
+    task, data = case.split()
+    cluster, setting = Cluster.regular(nodes, size), Setting(name=case, rate="80mbit", task=task, data=data)
+    planned = Planner({}, model_bytes=MODEL_BYTES[task])
+    with tempfile.TemporaryDirectory() as folder:
+        write_data(task, Path(folder) / "data.npz")
+        samples = read_data(Path(folder) / "data.npz")
+    found: dict[str, dict[str, float | None]] = {}
+    for contestant in contestants(planned):
+        name = contestant.rehearsed_as
+        if data not in contestant.on_data or (wanted and name not in wanted) or name in found:
+            continue
+        schedule = None
+        if contestant.make is not None:
+            schedule = contestant.make(cluster, setting) or contestant.make(cluster, replace(setting, slow=SLOW))
+        begun, by_rate = time.monotonic(), {}
+        for rate in GRID[contestant.grid]:
+            rehearsal = Rehearsal(samples, task=task, data=data, cluster=cluster, rate=rate)
+            advance = advance_of(rehearsal, contestant, schedule, size)
+            by_rate[f"{rate:g}"] = steps_to(TARGETS[task], rehearsal, advance, CASES[case])
+            if best_rate(by_rate) not in (None, rate):
+                break  # a still smaller rate is slower yet
+        found[name] = by_rate
+        print(f"{case} {name:32} {by_rate}  {time.monotonic() - begun:.0f} s", flush=True)
+    return found
+
+
+def best_rate(by_rate: dict[str, float | None]) -> float | None:
+    """The rate with the fewest steps, None if none reached the target."""
+    reached = {float(rate): steps for rate, steps in by_rate.items() if steps is not None}
+    return min(reached, key=lambda rate: (reached[rate], rate)) if reached else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help=f"cases separated by commas, of {', '.join(CASES)}")
+    parser.add_argument("--contestants", help="names separated by semicolons")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    content = json.loads(RATES.read_text()) if RATES.exists() else {}
+    for case in chosen.only.split(",") if chosen.only else CASES:
+        wanted = chosen.contestants.split(";") if chosen.contestants else None
+        content.setdefault(case, {}).update(rehearse(case, wanted, size=4, nodes=4))
+        RATES.write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Results: the table, the pictures and the predictions of a lab, made from nothing but its JSON content."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from lab import plots
+from lab.measure import Measured
+from lab.setting import Setting
+from lab.table import Row, block, document
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PREDICTION = "Simulator against lab"
+
+
+def write(folder: Path, name: str, content: dict[str, Any]) -> None:
+    """`lab-NAME.json`, `.md`, one picture per setting and one of predicted against measured step times."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"lab-{name}"
+    (folder / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / f"{stem}.md").write_text(page(content))
+    for setting, rows in listed(content):
+        count = content["measure"]["num_workers"]
+        title = f"{setting.name}, {count} workers, computing {1e3 * setting.compute:g} ms per step"
+        path = folder / f"{stem}-{setting.name.replace(' ', '-')}.png"
+        plots.draw_setting(path, title, rows, rows[0].target, 1e3 * setting.free_step(count))
+    if content["prediction"]:
+        points = content["prediction"]["points"]
+        plots.draw_prediction(folder / f"{stem}-prediction.png", points, "calibrated on every second cell")
+
+
+def page(content: dict[str, Any]) -> str:
+    """The tables with their head and notes, as Markdown."""
+    count = content["measure"]["num_workers"]
+    blocks = {setting.name: block(rows, setting, count) for setting, rows in listed(content)}
+    if content["prediction"]:
+        blocks[PREDICTION] = content["prediction"]["words"]
+    return document(content["head"], blocks, content["notes"])
+
+
+def listed(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
+    """Every setting in which something was measured, with its rows in the order of the contestants."""
+    measure, found = content["measure"], []
+    for fields in content["settings"]:
+        setting = Setting.of_json(fields)
+        cells: dict[str, list[Measured]] = {}
+        for cell in content["cells"]:
+            if cell["setting"] == setting.name:
+                cells.setdefault(cell["contestant"], []).append(Measured(**cell["measured"]))
+        rates = measure["rates"].get(setting.name, {})
+        rows = [
+            Row(name, family, cells[name], measure["targets"][setting.name], rates.get(name))
+            for name, family in measure["families"].items()
+            if name in cells
+        ]
+        if rows:
+            found.append((setting, rows))
+    return found
