@@ -10,7 +10,7 @@ Source: Lagrangian duality and Karp's minimum cycle mean in potential form; the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import TYPE_CHECKING
 
@@ -59,10 +59,15 @@ class AgeTables:
 
 @dataclass(frozen=True, slots=True)
 class DualBound:
-    """disagreement ≥ max over the lines of value − price · budget: proved for every schedule over the alphabet."""
+    """disagreement ≥ max over the lines of value − price · budget: proved for every schedule of the class described."""
 
     lines: tuple[tuple[float, float], ...]
     depth: int
+    described: str = ""
+
+    def with_lines_of(self, wider: DualBound | None) -> DualBound:
+        """The same class with the lines of a class that contains it as well: both hold."""
+        return self if wider is None else replace(self, lines=self.lines + wider.lines)
 
     def at(self, budget: float) -> float:
         """The bound under a communication budget in seconds per step."""
@@ -81,8 +86,11 @@ def greatest_depth(size: int) -> int:
     return depth
 
 
-def age_tables(alphabet: Alphabet, depth: int) -> AgeTables:
-    """Tables for plain means and relaxed ones alike. O(A^depth · C·G²) as one matrix product per age."""
+def age_tables(alphabet: Alphabet, depth: int, expired: Callable[[], bool] = lambda: False) -> AgeTables | None:
+    """Tables for plain means and relaxed ones alike, None if the time ran out.
+
+    O(A^depth · C·G²) as one matrix product per age.
+    """
     space, size = alphabet.space, len(alphabet)
     scale = np.repeat(space.multiplicity, space.fresh[0].size) / space.num_workers
     weight = alphabet.matrices.swapaxes(-1, -2) @ alphabet.matrices
@@ -90,6 +98,8 @@ def age_tables(alphabet: Alphabet, depth: int) -> AgeTables:
     tables = [np.empty((size,) * age, dtype=np.float32) for age in range(1, depth + 1)]
     tables[0][:] = space.fresh.reshape(1, -1).astype(np.float32) @ right
     for first in range(size if depth > 1 else 0):  # one oldest phase at a time bounds the memory
+        if expired():
+            return None
         spread = alphabet.matrices[first] @ space.fresh @ alphabet.matrices[first].swapaxes(-1, -2)
         for age in range(2, depth + 1):
             left = spread.reshape(-1, right.shape[0]).astype(np.float32)
@@ -161,11 +171,11 @@ def dual_bound(
     deepest = depth if depth is not None else greatest_depth(len(alphabet))
     lines, reached = [], 0
     for truncation in sorted({min(SHALLOW, deepest), deepest}):
-        tables = None if reached and expired() else age_tables(alphabet, truncation)
+        tables = age_tables(alphabet, truncation, expired) if reached else age_tables(alphabet, truncation)
         if tables is not None:
             lines += lines_of(tables, scale, expired, num_prices=num_prices, budgets=budgets)
             reached = tables.depth
-    return DualBound(tuple(lines), reached)
+    return DualBound(tuple(lines), reached, alphabet.described)
 
 
 def lines_of(

@@ -63,6 +63,12 @@ def explicit_space(num_workers: int, paces: npt.NDArray[np.int64], node_of: npt.
     return Space(num_workers, np.ones(1), fresh[None], (centre @ columns)[None], inner, instants)
 
 
+def plain_means(pace: Sequence[int]) -> str:
+    """The class of all schedules with one pace per worker, in words."""
+    unequal = "" if len(set(pace)) == 1 else f" with paces {tuple(pace)}"
+    return f"all schedules of plain means on {len(pace)} workers{unequal}"
+
+
 def partition_matrix(num_workers: int, groups: Groups) -> Floats:
     """The mixing matrix of plain means, the mean projected out, shape (1, n, n)."""
     result = np.eye(num_workers)
@@ -226,8 +232,7 @@ def explicit_alphabet(
         np.array([any(len(set(node_of[list(g)].tolist())) > 1 for g in groups) for groups in kept]),
         pace=tuple(int(p) for p in paces) if len(set(pace)) > 1 else int(paces[0]),
         complete=complete,
-        described=f"all schedules of plain means on {n} workers"
-        + ("" if len(set(pace)) == 1 else f" with paces {tuple(pace)}"),
+        described=plain_means(pace),
     )
     return alphabet.prune()
 

@@ -12,6 +12,7 @@ from schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from schedulers.synthesis.explore import Progress, explore, within_limits
 from schedulers.synthesis.hints import budgets_of
 from schedulers.synthesis.problem import Candidate, Front, Objective, Status
+from schedulers.synthesis.profiles import profile_bound
 from schedulers.synthesis.rule_alphabet import rule_alphabet
 from schedulers.synthesis.shape import crossing_bound, derived_paces, is_even, node_radices
 from topo import figures
@@ -80,9 +81,9 @@ def synthesise(
         )
         bound = _bound(problem, alphabet, begun + (SEARCH_SHARE + BOUND_SHARE) * left)
         if bound is not None:
-            proofs.append(f"{alphabet.described}, any period: noise of age up to {bound.depth} counted")
+            proofs.append(f"{bound.described}, any period: noise of age up to {bound.depth} counted")
             if shortfall := beyond(problem, bound):
-                doubts.append(f"{alphabet.described}: {shortfall}")
+                doubts.append(f"{bound.described}: {shortfall}")
         found += _candidates(problem, alphabet, archives, bound, before=begun + left)
     front = pareto(found)
     best = preferred(problem, found)
@@ -146,8 +147,13 @@ def alphabets_of(problem: Problem, seed: int, expired: Callable[[], bool]) -> li
 
 
 def _bound(problem: Problem, alphabet: Alphabet, until: float) -> DualBound | None:
+    """The profile bound for all plain means and, for complete alphabets, the age bound over their letters."""
     budgets = [problem.limits.max_communication] if problem.limits.max_communication is not None else []
-    return dual_bound(alphabet, lambda: time.monotonic() > until, budgets=budgets)
+    half = 0.5 * (time.monotonic() + until)
+    pace = alphabet.pace if isinstance(alphabet.pace, tuple) else (alphabet.pace,) * problem.cluster.num_workers
+    wide = profile_bound(problem, pace, lambda: time.monotonic() > half, budgets=budgets)
+    narrow = dual_bound(alphabet, lambda: time.monotonic() > until, budgets=budgets)
+    return wide if narrow is None else narrow.with_lines_of(wide)
 
 
 def _candidates(
@@ -208,7 +214,7 @@ def candidate(problem: Problem, alphabet: Alphabet, letters: Letters, bound: Dua
         period=len(letters),
         status=Status.OPTIMAL if floor is not None and value <= floor + TOLERANCE else Status.FEASIBLE,
         bound=floor,
-        bound_class=alphabet.described if floor is not None else "",
+        bound_class=bound.described if bound is not None else "",
     )
 
 
