@@ -73,7 +73,7 @@ class Lane:
     """What is reduced as one array: the flat parameters of one (device, dtype), then the riders, then the tag.
 
     `size` counts parameters with padding, `length` riders too; the scratch array is `length` + presence + tag long,
-    where presence holds one number per parameter that has a gradient somewhere.
+    where presence holds one number per parameter that has a gradient somewhere, and makes room for a longer note.
     """
 
     device: torch.device
@@ -84,7 +84,7 @@ class Lane:
     riders: list[Rider] = field(default_factory=list)
     length: int = 0
     note: torch.Tensor | None = None
-    """One number per parameter that averages of parameters carry along, in the place of presence, and average."""
+    """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""
     _scratch: torch.Tensor | None = None
     _home: torch.Tensor | None = None
     _aside: torch.Tensor | None = None
@@ -107,9 +107,15 @@ class Lane:
     def scratch(self) -> torch.Tensor:
         """The array that is reduced; allocated once."""
         if self._scratch is None:
-            count = self.length + len(self.slots) + (TAG_LENGTH if self.exact else 0)
+            spare = max(len(self.slots), 0 if self.note is None else len(self.note))
+            count = self.length + spare + (TAG_LENGTH if self.exact else 0)
             self._scratch = torch.zeros(count, dtype=self.dtype, device=self.device)
         return self._scratch
+
+    def carry(self, note: torch.Tensor) -> None:
+        """Let averages of parameters carry `note` along: one number per parameter, or a few more than that."""
+        assert self._home is None, "the array that holds the live parameters keeps its length"
+        self.note, self._scratch = note, None
 
     def let_go(self) -> None:
         """Leave the scratch array to an operation that may still write into it; the next one gets a new array."""

@@ -4,7 +4,13 @@ A worker whose data differ from the others' is pushed away from the mean in ever
 correction h_i of model size, subtracted from its gradients, to which every mean of its group adds
 α · (mean − x_i) / s̄. s̄ is the group's mean of the sum of learning rates since each member's last mean; because it is
 common to the group, the corrections of a group go on summing to zero, and the mean model is not biased. s̄ travels in a
-part of the array that averages of parameters leave unused, so not one byte more is sent.
+part of the array that averages of parameters leave unused.
+
+What is learned is the push along each worker's own path. Where a learning rate is too large for one worker's data alone
+(rate · curvature > 2), that path swings around the place where all met, the correction learns the swing, and grows. So
+every worker compares it with the first gradient g_i after a mean, taken where its members agree, and whenever *all*
+workers meet, all corrections are multiplied by κ = Σ⟨g_i, h_i⟩ / Σ‖h_i‖², clipped to [0, 1]: the scale at which they
+predict those gradients best. One factor for everybody keeps their sum zero; it costs two more numbers in each array.
 """
 
 from __future__ import annotations
@@ -55,10 +61,17 @@ def chosen_alpha(asked: float | str | None, schedule: Schedule, optimizer: torch
     return alpha
 
 
+EVIDENCE = 2
+"""Numbers of a lane's note beside one per parameter: Σ⟨g, h⟩ and Σ‖h‖²."""
+
+
 class CorrectedMeans(GroupMeans):
     """Group means of parameters, with gradients corrected by what the means have shown.
 
     Costs two more arrays of model size. Weight decay counts as part of the gradient.
+
+    Each lane's note holds the sum of rates of every parameter since its last mean, then Σ⟨g, h⟩ and Σ‖h‖² over first
+    steps after means, since all workers met.
     """
 
     def __init__(self, run: Run, optimizer: torch.optim.Optimizer, alpha: float) -> None:
@@ -67,7 +80,10 @@ class CorrectedMeans(GroupMeans):
         self.corrections = [torch.zeros_like(lane.flat) for lane in run.flat.lanes]
         self._change = [torch.empty_like(lane.flat) for lane in run.flat.lanes]
         for lane in run.flat.lanes:
-            lane.note = torch.zeros(len(lane.slots), dtype=lane.dtype, device=lane.device)
+            lane.carry(torch.zeros(len(lane.slots) + EVIDENCE, dtype=lane.dtype, device=lane.device))
+        self._together = True
+        self.kept = torch.ones(())
+        """The smallest κ so far: 1 if no meeting of all workers shrank the corrections."""
         self._places = {
             slot.parameter: (lane, index, slot.view(correction))
             for lane, correction in zip(run.flat.lanes, self.corrections, strict=True)
@@ -99,6 +115,9 @@ class CorrectedMeans(GroupMeans):
             assert lane.note is not None, "made with this strategy"
             correction.copy_(state[f"correction/{index}"])
             lane.note.copy_(state[f"rates/{index}"])
+        self._together = not any(
+            bool(lane.note[: len(lane.slots)].any()) for lane in self.run.flat.lanes if lane.note is not None
+        )
 
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -122,6 +141,8 @@ class CorrectedMeans(GroupMeans):
 
     def _correct(self) -> None:
         with torch.no_grad():
+            if self._together:
+                self._compare()
             for group in self.optimizer.param_groups:
                 sign = -1 if group.get("maximize") else 1
                 for parameter in group["params"]:
@@ -133,6 +154,26 @@ class CorrectedMeans(GroupMeans):
                         parameter.grad = torch.zeros_like(parameter)
                     parameter.grad.sub_(place[2], alpha=sign)
 
+    def _compare(self) -> None:
+        """Add ⟨g, h⟩ and ‖h‖² to the notes."""
+        lanes = self.run.flat.lanes
+        agreements = [_wide(correction.new_zeros(())) for correction in self.corrections]
+        for group in self.optimizer.param_groups:
+            sign = -1 if group.get("maximize") else 1
+            for parameter in group["params"]:
+                place = self._places.get(parameter)
+                if place is not None and parameter.grad is not None:
+                    index = next(i for i, lane in enumerate(lanes) if lane is place[0])
+                    agreements[index] += sign * _dot(parameter.grad, place[2])
+        for lane, correction, agreement in zip(lanes, self.corrections, agreements, strict=True):
+            assert lane.note is not None, "made with this strategy"
+            evidence = lane.note[len(lane.slots) :]
+            pair = _wide(evidence) + torch.stack([agreement, _dot(correction, correction)])
+            most = torch.full_like(agreement, torch.finfo(lane.dtype).max / 8)
+            # What is not finite has run away and agrees with nothing; what the dtype cannot hold is scaled down as a pair.
+            pair = torch.where(pair.isfinite().all(), pair, torch.stack([torch.zeros_like(most), most]))
+            evidence.copy_(pair * (most / pair.abs().max().maximum(most)))
+
     def _after(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Count the rates of a step that was really taken."""
         for group in optimizer.param_groups:
@@ -140,13 +181,33 @@ class CorrectedMeans(GroupMeans):
                 place = self._places.get(parameter)
                 if place is not None and place[0].note is not None:
                     place[0].note[place[1]] += float(group["lr"])
+                    self._together = self._together and not group["lr"]
 
     def _commit(self, reduction: Reduction) -> None:
+        everybody = len(reduction.group.members) == self.run.schedule.num_workers
         with torch.no_grad():
             for lane, correction, change in zip(self.run.flat.lanes, self.corrections, self._change, strict=True):
                 with self.run.reducer.stream(lane.device):
+                    if everybody:
+                        self._keep_what_predicts(lane, correction, reduction.ok)
                     self._learn(lane, correction, change, reduction.ok)
         super()._commit(reduction)
+        self._together = True
+
+    def _keep_what_predicts(self, lane: Lane, correction: torch.Tensor, ok: torch.Tensor | None) -> None:
+        """Commit h ← κ h with the κ of everybody's evidence, and begin to gather evidence anew."""
+        assert lane.note is not None, "made with this strategy"
+        first = lane.tail + len(lane.slots)
+        agreement, size = _wide(lane.scratch()[first : first + EVIDENCE])
+        kept = torch.where(size > 0, (agreement / size).clamp(0, 1), torch.ones_like(size))
+        if ok is not None:
+            kept = torch.where(ok, kept, torch.ones_like(kept))
+        details = {"kept": float(kept)} if lane.device.type == "cpu" else {}  # on CUDA the host waits for nothing
+        with self.run.reducer.recorder.span("shrink corrections", **details):
+            # What is not finite becomes zero, not a product.
+            correction.copy_(torch.where(kept > 0, correction * kept, torch.zeros_like(correction)))
+        lane.note[len(lane.slots) :].mul_(0 if ok is None else ~ok)
+        self.kept = torch.minimum(self.kept.to(kept.device), kept)
 
     def _learn(self, lane: Lane, correction: torch.Tensor, change: torch.Tensor, ok: torch.Tensor | None) -> None:
         """Commit h ← h + α (mean − x) / s̄, parameter by parameter, since groups of parameters have their own rates."""
@@ -159,10 +220,17 @@ class CorrectedMeans(GroupMeans):
             factors = factors * ok
         for index, slot in enumerate(lane.slots):
             slot.view(correction).addcmul_(slot.view(change), factors[index])
-        if ok is None:
-            lane.note.zero_()
-        else:
-            lane.note.mul_(~ok)
+        own = lane.note[: len(lane.slots)]
+        own.mul_(0 if ok is None else ~ok)
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """In a dtype in which sums of many products are safe."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return torch.dot(_wide(first.reshape(-1)), _wide(second.reshape(-1)))
 
 
 def _refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -100,17 +100,25 @@ def reference(plan, num_rounds, alpha, data, rates):
     start, decay, push = data
     n, paces, x, h = plan.num_workers, plan.paces(), start.copy(), np.zeros_like(start)
     done, since = np.zeros(n, dtype=int), np.zeros(n)
+    agreement, size = np.zeros(n), np.zeros(n)
     for k in range(num_rounds):
         for i in range(n):
             for _ in range(paces[i]):
                 rate = rates[done[i] % len(rates)]
-                x[i] = x[i] - rate * (decay[i] * x[i] - push[i] - h[i])
+                gradient = decay[i] * x[i] - push[i]
+                if since[i] == 0:
+                    agreement[i] += gradient @ h[i]
+                    size[i] += h[i] @ h[i]
+                x[i] = x[i] - rate * (gradient - h[i])
                 since[i] += rate
                 done[i] += 1
         groups = [plan.group_of(i, k) for i in range(n)]
         for group in {g.members: g for g in groups if g is not None}.values():
             members = list(group.members)
             change = x[members].mean(axis=0) - x[members]
+            if len(members) == n:
+                h *= min(max(agreement.sum() / size.sum(), 0), 1) if size.sum() > 0 else 1
+                agreement[:], size[:] = 0, 0
             h[members] += alpha * change / since[members].mean()
             x[members] += float(group.relax) * change
             since[members] = 0
