@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def levels(hardware: Hardware, num_nodes: int) -> str:
     """`, under 4 switches of 2 nodes (2 GB/s up), 2 of 4 (1 GB/s up)`, the lowest level first; nothing without any."""
-    said = []
+    said: list[str] = []
     for row in above(hardware.switches, num_nodes):
         listed = [hardware.switches[index] for index in sorted({*row.tolist()} - {-1})]
         nodes = _span([str(count) for count in sorted(len(switch.nodes) for switch in listed)])

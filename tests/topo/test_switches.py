@@ -77,6 +77,16 @@ def test_the_latency_of_a_path_is_the_sum_on_its_longer_way_up():
     assert round_seconds(edges, CLUSTER, hardware).tolist() == [17.0, 0.25, 2.0, 0.0, 17.0, 0.0, 1.0, 0.0]
 
 
+def test_latencies_of_nested_uplinks_add_up():
+    cluster = Cluster.regular(4, 1)
+    switches = (Switch((0, 1), Link(4.0)), Switch((0,), Link(16.0)), Switch((1,), Link(32.0)), Switch((2,), Link(8.0)))
+    hardware = Hardware(nic=Link(1.0), model_bytes=1, switches=switches)
+    assert seconds((0, 1), cluster=cluster, hardware=hardware) == [2 * (1.0 + 32.0)]
+    assert seconds((0, 2), cluster=cluster, hardware=hardware) == [2 * (1.0 + 16.0 + 4.0)]
+    edges = Round.from_edges(4, [(0, 1, "1/2"), (0, 2, "1/2"), (1, 3, "1/2")])
+    assert round_seconds(edges, cluster, hardware).tolist() == [0.0, 33.0, 21.0, 37.0]
+
+
 def test_edges_share_the_uplink_of_their_direction():
     """Two messages leave rack 0 and one enters it; a fourth stays inside rack 1."""
     edges = Round.from_edges(8, [(0, 4, "1/4"), (2, 6, "1/4"), (5, 1, "1/4"), (4, 6, "1/4")])
