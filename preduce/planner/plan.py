@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 CATALOGUE_SHARE = 0.25
 """Of the time limit, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
 
-PROOF_SHARE = 0.1
-"""Of the time limit, kept for measuring and proving what the search found."""
+MEASURE_SHARE = 0.08
+"""Of the time limit, kept for measuring what the search found."""
+
+PROOF_SHARE = 0.08
+"""Of the time limit, kept for proving the pick."""
 
 MIN_SEARCH_SECONDS = 1.0
 """What the search gets at least, when measuring a large catalogue has used up the time."""
@@ -74,10 +77,10 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     say("measuring the catalogue")
     left_out: list[str] = []
     options = competitors(job, until=started + CATALOGUE_SHARE * job.time_limit, left_out=left_out.append)
-    left = (1 - PROOF_SHARE) * job.time_limit - (monotonic() - started)
+    left = (1 - MEASURE_SHARE - PROOF_SHARE) * job.time_limit - (monotonic() - started)
     hints = tuple(option.schedule for option in front(options))
     found = _search(job, hints, max(MIN_SEARCH_SECONDS, left), say)
-    until = started + job.time_limit
+    until = started + (1 - PROOF_SHARE) * job.time_limit
     for index, candidate in enumerate(_asked_first(found)):
         if index and monotonic() > until:
             break
