@@ -5,10 +5,50 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 from math import ceil, gcd, log
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from schedulers.constructions.common import SEED, rounds
+from schedulers.entry import Entry, Parameter
 from topo.strategies.neighbor import Round
+
+if TYPE_CHECKING:
+    from topo.cluster import Cluster
+    from topo.schedule import Schedule
+
+
+def equistatic(*, name: str, summary: str, degree: str, undirected: bool) -> Entry:
+    """The entry of one fixed round of a few random shifts."""
+
+    def make(cluster: Cluster, num_shifts: int | None, seed: int) -> Schedule:
+        count = cluster.num_workers
+        drawn = shifts(count, default_shifts(count) if num_shifts is None else num_shifts, seed)
+        only = round_of(count, drawn, undirected=undirected)
+        return rounds(made.label(num_shifts=num_shifts, seed=seed), cluster, [only])
+
+    made = Entry(
+        name=name,
+        summary=summary,
+        source="Song et al., Communication-efficient topologies for decentralized learning, NeurIPS 2022",
+        kind="graph",
+        make=make,
+        refuse=refuse,
+        parameters=(Parameter(name="num_shifts", minimum=1, help="M, shifts drawn; auto: ⌈ln n⌉"), SEED),
+        degree=degree,
+        period="1",
+        figures="‖W − J‖₂ < ε with probability 1 − p for M = 8 ln(2n/p)/(3ε²)",
+    )
+    return made
+
+
+def refuse(cluster: Cluster, num_shifts: int | None, seed: int) -> str | None:
+    """More shifts than other workers are of no use."""
+    del seed
+    count = cluster.num_workers
+    if num_shifts is not None and num_shifts > 8 * count:
+        return f"{num_shifts} shifts of {count} workers; there are {count - 1} different ones, use at most {8 * count}"
+    return None
 
 
 def shifts(num_workers: int, count: int, seed: int) -> list[int]:
