@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from topo.figures import figures as figures
     from topo.hardware import Hardware as Hardware
     from topo.hardware import Link as Link
+    from topo.hardware import Switch as Switch
     from topo.phase import Group as Group
     from topo.phase import Phase as Phase
     from topo.rule import Block as Block
@@ -110,7 +111,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "UnknownError",
     ),
     "topo.figures": ("Figures", "figures"),
-    "topo.hardware": ("Hardware", "Link"),
+    "topo.hardware": ("Hardware", "Link", "Switch"),
     "topo.phase": ("Group", "Phase"),
     "topo.rule": ("Block",),
     "topo.schedule": ("Schedule",),
@@ -150,6 +151,7 @@ __all__ = [
     "ScheduleError",
     "ScheduleHookState",
     "Static",
+    "Switch",
     "Timeline",
     "UnavailableError",
     "UnknownError",
