@@ -20,8 +20,10 @@ from topo.phase import Phase
 from topo.rule import Block
 from topo.schedule import Schedule
 from topo.strategies import AllReduce, Neighbor, Round, Static
+from topo.timing import event_graph
 from topo.timing.compute import ComputeTimes
 from topo.timing.event_graph import cycle_time
+from topo.timing.stages import Stage
 
 FIGURE_10 = (
     (Block((0,), (0, 1)), Block((2, 3))),
@@ -149,3 +151,23 @@ def test_a_million_workers_take_the_time_of_one_node():
     phases = (2 * 249_999 / 250_000 * 0.1104, 0.0828, 0.1104, 0.0828)
     assert result.per_step == pytest.approx(0.05 + sum(phases) / 4)
     assert len(result.workers) == 4
+
+
+def test_ties_between_cycles_of_equal_mean_settle():
+    """Workers 1 and 4 each trace back to themselves at 0.2708 s per period; together they make a cycle of 0.2734 s."""
+    groups = (
+        [((0, 1), 0.1104)],
+        [((0, 2, 5), 0.0552), ((3, 4), 0.1104)],
+        [((1, 3), 0.1104), ((2, 4, 5), 0.1104)],
+    )
+    stages = []
+    for phase in groups:
+        cell_of = np.full(6, -1)
+        for index, (members, _) in enumerate(phase):
+            cell_of[list(members)] = index
+        sources = np.array([worker for members, _ in phase for worker in members])
+        offsets = np.cumsum([0, *(len(members) for members, _ in phase)])
+        stages.append(Stage(sources, offsets, np.array([seconds for _, seconds in phase]), cell_of))
+    means, critical = event_graph._howard(stages, np.full(6, 0.05), overlap=True)
+    assert means == pytest.approx([0.2734] * 6, abs=1e-12)
+    assert critical == (1, 4)

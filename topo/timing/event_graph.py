@@ -144,11 +144,14 @@ def _howard(
     """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest."""
     count = len(compute)
     means, values = np.full(count, -np.inf), np.zeros(count)
+    origin, weight = np.arange(count), np.zeros(count)
     for _ in range(MAX_ITERATIONS):
-        origin, weight, better = _improve(stages, compute, means, values, overlap=overlap)
-        if not better:
+        new_origin, new_weight, better = _improve(stages, compute, means, values, overlap=overlap)
+        if not better.any():
             cycle = _cycle_of(origin, int(means.argmax()))
             return means, tuple(sorted(cycle))
+        # Whoever gains nothing stays with its choice: ties that change hands can go round in circles.
+        origin, weight = np.where(better, new_origin, origin), np.where(better, new_weight, weight)
         means, values = _evaluate(origin, weight)
     raise UnknownError(f"cycle time: policy iteration did not settle within {MAX_ITERATIONS} iterations")
 
@@ -160,11 +163,11 @@ def _improve(
     values: npt.NDArray[np.float64],
     *,
     overlap: bool,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], bool]:
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """One period forward, each cell waiting for its largest source by (mean, value).
 
     Returns for every worker at the period's end the worker at its start whom it traces back to, the seconds on the
-    way, and whether anything is strictly better than before.
+    way, and whether that is strictly better than what the worker had.
     """
     count = len(compute)
     origin, weight = np.arange(count), np.zeros(count)
@@ -182,12 +185,12 @@ def _improve(
             new_origin, new_weight = np.where(keep, origin, new_origin), np.where(keep, own, new_weight)
         origin, weight = new_origin, new_weight
     if not np.isfinite(means).all():
-        return origin, weight, True
+        return origin, weight, np.ones(count, dtype=bool)
     scale = max(1e-300, float(np.abs(weight).max()))
     raised = means[origin] > means + TOLERANCE * scale
     grown = values[origin] + weight - means > values + TOLERANCE * scale
     level = means[origin] >= means - TOLERANCE * scale
-    return origin, weight, bool((raised | (level & grown)).any())
+    return origin, weight, raised | (level & grown)
 
 
 def _levels(means: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
