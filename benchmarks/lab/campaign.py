@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from lab.contestants import Contestant, contestants
 from lab.crew import Crew, LabError
+from lab.head import head, target_of
 from lab.job import Job
 from lab.measure import Measured, read_cell
 from lab.plan import Planner
 from lab.predict import Point, predicted
 from lab.rehearse import RATES, best_rate
 from lab.results import write
-from lab.setting import GRID, MODEL_BYTES, TARGETS
+from lab.setting import GRID, MODEL_BYTES
 from lab.tasks import Samples, read_data, write_data
 
 from topo.cluster import Cluster
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
 
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 60.0
-MIN_STEPS = 32
-SPARE_STEPS = 1.3
-"""Steps that a cell may take, over those that its contestant took in the rehearsal."""
+SPARE_STEPS = 1.8
+"""Steps that a cell may take, over those that its contestant took in the rehearsal to a loss twice the lab's target."""
 SIMULATED = ("static", "allreduce", "neighbor")
 
 
@@ -61,7 +61,7 @@ class Campaign:
     ) -> None:
         self.chosen, self.settings, self.network, self.crew, self.scratch = chosen, listed, network, crew, scratch
         self.cluster = Cluster.regular(chosen.nodes, chosen.workers_per_node)
-        self.repetitions = chosen.repetitions or 3
+        self.repetitions = chosen.repetitions or (3 if chosen.full else 2)
         self.end = time.monotonic() + 60 * (chosen.minutes or (60 if chosen.full else 9))
         self.cells: list[Cell] = []
         self.notes: list[str] = []
@@ -77,7 +77,7 @@ class Campaign:
         self.contestants = [
             c
             for c in contestants(self._planner)
-            if (c.name in wanted if wanted else (c.core or chosen.full or chosen.repetitions))
+            if (c.name in wanted if wanted else (c.core or chosen.full or chosen.settings))
         ]
 
     def run(self) -> None:
@@ -96,6 +96,8 @@ class Campaign:
                 # Each repetition begins elsewhere, so that a drift of the machine's load hits all alike.
                 turn = repetition * len(listed) // self.repetitions
                 for contestant in listed[turn:] + listed[:turn]:
+                    if repetition and contestant.once:
+                        continue
                     expected = self._took.get((setting.name, contestant.name), GUESS_SECONDS)
                     if time.monotonic() + expected > self.end:
                         left_out += 1
@@ -157,7 +159,7 @@ class Campaign:
             "random_factor": setting.random_factor,
             "random_chance": setting.random_chance,
             "steps": setting.steps,
-            "limit": self.chosen.limit if how != "profile" else PROFILE_LIMIT,
+            "limit": PROFILE_LIMIT if how == "profile" else self.chosen.limit,
         }
         return Job(**{**fields, **more})
 
@@ -177,6 +179,7 @@ class Campaign:
             steps=self._steps(setting, contestant),
             learning_rate=self._rate(setting, contestant),
             options=contestant.options,
+            limit=self.chosen.limit * (2 if contestant.once else 1),
         )
         if schedule is not None:
             write_schedule(path, schedule)
@@ -195,16 +198,13 @@ class Campaign:
             self._took[setting.name, contestant.name] = time.monotonic() - begun
             shutil.rmtree(folder, ignore_errors=True)
         self.cells.append(Cell(setting.name, contestant.name, repetition, load, measured))
-        reached = measured.reached(self._target(setting))
+        reached = measured.reached(target_of(setting, self.chosen.target))
         words = "not reached" if reached is None else f"{reached[0]:5.1f} steps {reached[1]:6.2f} s"
         _say(
             f"{setting.name:22} {contestant.name:30} {measured.step_ms:7.1f} ms/step  {words:24} "
             f"{measured.nic_mb:6.2f} MB/NIC  loss {measured.curve[-1][2]:.3f}  load {load:.1f}  "
             f"{time.monotonic() - begun:.1f} s"
         )
-
-    def _target(self, setting: Setting) -> float:
-        return float(self.chosen.target or TARGETS[setting.task])
 
     def _by_rate(self, setting: Setting, contestant: Contestant) -> dict[str, float | None]:
         """Steps to the target in the rehearsal, by rate."""
@@ -219,13 +219,16 @@ class Campaign:
         return best_rate(self._by_rate(setting, contestant)) or rates[len(rates) // 2]
 
     def _steps(self, setting: Setting, contestant: Contestant) -> int:
-        """Enough steps to reach the target, in whole periods of 16."""
+        """Enough steps to reach the target, in whole periods of the schedule."""
         if self.chosen.steps:
             return int(self.chosen.steps)
         expected = self._by_rate(setting, contestant).get(f"{self._rate(setting, contestant):g}")
         if expected is None:
             return setting.steps
-        return max(MIN_STEPS, 16 * ceil(SPARE_STEPS * expected / 16))
+        schedule = self.schedules.get((setting.name, contestant.name))
+        fixed = schedule is not None and schedule.strategy.kind in SIMULATED
+        whole = int(schedule.paces().max()) * schedule.period if schedule is not None and fixed else 1
+        return whole * ceil(SPARE_STEPS * expected / whole)
 
     def points(self) -> list[Point]:
         """The cells that the simulator can predict; hierarchical all-reduce runs all-reduce's schedule in its form."""
@@ -260,10 +263,10 @@ class Campaign:
     def write(self, folder: Path, machine: dict[str, object]) -> None:
         """JSON, Markdown and plots."""
         content = {
-            "head": {**machine, **self._head()},
+            "head": {**machine, **head(self.chosen, self.settings, [c.load for c in self.cells], self.repetitions)},
             "measure": {
                 "num_workers": self.cluster.num_workers,
-                "targets": {setting.name: self._target(setting) for setting in self.settings},
+                "targets": {setting.name: target_of(setting, self.chosen.target) for setting in self.settings},
                 "families": {contestant.name: contestant.family for contestant in self.contestants},
                 "rates": {s.name: {c.name: self._rate(s, c) for c in self.contestants} for s in self.settings},
             },
@@ -278,33 +281,6 @@ class Campaign:
 
     def _profiled(self) -> dict[str, Hardware]:
         return {s.name: self._planner.hardware(s) for s in self.settings if s.rate in self.profiles}
-
-    def _head(self) -> dict[str, object]:
-        chosen, wires = self.chosen, []
-        for setting in self.settings:
-            wire = setting.wire_seconds(chosen.nodes, chosen.workers_per_node, MODEL_BYTES[setting.task])
-            least = min(setting.compute + wire["hierarchical"], max(setting.compute, wire["flat ring"]))
-            wires.append(
-                f"{setting.name}: flat ring {1e3 * wire['flat ring']:.0f} ms, hierarchical "
-                f"{1e3 * wire['hierarchical']:.0f} ms of wire per step and {1e3 * setting.compute:g} ms of computing, "
-                f"so at equal steps nothing can be more than {least / setting.compute:.1f} times as fast"
-            )
-        loads = [cell.load for cell in self.cells] or [0.0]
-        return {
-            "cluster": f"{self.cluster}, one namespace per node, links shaped by tbf in both directions",
-            "task": "digits CNN, 548,074 parameters (2.19 MB), or where said a character model, 0.5 M parameters",
-            "a step": "plain SGD, batch 16 per worker, computing padded by sleep: "
-            + ", ".join(f"{s.name}: {1e3 * s.compute:g} ms" for s in self.settings),
-            "rate": "the best of the grid "
-            + "; ".join(f"{', '.join(f'{r:g}' for r in rates)} ({name})" for name, rates in GRID.items())
-            + " in the rehearsal (benchmarks/lab/rates.json)"
-            if chosen.rate is None
-            else f"{chosen.rate:g} for all",
-            "the wire at its nominal rate, without headers or slow workers": "; ".join(wires),
-            "target": ", ".join(f"{s.name}: loss {self._target(s):g}" for s in self.settings),
-            "load average when cells began": f"{min(loads):.1f} to {max(loads):.1f}, of which the lab is a part",
-            "repetitions": f"up to {self.repetitions}; medians, [smallest-largest]",
-        }
 
 
 def _say(text: str) -> None:

@@ -25,7 +25,8 @@ class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
     `grid` names its learning rates (setting.GRID); `twin` another contestant of the same mathematics, which therefore
-    takes the same steps.
+    takes the same steps. `core` ones run in the short lab; `once` ones, which the wire makes very slow, run once and
+    get twice the time.
     """
 
     name: str
@@ -37,7 +38,8 @@ class Contestant:
     twin: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     form: str = "ring"
-    core: bool = True
+    core: bool = False
+    once: bool = False
     on_data: tuple[str, ...] = ("shuffled", "sorted")
 
     @property
@@ -137,46 +139,53 @@ def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 -
 
 
 def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[Contestant]:
-    """All of them, in the order of the table; `planned` is the planner's pick. `core` ones run in the short lab."""
+    """All of them, in the order of the table; `planned` is the planner's pick."""
     smart, corrected = {"division": "inter-intra"}, {"drift_correction": "auto"}
     return [
-        Contestant(name="alone", family="none", how="alone", twin="local SGD, every 16"),
+        Contestant(core=True, name="alone", family="none", how="alone", twin="local SGD, every 16"),
         Contestant(name="DDP", family=EVERY_STEP, how="ddp", twin="flat ring"),
-        Contestant(name="flat ring", family=EVERY_STEP, make=_entry("allreduce")),
-        Contestant(name="hierarchical", family=EVERY_STEP, how="hierarchical", form="hierarchical", twin="flat ring"),
-        Contestant(name="flat ring, overlapped", family=EVERY_STEP, make=_entry("allreduce", overlap=True)),
+        Contestant(core=True, name="flat ring", family=EVERY_STEP, make=_entry("allreduce")),
+        Contestant(
+            core=True, name="hierarchical", family=EVERY_STEP, how="hierarchical", form="hierarchical", twin="flat ring"
+        ),
+        Contestant(core=True, name="flat ring, overlapped", family=EVERY_STEP, make=_entry("allreduce", overlap=True)),
         Contestant(name="local SGD, every 4", family="local SGD", make=_entry("local-sgd", every=4)),
-        Contestant(name="local SGD, every 16", family="local SGD", make=_entry("local-sgd", every=16)),
+        Contestant(core=True, name="local SGD, every 16", family="local SGD", make=_entry("local-sgd", every=16)),
         Contestant(
             name="torch averager 1/16",
             family="local SGD",
             how="torch-averager",
             twin="node-then-all 15",
             options={"inner": 1, "outer": 16},
-            core=False,
         ),
         Contestant(
+            once=True,
             name="server, synchronous",
             family="server",
             make=_strategy("server", _server(synchronous=True)),
             twin="flat ring",
-            core=False,
         ),
         Contestant(
+            once=True,
             name="server, asynchronous",
             family="server",
             make=_strategy("server-asynchronous", _server(synchronous=False)),
             free_running=True,
             grid="server",
         ),
-        Contestant(name="D-PSGD ring", family="D-PSGD", make=_entry("ring"), core=False),
+        Contestant(name="D-PSGD ring", family="D-PSGD", make=_entry("ring")),
         Contestant(name="D-PSGD ring, parallel", family="D-PSGD", make=_entry("ring", overlap=True)),
         Contestant(
-            name="AD-PSGD", family="AD-PSGD", make=_strategy("ad-psgd", _pairwise(overlap=True)), free_running=True
+            core=True,
+            name="AD-PSGD",
+            family="AD-PSGD",
+            make=_strategy("ad-psgd", _pairwise(overlap=True)),
+            free_running=True,
         ),
-        Contestant(name="Figure 10", family="Prague", make=_entry("prague-figure-10")),
+        Contestant(core=True, name="Figure 10", family="Prague", make=_entry("prague-figure-10")),
         Contestant(name="Figure 10, overlapped", family="Prague", make=_entry("prague-figure-10", overlap=True)),
         Contestant(
+            once=True,
             name="generator, random",
             family="Prague",
             make=_strategy("random", _generated(division="random", initiator="paper", slow_threshold=None)),
@@ -189,6 +198,7 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
             free_running=True,
         ),
         Contestant(
+            core=True,
             name="generator, smart, laggard-local",
             family="Prague",
             make=_strategy("smart-local", _generated(initiator="laggard-local", **smart)),
@@ -196,7 +206,7 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
             free_running=True,
         ),
         Contestant(name="node-then-all 3", family="designed", make=_entry("node-then-all", node_rounds=3)),
-        Contestant(name="node-then-all 15", family="designed", make=_entry("node-then-all", node_rounds=15)),
+        Contestant(core=True, name="node-then-all 15", family="designed", make=_entry("node-then-all", node_rounds=15)),
         Contestant(
             name="node-then-all 15, overlapped",
             family="designed",
@@ -222,8 +232,10 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
                 ("planner's pick", planned),
             )
         ],
-        Contestant(name="planner's pick", family="designed", make=planned),
-        Contestant(name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)),
-        Contestant(name="paced all", family="designed", make=_paced("allreduce"), core=False),
+        Contestant(core=True, name="planner's pick", family="designed", make=planned),
+        Contestant(
+            core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)
+        ),
+        Contestant(name="paced all", family="designed", make=_paced("allreduce")),
         Contestant(name="paced all, sections of 3", family="designed", make=_paced("allreduce", factor=3)),
     ]

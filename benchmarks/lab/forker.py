@@ -20,21 +20,22 @@ def serve_workers(node: int) -> None:
     """Fork workers until standard input ends."""
     _import_runtime()
 
+    from lab import placement, profiled
     from lab.job import Job
-    from lab.profiled import profile
     from lab.tasks import read_data
     from lab.worker import work
 
     from runtime.launch import launch
 
+    measurements = {"profile": profiled.profile, "placement": placement.measure}
     samples: dict[str, object] = {}
     _say("ready")
     for line in sys.stdin:
         job = Job.of_line(line)
         if job.data_file and job.data_file not in samples:
             samples[job.data_file] = read_data(job.data_file)
-        if job.how == "profile":
-            target = partial(profile, job, node)
+        if job.how in measurements:
+            target = partial(measurements[job.how], job, node)
         else:
             target = partial(work, job, node, samples[job.data_file])
         with (job.path / f"node-{node}.log").open("w") as log:

@@ -28,7 +28,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from lab.setting import settings
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-SHORT = ("80mbit homogeneous", "80mbit slow x5")
+SHORT = ("200mbit homogeneous", "200mbit slow x5")
 
 
 def _arguments() -> argparse.Namespace:
@@ -80,7 +80,7 @@ def main() -> int:
             try:
                 campaign.run()
             finally:  # what was measured is kept, also when the lab's machinery fails
-                campaign.write(RESULTS, _machine())
+                campaign.write(RESULTS, machine())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return 0
@@ -91,7 +91,8 @@ def _stop(number: int, frame: object) -> None:  # noqa: ARG001 - a signal handle
     raise SystemExit(128 + number)
 
 
-def _machine() -> dict[str, object]:
+def machine() -> dict[str, object]:
+    """Where and with what something was measured."""
     import torch
 
     commit = subprocess.run(

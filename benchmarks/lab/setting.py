@@ -9,8 +9,11 @@ GRID = {"workers": (0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
 """Learning rates that contestants are rehearsed at, the largest first; the server applies all workers' steps to one
 model, hence its own."""
 
-TARGETS = {"digits": 0.2, "text": 2.8}
-"""Training loss of the mean model that each task is to reach."""
+TARGETS = {"digits": 0.1, "text": 2.6}
+"""Training loss of the mean model that each task is to reach in the lab."""
+
+REHEARSED_TARGETS = {"digits": 0.2, "text": 2.8}
+"""What the rehearsal counts the steps to: enough to choose rates by, and sooner reached."""
 
 MODEL_BYTES = {"digits": 2_192_296, "text": 2_065_440}
 
