@@ -39,14 +39,24 @@ def log_bound(num_workers: int, max_group: int) -> int:
 
 
 def pair_bound(num_workers: int) -> RoundsBound:
-    """Rounds of pairs (relaxed or not): ⌈log₂ n⌉ for even n and one more for odd n, where somebody idles in each round.
+    """Rounds of pairs, relaxed by any real factors or not; the best of three arguments.
 
-    Source: gossiping in the complete graph, one call at a time for each person (Knödel 1975).
+    log: ⌈log₂ n⌉. gossip parity: one more for odd n, where somebody idles in each round (Knödel 1975).
+    full tree: n = 2^m − 1 with m ≥ 3 needs m + 2 and n = 2^m − 2 with m ≥ 4 needs m + 1, one more than the others say.
+    There the paths from a worker fill a binary tree with at most one leaf to spare, so every weight on them is fixed,
+    and two workers fix the same weight differently. Proof in docs/exact-bounds.md; not found in the literature.
     """
     check(num_workers, 2)
-    if num_workers % 2 == 0 or num_workers == 1:
-        return RoundsBound(log_bound(num_workers, 2), "log")
-    return RoundsBound(log_bound(num_workers, 2) + 1, "gossip parity")
+    best = RoundsBound(log_bound(num_workers, 2), "log")
+    assert best.rounds is not None
+    if num_workers % 2:
+        best = RoundsBound(best.rounds + 1, "gossip parity")
+    exponent = num_workers.bit_length()
+    missing = (1 << exponent) - num_workers
+    if (missing == 1 and exponent >= 3) or (missing == 2 and exponent >= 4):
+        assert best.rounds is not None
+        best = RoundsBound(best.rounds + 1, "full tree")
+    return best
 
 
 def mean_bound(num_workers: int, max_group: int) -> RoundsBound:
