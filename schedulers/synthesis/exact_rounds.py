@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from schedulers.synthesis.exact_bounds import RoundsBound, check, least_factors, log_bound, mean_bound, pair_bound
 from schedulers.synthesis.exact_constructions import pair_rounds
-from schedulers.synthesis.exact_pairs import search_pairs
+from schedulers.synthesis.exact_search import search_rounds
 from schedulers.synthesis.problem import Status
 from topo.cluster import Cluster
 from topo.errors import InputError
@@ -98,6 +98,8 @@ def fewest_means(num_workers: int, max_group: int) -> ExactAnswer:
 def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0.0, seed: int = 0) -> ExactAnswer:
     """Relaxed groups ≤ g: the fewest rounds known here; a positive time limit also searches for fewer (pairs, n ≤ 63).
 
+    The search takes away one round after the other until the bound is met, none are found or the time is used up.
+
     Raises:
         InputError: fewer than 2 workers, groups of fewer than 2, or more than MAX_WORKERS workers.
     """
@@ -107,7 +109,7 @@ def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0
     if max_group == 2 and time_limit > 0 and num_workers < 64:
         left = time_limit
         while bound.rounds is not None and len(phases) > bound.rounds and left > 0:
-            report = search_pairs(num_workers, len(phases) - 1, time_limit=left, seed=seed)
+            report = search_rounds(num_workers, len(phases) - 1, time_limit=left, seed=seed)
             left -= report.seconds
             if report.rounds is None:
                 break
