@@ -10,7 +10,8 @@ What is learned is the push along each worker's own path. Where a learning rate 
 (rate · curvature > 2), that path swings around the place where all met, the correction learns the swing, and grows. So
 every worker compares it with the first gradient g_i after a mean, taken where its members agree, and whenever *all*
 workers meet, all corrections are multiplied by κ = Σ⟨g_i, h_i⟩ / Σ‖h_i‖², clipped to [0, 1]: the scale at which they
-predict those gradients best. One factor for everybody keeps their sum zero; it costs two more numbers in each array.
+predict those gradients best. Where κ < ½ they are better dropped than kept, so α is halved; it recovers by a fifth a
+meeting. Factors that are everybody's keep the sum of corrections zero; they cost two more numbers in each array.
 """
 
 from __future__ import annotations
@@ -64,6 +65,14 @@ def chosen_alpha(asked: float | str | None, schedule: Schedule, optimizer: torch
 EVIDENCE = 2
 """Numbers of a lane's note beside one per parameter: Σ⟨g, h⟩ and Σ‖h‖²."""
 
+DOUBTED = 0.5
+"""Below this κ the gradients, corrected, are longer than they are uncorrected."""
+
+RECOVERY = 1.2
+"""What the trust in α grows by at a meeting without doubt."""
+
+LEAST_TRUST = 1 / 64
+
 
 class CorrectedMeans(GroupMeans):
     """Group means of parameters, with gradients corrected by what the means have shown.
@@ -82,8 +91,10 @@ class CorrectedMeans(GroupMeans):
         for lane in run.flat.lanes:
             lane.carry(torch.zeros(len(lane.slots) + EVIDENCE, dtype=lane.dtype, device=lane.device))
         self._together = True
-        self.kept = torch.ones(())
-        """The smallest κ so far: 1 if no meeting of all workers shrank the corrections."""
+        self.trust = [_wide(correction.new_ones(())) for correction in self.corrections]
+        """For each lane what α is multiplied by, in [1/64, 1]."""
+        self.doubts = [_wide(correction.new_zeros(())) for correction in self.corrections]
+        """For each lane how often all workers met and halved α."""
         self._places = {
             slot.parameter: (lane, index, slot.view(correction))
             for lane, correction in zip(run.flat.lanes, self.corrections, strict=True)
@@ -107,6 +118,7 @@ class CorrectedMeans(GroupMeans):
         for index, (lane, correction) in enumerate(zip(self.run.flat.lanes, self.corrections, strict=True)):
             assert lane.note is not None, "made with this strategy"
             named |= {f"correction/{index}": correction, f"rates/{index}": lane.note}
+            named |= {f"trust/{index}": self.trust[index], f"doubts/{index}": self.doubts[index]}
         return named
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -115,6 +127,8 @@ class CorrectedMeans(GroupMeans):
             assert lane.note is not None, "made with this strategy"
             correction.copy_(state[f"correction/{index}"])
             lane.note.copy_(state[f"rates/{index}"])
+            self.trust[index].copy_(state[f"trust/{index}"])
+            self.doubts[index].copy_(state[f"doubts/{index}"])
         self._together = not any(
             bool(lane.note[: len(lane.slots)].any()) for lane in self.run.flat.lanes if lane.note is not None
         )
@@ -170,7 +184,7 @@ class CorrectedMeans(GroupMeans):
             evidence = lane.note[len(lane.slots) :]
             pair = _wide(evidence) + torch.stack([agreement, _dot(correction, correction)])
             most = torch.full_like(agreement, torch.finfo(lane.dtype).max / 8)
-            # What is not finite has run away and agrees with nothing; what the dtype cannot hold is scaled down as a pair.
+            # What is not finite has run away and agrees with nothing; what the dtype cannot hold is scaled as a pair.
             pair = torch.where(pair.isfinite().all(), pair, torch.stack([torch.zeros_like(most), most]))
             evidence.copy_(pair * (most / pair.abs().max().maximum(most)))
 
@@ -186,40 +200,47 @@ class CorrectedMeans(GroupMeans):
     def _commit(self, reduction: Reduction) -> None:
         everybody = len(reduction.group.members) == self.run.schedule.num_workers
         with torch.no_grad():
-            for lane, correction, change in zip(self.run.flat.lanes, self.corrections, self._change, strict=True):
+            for index, lane in enumerate(self.run.flat.lanes):
                 with self.run.reducer.stream(lane.device):
                     if everybody:
-                        self._keep_what_predicts(lane, correction, reduction.ok)
-                    self._learn(lane, correction, change, reduction.ok)
+                        self._keep_what_predicts(index, lane, reduction.ok)
+                    self._learn(index, lane, reduction.ok)
         super()._commit(reduction)
         self._together = True
 
-    def _keep_what_predicts(self, lane: Lane, correction: torch.Tensor, ok: torch.Tensor | None) -> None:
-        """Commit h ← κ h with the κ of everybody's evidence, and begin to gather evidence anew."""
+    def _keep_what_predicts(self, index: int, lane: Lane, ok: torch.Tensor | None) -> None:
+        """Commit h ← κ h and the trust in α with the κ of everybody's evidence, and begin to gather evidence anew."""
         assert lane.note is not None, "made with this strategy"
+        correction, trust = self.corrections[index], self.trust[index]
         first = lane.tail + len(lane.slots)
         agreement, size = _wide(lane.scratch()[first : first + EVIDENCE])
         kept = torch.where(size > 0, (agreement / size).clamp(0, 1), torch.ones_like(size))
         if ok is not None:
             kept = torch.where(ok, kept, torch.ones_like(kept))
-        details = {"kept": float(kept)} if lane.device.type == "cpu" else {}  # on CUDA the host waits for nothing
-        with self.run.reducer.recorder.span("shrink corrections", **details):
-            # What is not finite becomes zero, not a product.
-            correction.copy_(torch.where(kept > 0, correction * kept, torch.zeros_like(correction)))
+        doubted = kept < DOUBTED
+        # What is not finite becomes zero, not a product.
+        correction.copy_(torch.where(kept > 0, correction * kept, torch.zeros_like(correction)))
+        trust.copy_(torch.where(doubted, trust / 2, trust * RECOVERY).clamp(LEAST_TRUST, 1))
+        self.doubts[index] += doubted
         lane.note[len(lane.slots) :].mul_(0 if ok is None else ~ok)
-        self.kept = torch.minimum(self.kept.to(kept.device), kept)
+        if lane.device.type == "cpu":  # on CUDA the host waits for nothing
+            with self.run.reducer.recorder.span("drift correction", kept=float(kept), trust=float(trust)):
+                pass
 
-    def _learn(self, lane: Lane, correction: torch.Tensor, change: torch.Tensor, ok: torch.Tensor | None) -> None:
+    def _learn(self, index: int, lane: Lane, ok: torch.Tensor | None) -> None:
         """Commit h ← h + α (mean − x) / s̄, parameter by parameter, since groups of parameters have their own rates."""
         assert lane.note is not None, "made with this strategy"
+        correction, change = self.corrections[index], self._change[index]
         torch.sub(lane.scratch()[: lane.size], lane.flat, out=change)
         rates = lane.scratch()[lane.tail : lane.tail + len(lane.slots)]
         # Where nobody took a step there is nothing to learn; a host that looked would wait for the device.
-        factors = torch.where(rates > 0, self.alpha / rates, torch.zeros_like(rates))
+        factors = torch.where(
+            rates > 0, (self.alpha * self.trust[index]).to(rates.dtype) / rates, torch.zeros_like(rates)
+        )
         if ok is not None:
             factors = factors * ok
-        for index, slot in enumerate(lane.slots):
-            slot.view(correction).addcmul_(slot.view(change), factors[index])
+        for factor, slot in zip(factors, lane.slots, strict=True):
+            slot.view(correction).addcmul_(slot.view(change), factor)
         own = lane.note[: len(lane.slots)]
         own.mul_(0 if ok is None else ~ok)
 

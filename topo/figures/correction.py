@@ -3,8 +3,9 @@
 Every worker keeps a correction h_i, steps with gradient − h_i, and at each mean of its group adds
 α · (mean − x_i) / s̄, s̄ being the group's mean of the sum of rates since each member's last mean. In units of the rate,
 and for gradients that are constant, a period maps (x, h) linearly; its spectral radius off the mean says how fast the
-corrections find the gradients' differences: below 1 they do, at 1 or above they run away. These are the control
-variates of ProxSkip/Scaffnew (Mishchenko et al., ICML 2022), applied to groups.
+corrections find the gradients' differences: below 1 they do, at 1 or above they run away. The same operator says how
+much of the gradients' noise the corrections follow. These are the control variates of ProxSkip/Scaffnew (Mishchenko et
+al., ICML 2022), applied to groups. Curvature is left out here; runtime.drift_correction guards against it.
 
 For a rule the operator splits into one of size 2G per class of characters (G workers on a node), for any number of
 nodes.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -30,9 +31,14 @@ if TYPE_CHECKING:
 
     from topo.schedule import Schedule
 
+    _Part: TypeAlias = tuple[list[list["_Mean"]], npt.NDArray[np.float64], bool]
+
 MAX_DENSE_WORKERS = 400
 STRONGEST = 1.0
+MAX_NOISE = 1.25
+"""`auto` lets the noise that corrections follow add at most a quarter to what noise spreads workers by."""
 _GRID = 40
+_DOUBLINGS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +59,53 @@ def correction_radius(schedule: Schedule, alpha: float) -> float:
         InputError: a schedule whose parameters are not averaged over groups, or too large an explicit one.
     """
     refuse_schedule(schedule)
-    return max(_radius(phases, paces, alpha, off_mean=off_mean) for phases, paces, off_mean in _classes(schedule))
+    return max(_radius(*part, alpha) for part in _classes(schedule))
 
 
 def best_alpha(schedule: Schedule) -> tuple[float, float]:
-    """(α, radius): the strength in (0, 1] that settles fastest, to about 1 %.
+    """(α, radius): the strength in (0, 1] that settles fastest without following noise, to about 1 %.
 
-    Strengths beyond 1 are left out: they would follow the noise of gradients more than their differences.
+    Strengths whose noise_factor is above MAX_NOISE are left out, unless all stable ones are: what a correction learns
+    from noisy gradients pushes workers apart. All-Reduce every H steps gets 2/5, since its factor is 2 / (2 − α).
 
     Raises:
         InputError: as correction_radius, or no strength is stable.
     """
     refuse_schedule(schedule)
     classes = list(_classes(schedule))
+    quiet = _spread(classes, 0.0)
 
-    def radius(alpha: float) -> float:
-        return max(_radius(phases, paces, alpha, off_mean=off_mean) for phases, paces, off_mean in classes)
+    def judged(alpha: float) -> tuple[bool, float, float]:
+        """Sorts first what is quiet enough, then what settles fastest."""
+        radius = max(_radius(*part, alpha) for part in classes)
+        return radius >= 1 or not _spread(classes, alpha) <= MAX_NOISE * quiet, radius, alpha
 
-    grid = np.geomspace(0.002, STRONGEST, _GRID)
-    at = [radius(float(alpha)) for alpha in grid]
-    best = int(np.argmin(at))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)]
-    fine = [float(alpha) for alpha in np.linspace(low, high, 21)]
-    found = min(((radius(alpha), alpha) for alpha in fine), default=(at[best], float(grid[best])))
-    if found[0] >= 1:
+    grid = [float(alpha) for alpha in np.geomspace(0.002, STRONGEST, _GRID)]
+    best = min(judged(alpha) for alpha in grid)[2]
+    place = grid.index(best)
+    low, high = grid[max(place - 1, 0)], grid[min(place + 1, _GRID - 1)]
+    _, radius, alpha = min(judged(float(alpha)) for alpha in np.linspace(low, high, 21))
+    if radius >= 1:
         raise InputError(
-            f"schedule {schedule.name!r}: no strength of drift correction is stable (radius {found[0]:.6g} at best); "
+            f"schedule {schedule.name!r}: no strength of drift correction is stable (radius {radius:.6g} at best); "
             "its groups do not connect all workers"
         )
-    return found[1], found[0]
+    return alpha, radius
+
+
+def noise_factor(schedule: Schedule, alpha: float) -> float:
+    """What gradient noise spreads workers by right before their means, over what it does without correction.
+
+    Mean squares, summed over workers and averaged over rounds, of the steady state that unit noise in each step keeps
+    up: the periodic Lyapunov equation of the joint (x, h) operator. The cost is a few times correction_radius's.
+
+    Raises:
+        InputError: as correction_radius, or the strength is not stable.
+    """
+    if not (radius := correction_radius(schedule, alpha)) < 1:
+        raise InputError(f"schedule {schedule.name!r}: drift correction {alpha:g} is not stable (radius {radius:.6g})")
+    classes = list(_classes(schedule))
+    return _spread(classes, alpha) / _spread(classes, 0.0)
 
 
 def refuse_schedule(schedule: Schedule) -> None:
@@ -104,7 +128,7 @@ def refuse_schedule(schedule: Schedule) -> None:
         raise InputError(f"drift correction: schedule {schedule.name!r} normalises steps; use plain means with it")
 
 
-def _classes(schedule: Schedule) -> Iterable[tuple[list[list[_Mean]], npt.NDArray[np.float64], bool]]:
+def _classes(schedule: Schedule) -> Iterable[_Part]:
     """(phases, paces, whether the all-ones direction is left out) for every invariant part of the operator."""
     strategy, paces = schedule.strategy, schedule.paces().astype(np.float64)
     if isinstance(strategy, AllReduce) and isinstance(strategy.pace, int):
@@ -138,40 +162,78 @@ def _classes(schedule: Schedule) -> Iterable[tuple[list[list[_Mean]], npt.NDArra
         yield explicit, paces, True
 
 
-def _radius(
-    phases: Sequence[Sequence[_Mean]], paces: npt.NDArray[np.float64], alpha: float, *, off_mean: bool
-) -> float:
-    n = len(paces)
-    since = np.zeros(n)
-    for phase in phases:  # one period to find the steps since each worker's last mean
-        _phase(phase, since, paces, None, alpha)
-    operator = np.eye(2 * n)
-    for phase in phases:
-        _phase(phase, since, paces, operator, alpha)
-    if off_mean:
-        centred = np.eye(n) - 1 / n
-        project = np.kron(np.eye(2), centred)
-        operator = project @ operator @ project
+def _radius(phases: Sequence[Sequence[_Mean]], paces: npt.NDArray[np.float64], off_mean: bool, alpha: float) -> float:
+    operator = np.eye(2 * len(paces))
+    for step, mean in _operators(phases, paces, off_mean, alpha):
+        operator = mean @ step @ operator
     return float(np.abs(np.linalg.eigvals(operator)).max())
 
 
-def _phase(
-    phase: Sequence[_Mean],
-    since: npt.NDArray[np.float64],
-    paces: npt.NDArray[np.float64],
-    operator: npt.NDArray[np.float64] | None,
-    alpha: float,
-) -> None:
-    """One round in place: x ← x + pace · h; then every mean."""
+def _spread(classes: Sequence[_Part], alpha: float) -> float:
+    """Σ over classes and rounds of tr E xxᵀ right before the means, divided by the number of rounds; α is stable."""
+    total = 0.0
+    for phases, paces, off_mean in classes:
+        n = len(paces)
+        noise = np.zeros((2 * n, 2 * n))
+        noise[:n, :n] = np.diag(paces)
+        project = _projection(n, off_mean)
+        noise = project @ noise @ project
+        operators = _operators(phases, paces, off_mean, alpha)
+        if alpha == 0:  # x alone: corrections that are never learned would stay for ever
+            noise = noise[:n, :n]
+            operators = [(step[:n, :n], mean[:n, :n]) for step, mean in operators]
+        start, period = np.zeros_like(noise), np.eye(len(noise))
+        for step, mean in operators:
+            start = mean @ (step @ start @ step.T + noise) @ mean.T
+            period = mean @ step @ period
+        covariance = _solved(start, period)
+        if covariance is None:
+            return float("inf")
+        for step, mean in operators:
+            before = step @ covariance @ step.T + noise
+            total += float(np.trace(before[:n, :n])) / len(operators)
+            covariance = mean @ before @ mean.T
+    return total
+
+
+def _solved(start: npt.NDArray[np.float64], period: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    """Σ = period Σ periodᵀ + start, by doubling; None where it grows without end."""
+    covariance: npt.NDArray[np.float64] = start
+    power: npt.NDArray[np.float64] = period
+    for _ in range(_DOUBLINGS):
+        if (size := np.abs(power).max()) < 1e-15:
+            return covariance
+        if not size < 1e100:
+            break
+        covariance = covariance + power @ covariance @ power.T
+        power = power @ power
+    return None
+
+
+def _projection(n: int, off_mean: bool) -> npt.NDArray[np.float64]:
+    """Off the mean of x and of h; without effect on classes that have no mean."""
+    return np.kron(np.eye(2), np.eye(n) - 1 / n if off_mean else np.eye(n))
+
+
+def _operators(
+    phases: Sequence[Sequence[_Mean]], paces: npt.NDArray[np.float64], off_mean: bool, alpha: float
+) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
+    """For every round (x ← x + pace · h, then its means) as matrices of the joint (x, h)."""
     n = len(paces)
-    since += paces
-    if operator is not None:
-        operator[:n] += paces[:, None] * operator[n:]
-    for mean in phase:
-        members = list(mean.members)
-        if operator is not None:
-            x = operator[members]
-            change = (x.mean(axis=0) if mean.survives else 0.0) - x
-            operator[[n + i for i in members]] += alpha / since[members].mean() * change
-            operator[members] += mean.relax * change
-        since[members] = 0.0
+    since, project = np.zeros(n), _projection(n, off_mean)
+    found = []
+    for index, phase in enumerate([*phases, *phases]):  # one period to find the steps since each worker's last mean
+        since += paces
+        step, after = np.eye(2 * n), np.eye(2 * n)
+        step[:n, n:] = np.diag(paces)
+        for mean in phase:
+            members = list(mean.members)
+            change = -after[members]
+            if mean.survives:
+                change += after[members].mean(axis=0)
+            after[[n + i for i in members]] += alpha / since[members].mean() * change
+            after[members] += mean.relax * change
+            since[members] = 0.0
+        if index >= len(phases):
+            found.append((project @ step @ project, project @ after @ project))
+    return found
