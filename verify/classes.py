@@ -10,6 +10,7 @@ that together span everything; hence ‖P − J‖ is the largest ‖P_c‖, wit
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,19 @@ def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
     return list(seen.values())
 
 
+@lru_cache(maxsize=1)
+def class_products(rule: RuleView) -> tuple[tuple[tuple[int, ...], Matrix], ...]:
+    """Every distinct class with the period's matrix on it: the rate and exact consensus ask for the same. Read only."""
+    return tuple((digits, class_product(rule, digits)) for digits in distinct_classes(rule))
+
+
 def class_product(rule: RuleView, digits: tuple[int, ...], periods: int = 1) -> Matrix:
     """The period's matrix on one class, less J on the class of the empty set. Shape (size, size)."""
     size = rule.size
     rows = [[Fraction(int(i == j)) for j in range(size)] for i in range(size)]
     for phase in rule.phases * periods:
+        if not any(map(any, rows)):
+            break  # zero stays zero, and most classes of an exact rule get there early
         for block in (b for b in phase if makes_groups(b)):
             _average(rows, block, vanishes=bool(set(digits) & set(block.across)))
     if not digits:
@@ -59,4 +68,6 @@ def _average(rows: Matrix, block: Block, *, vanishes: bool) -> None:
     if not vanishes:
         mean = [sum(column, Fraction(0)) / len(local) for column in zip(*(rows[i] for i in local), strict=True)]
     for i in local:
-        rows[i] = [entry + relax * (m - entry) for entry, m in zip(rows[i], mean, strict=True)]
+        rows[i] = (
+            list(mean) if relax == 1 else [entry + relax * (m - entry) for entry, m in zip(rows[i], mean, strict=True)]
+        )

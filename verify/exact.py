@@ -15,7 +15,7 @@ import numpy as np
 
 from topo.strategies import Neighbor
 from verify.base import Claim, proved
-from verify.classes import MAX_DIGITS, MAX_SIZE, class_product, distinct_classes
+from verify.classes import MAX_DIGITS, MAX_SIZE, class_products
 from verify.rate import scaled_product
 from verify.view import explicit_view, rule_view
 
@@ -63,9 +63,10 @@ def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
 def _by_classes(rule: RuleView) -> Claim | None:
     if rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE:
         return None
-    classes = distinct_classes(rule)
-    if any(entry for digits in classes for row in class_product(rule, digits) for entry in row):
+    products = class_products(rule)
+    if any(entry for _, product in products for row in product for entry in row):
         return None
+    classes = [digits for digits, _ in products]
     text = (
         f"On each of the {len(classes)} different character classes the period's matrix less J is exactly zero, for "
         f"every number of nodes with {rule.num_digits} digits."

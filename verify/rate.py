@@ -15,7 +15,7 @@ import numpy as np
 
 from topo.strategies import Neighbor
 from verify.base import Claim, not_proved, proved
-from verify.classes import MAX_DIGITS, MAX_SIZE, class_product, distinct_classes
+from verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products, distinct_classes
 from verify.rational import least_square
 from verify.view import explicit_view, rule_view
 
@@ -98,8 +98,9 @@ def _by_classes(rule: RuleView) -> Claim:
             f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node; this rule "
             f"has {rule.num_digits} and {rule.size}.",
         )
-    classes = distinct_classes(rule)
-    squared, found = least_square([class_product(rule, digits) for digits in classes])
+    products = class_products(rule)
+    classes = [digits for digits, _ in products]
+    squared, found = least_square([product for _, product in products])
     text = (
         f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the {len(classes)} "
         f"different character classes the {rule.size} pivots of c²·I − MᵀM are exact and none is negative."

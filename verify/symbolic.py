@@ -80,7 +80,8 @@ class Facts:
 
         quotient, remainder = sympy.Integer(0), sympy.Integer(0)
         for term in sympy.Add.make_args(dividend):
-            ratio = sympy.cancel(term / divisor)
+            # Powers of one symbol cancel by themselves; only a sum as divisor needs the slow way.
+            ratio = sympy.cancel(term / divisor) if divisor.has(sympy.Add) else term / divisor
             if sympy.denom(ratio) == 1:
                 quotient += ratio
             else:
