@@ -30,7 +30,7 @@ def pick(options: Sequence[Option], job: Job) -> Option:
         allowed = [option for option in allowed if option.is_exact]
     if not allowed:
         raise UnknownError(_nothing(options, job))
-    return min(allowed, key=lambda option: (*_preference(option, job), option.period, option.name))
+    return min(allowed, key=lambda option: (*map(_rounded, _preference(option, job)), option.period, option.name))
 
 
 def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
@@ -74,6 +74,11 @@ def cautions(chosen: Option, job: Job) -> list[str]:
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
         )
     return said
+
+
+def _rounded(value: float) -> float:
+    """Nine digits: two ways to write one schedule differ by rounding, and then the shorter period is to win."""
+    return float(f"{value:.9g}")
 
 
 def _keeps(option: Option, job: Job) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SWEEPS = 24
 REBUILDS = 8
+STRIDE = 16
 HOT, COLD = 0.15, 0.003
 SWEEP_WORK = 6_000_000
 """Multiplications that one visited position may cost; it bounds how many letters are tried there."""
@@ -179,7 +180,11 @@ class _Run:
         walk = self.walk()
         self._tell("composing", None)
         sketched = sketch_front(segments, limits, lambda: time.monotonic() > self.start + 0.4 * span)
-        walk.figures_of(sketched, self.alphabet.stretches())
+        stretches = self.alphabet.stretches()
+        for first in range(STRIDE):  # every stride spreads over the whole front
+            if first and time.monotonic() > self.start + 0.5 * span:
+                break
+            walk.figures_of(sketched[first::STRIDE], stretches)
         for target in asked:
             self._tell("composing", target)
             for letters in compositions(

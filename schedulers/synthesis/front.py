@@ -35,7 +35,7 @@ T = TypeVar("T")
 TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
 SEARCH_SHARE = 0.55
-BOUND_SHARE = 0.3
+BOUND_SHARE = 0.2
 MAX_REPORTED = 60
 
 
