@@ -212,7 +212,11 @@ def _solved(start: npt.NDArray[np.float64], period: npt.NDArray[np.float64]) -> 
 
 def _projection(n: int, off_mean: bool) -> npt.NDArray[np.float64]:
     """Off the mean of x and of h; without effect on classes that have no mean."""
-    return np.kron(np.eye(2), np.eye(n) - 1 / n if off_mean else np.eye(n))
+    one = np.eye(n)
+    if off_mean:
+        one -= 1 / n
+    project: npt.NDArray[np.float64] = np.kron(np.eye(2), one)
+    return project
 
 
 def _operators(
