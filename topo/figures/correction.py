@@ -215,7 +215,8 @@ def _projection(n: int, off_mean: bool) -> npt.NDArray[np.float64]:
     one = np.eye(n)
     if off_mean:
         one -= 1 / n
-    project: npt.NDArray[np.float64] = np.kron(np.eye(2), one)
+    project = np.zeros((2 * n, 2 * n))
+    project[:n, :n] = project[n:, n:] = one
     return project
 
 
