@@ -1,10 +1,11 @@
-"""Exact consensus built from smaller schedules: powers of two, the binary split, products, and the found table."""
+"""Exact consensus built from smaller schedules: powers of two, the binary split, slides, products, the found table."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import TYPE_CHECKING
 
+from schedulers.synthesis.exact_euclid import is_exact_slide, slide_rounds, slides
 from schedulers.synthesis.exact_pairs import HALF
 from schedulers.synthesis.exact_table import found_rounds
 
@@ -72,6 +73,24 @@ def base_2_length(num_workers: int) -> int:
     return min(len(split_rounds(num_workers)), twos + (len(split_rounds(odd)) if odd > 1 else 0))
 
 
+def glued_rounds(inner: Rounds, num_inner: int, outer: Rounds, num_outer: int) -> Rounds:
+    """N = a·b/2 for even a and b: the schedule for a in blocks also does what the first round of the one for b does.
+
+    Each pair of that first round, which averages everybody, stands for a block of a workers, half of them in each of
+    its places. One round less than the sum.
+    """
+    copies = num_inner // 2
+    blocks = [
+        [*(i * copies + k for k in range(copies)), *(j * copies + k for k in range(copies))] for i, j, _ in outer[0]
+    ]
+    inside = tuple(tuple((block[i], block[j], w) for i, j, w in pairs for block in blocks) for pairs in inner)
+    across = tuple(
+        tuple((i * copies + k, j * copies + k, w) for i, j, w in pairs for k in range(copies)) for pairs in outer[1:]
+    )
+    assert 2 * len(blocks) == num_outer
+    return inside + across
+
+
 @cache
 def pair_rounds(num_workers: int) -> tuple[Rounds, str]:
     """The shortest exact schedule of relaxed pairs known here for n workers, and how it is made. Any n ≥ 1."""
@@ -80,12 +99,23 @@ def pair_rounds(num_workers: int) -> tuple[Rounds, str]:
     best, how = split_rounds(num_workers), "hypercube" if num_workers & (num_workers - 1) == 0 else "binary split"
     if (found := found_rounds(num_workers)) is not None and len(found) < len(best):
         best, how = found, "found by search"
-    for factor in range(2, num_workers):
-        if factor * factor > num_workers:
-            break
-        if num_workers % factor == 0:
-            other = num_workers // factor
-            left, right = pair_rounds(factor)[0], pair_rounds(other)[0]
-            if len(left) + len(right) < len(best):
-                best, how = product_rounds(left, factor, right, other), f"product {factor} x {other}"
+    half, odd = divmod(num_workers, 2)
+    if not odd and half > 2:
+        rounds = slides(half)
+        if len(rounds) < len(best) and is_exact_slide(half, rounds):
+            best, how = slide_rounds(half), "slide"
+    for factor in (d for d in range(2, num_workers) if d * d <= num_workers and num_workers % d == 0):
+        other = num_workers // factor
+        left, right = pair_rounds(factor)[0], pair_rounds(other)[0]
+        if len(left) + len(right) < len(best):
+            best, how = product_rounds(left, factor, right, other), f"product {factor} x {other}"
+    for factor in (d for d in range(2, half) if not odd and d * d <= half and half % d == 0):
+        left, right = pair_rounds(2 * factor)[0], pair_rounds(num_workers // factor)[0]
+        if len(left) + len(right) - 1 < len(best) and _averages_everybody(right[0], num_workers // factor):
+            best = glued_rounds(left, 2 * factor, right, num_workers // factor)
+            how = f"{2 * factor} glued to {num_workers // factor}"
     return best, how
+
+
+def _averages_everybody(pairs: WeightedRound, num_workers: int) -> bool:
+    return 2 * len(pairs) == num_workers and all(weight == HALF for _, _, weight in pairs)

@@ -4,21 +4,24 @@ import json
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from schedulers.synthesis import Status
 from schedulers.synthesis.exact_bounds import least_factors, mean_bound, pair_bound
-from schedulers.synthesis.exact_constructions import base_2_length, pair_rounds, split_rounds
+from schedulers.synthesis.exact_constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
+from schedulers.synthesis.exact_euclid import is_exact_slide, pieces, slide_rounds, slides, word_of
 from schedulers.synthesis.exact_pairs import contracts, exact_product, is_exact
 from schedulers.synthesis.exact_rounds import fewest_means, fewest_rounds, product_is_mean
-from schedulers.synthesis.exact_table import CYCLIC, FREE, found_rounds
+from schedulers.synthesis.exact_table import FOUND, found_rounds
 from topo import figures
 from topo.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
 BETTER = {
     5: 4, 6: 3, 9: 5, 10: 4, 11: 6, 12: 4, 14: 5, 18: 5, 20: 5, 21: 8, 22: 6, 24: 5, 25: 8, 26: 6, 28: 6, 30: 6, 34: 7,
-    35: 9, 36: 6, 38: 7, 40: 6, 42: 7, 44: 7, 45: 9, 48: 6, 49: 10, 50: 7, 52: 7, 54: 7, 56: 7, 60: 7,
+    35: 9, 36: 6, 38: 7, 40: 6, 42: 7, 44: 7, 45: 9, 46: 8, 48: 6, 49: 10, 50: 7, 52: 7, 54: 7, 56: 7, 58: 8, 60: 7,
+    62: 8,
 }  # fmt: skip
 
 
@@ -41,7 +44,7 @@ def test_pairs_are_exact_and_never_longer_than_base_2(n):
     assert all(len(g.members) == 2 and 0 < g.relax < 2 for phase in answer.phases for g in phase)
 
 
-@pytest.mark.parametrize("n", sorted({**FREE, **CYCLIC}))
+@pytest.mark.parametrize("n", sorted(FOUND))
 def test_tabulated_rounds_are_exact_matchings_that_contract(n):
     rounds = found_rounds(n)
     assert rounds is not None
@@ -50,7 +53,7 @@ def test_tabulated_rounds_are_exact_matchings_that_contract(n):
     assert len(rounds) < base_2_length(n)
 
 
-@pytest.mark.parametrize("n", sorted({**FREE, **CYCLIC}))
+@pytest.mark.parametrize("n", sorted(FOUND))
 def test_a_changed_weight_is_no_longer_exact(n):
     rounds = [list(pairs) for pairs in found_rounds(n)]
     i, j, weight = rounds[-1][0]
@@ -148,3 +151,37 @@ def test_senseless_numbers_are_refused_in_one_line(n, g):
 
 def test_products_of_found_schedules_add_their_rounds():
     assert len(pair_rounds(60)[0]) == len(pair_rounds(6)[0]) + len(pair_rounds(10)[0])
+
+
+@pytest.mark.parametrize("half", [*range(3, 41), 89, 127])
+def test_slides_are_exact_and_as_long_as_the_least_sum_of_partial_quotients(half):
+    rounds = slides(half)
+    assert is_exact_slide(half, rounds)
+
+    def quotients(a, b):
+        return a // b + (quotients(b, a % b) if a % b else 0)
+
+    assert len(rounds) == min(quotients(half, a) for a in range(1, half) if np.gcd(a, half) == 1)
+
+
+@pytest.mark.parametrize("half", [3, 5, 8, 11])
+def test_the_short_check_of_slides_agrees_with_the_whole_product(half):
+    assert is_exact(2 * half, slide_rounds(half))
+    for place in range(1, len(slides(half)) - 1):
+        rounds = list(slides(half))
+        rounds[place] = (rounds[place][0] + 1, rounds[place][1])
+        pairs = [[(u, half + (u + shift) % half, w) for u in range(half)] for shift, w in rounds]
+        assert is_exact_slide(half, rounds) == is_exact(2 * half, pairs)
+
+
+def test_a_word_leads_to_the_pieces_it_came_from():
+    for large, small in [(2, 1), (8, 5), (12, 7), (11, 8), (40, 1)]:
+        assert pieces(word_of(large, small))[-1] == (small, large + small)
+
+
+@pytest.mark.parametrize(("a", "b"), [(6, 6), (6, 10), (10, 4), (14, 6)])
+def test_glued_schedules_save_a_round(a, b):
+    inner, outer = pair_rounds(a)[0], pair_rounds(b)[0]
+    rounds = glued_rounds(inner, a, outer, b)
+    assert is_exact(a * b // 2, rounds)
+    assert len(rounds) == len(inner) + len(outer) - 1
