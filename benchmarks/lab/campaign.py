@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from lab.contestants import Contestant, contestants
+from lab.contestants import PICK, Contestant, contestants
 from lab.crew import Crew, LabError
 from lab.head import head, target_of
 from lab.job import Job
@@ -23,7 +23,7 @@ from lab.setting import GRID, MODEL_BYTES
 from lab.tasks import Samples, read_data, write_data
 
 from topo.cluster import Cluster
-from topo.document import load_cluster, write_schedule
+from topo.document import dump_schedule, load_cluster, write_schedule
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from lab.network import Network
     from lab.setting import Setting
 
-    from topo.hardware import Hardware
     from topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
@@ -126,7 +125,7 @@ class Campaign:
         """The contestants that have something to do in a setting, with their schedules made."""
         fitting = []
         for contestant in self.contestants:
-            if setting.data not in contestant.on_data:
+            if setting.data not in contestant.on_data or (contestant.once and setting.is_disturbed):
                 continue
             if contestant.make is not None:
                 schedule = contestant.make(self.cluster, setting)
@@ -274,13 +273,19 @@ class Campaign:
             "cells": [asdict(cell) for cell in self.cells],
             "notes": self.notes,
             "profiles": self.profile_errors,
-            "prediction": predicted(self.points(), self._profiled()),
+            "picks": {where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == PICK},
+            "prediction": self._predicted(),
         }
         write(folder, self.chosen.name, content)
         _say(f"written: {folder}/lab-{self.chosen.name}.json, .md, -*.png")
 
-    def _profiled(self) -> dict[str, Hardware]:
-        return {s.name: self._planner.hardware(s) for s in self.settings if s.rate in self.profiles}
+    def _predicted(self) -> dict[str, Any] | None:
+        profiles = {s.name: self._planner.hardware(s) for s in self.settings if s.rate in self.profiles}
+        try:
+            return predicted(self.points(), profiles)
+        except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
+            self.notes.append(f"the prediction failed: {type(error).__name__}: {error}")
+            return None
 
 
 def _say(text: str) -> None:

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 EVERY_STEP = "All-Reduce"
 """The family whose best member is the baseline: exact averaging in every step."""
 
+PICK = "planner's pick"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
     `grid` names its learning rates (setting.GRID); `twin` another contestant of the same mathematics, which therefore
-    takes the same steps. `core` ones run in the short lab; `once` ones, which the wire makes very slow, run once and
-    get twice the time.
+    takes the same steps. `core` ones run in the short lab; `once` ones, which the wire makes very slow, run once, get
+    twice the time, and leave the settings with slow workers out.
     """
 
     name: str
@@ -173,8 +175,8 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
             free_running=True,
             grid="server",
         ),
-        Contestant(name="D-PSGD ring", family="D-PSGD", make=_entry("ring")),
-        Contestant(name="D-PSGD ring, parallel", family="D-PSGD", make=_entry("ring", overlap=True)),
+        Contestant(once=True, name="D-PSGD ring", family="D-PSGD", make=_entry("ring")),
+        Contestant(once=True, name="D-PSGD ring, parallel", family="D-PSGD", make=_entry("ring", overlap=True)),
         Contestant(
             core=True,
             name="AD-PSGD",
@@ -229,10 +231,10 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
                 ("node-then-all 3", _entry("node-then-all", node_rounds=3)),
                 ("node-then-all 15", _entry("node-then-all", node_rounds=15)),
                 ("local SGD, every 4", _entry("local-sgd", every=4)),
-                ("planner's pick", planned),
+                (PICK, planned),
             )
         ],
-        Contestant(core=True, name="planner's pick", family="designed", make=planned),
+        Contestant(core=True, name=PICK, family="designed", make=planned),
         Contestant(
             core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)
         ),

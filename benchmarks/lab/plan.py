@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from topo.cluster import Cluster
     from topo.schedule import Schedule
 
-PLAN_SECONDS = 6.0
+PLAN_SECONDS = 12.0
 
 
 class Planner:

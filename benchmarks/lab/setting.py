@@ -54,6 +54,11 @@ class Setting:
         """Task and data: what the steps to a loss depend on, links and speeds do not."""
         return f"{self.task} {self.data}"
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether some worker is slower than others, always or at times."""
+        return bool(self.slow) or self.random_chance > 0
+
     def wire_seconds(self, num_nodes: int, size: int, model_bytes: int) -> dict[str, float]:
         """What each form of exact averaging takes on the wire at the link's nominal rate, without headers."""
         second = model_bytes * 8e-6 / self.megabits
