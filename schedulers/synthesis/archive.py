@@ -23,7 +23,7 @@ class Archive:
 
     def __init__(self, most: float, budgets: tuple[float, ...] = ()) -> None:
         """`most` is the greatest cost worth keeping; each of `budgets` becomes an edge of its own."""
-        even, growing = np.linspace(0.0, most, NUM_BINS), np.geomspace(FINEST * most, most, NUM_BINS)
+        even, growing = np.linspace(0.0, most, NUM_BINS), most * np.geomspace(FINEST, 1.0, NUM_BINS)
         edges = np.concatenate([even, growing, [b * (1 + 1e-12) for b in budgets]])
         self.edges: Floats = np.unique(edges)
         self.values: Floats = np.full(len(self.edges), np.inf)
