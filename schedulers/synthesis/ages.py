@@ -31,6 +31,8 @@ LEAST_PRICE, MOST_PRICE = 0.2, 60.0
 """Prices of a full average, in units of disagreement, between which lines are laid."""
 SHALLOW = 2
 """The truncation that always has time: its tables are small."""
+NEAR = 4.0
+"""How far from a shallower truncation's best price a deeper one's is looked for, as a factor."""
 DAMPING = np.float32(0.7)
 SAFETY = 5e-6
 """Taken off every bound for the rounding of the single-precision tables, whose entries are below 1."""
@@ -124,8 +126,12 @@ def cycle_mean_bound(
     *,
     guess: Potential | None = None,
     max_iterations: int = 200,
+    tolerance: float = 1e-5,
 ) -> float:
-    """A proved lower bound on the least long-run average of the truncated disagreement + price · communication."""
+    """A proved lower bound on the least long-run average of the truncated disagreement + price · communication.
+
+    It holds however early the iteration ends, and is within `tolerance` of the best if it ends by itself.
+    """
     edges = tables.edge_costs(price)
     if guess is not None and guess.values is not None:
         potential = guess.values
@@ -142,7 +148,7 @@ def cycle_mean_bound(
         # Undamped iteration would circle for ever where the best cycle is longer than one phase.
         potential = (potential + DAMPING * gain).astype(np.float32)
         potential -= potential.min()
-        if float(gain.max()) - bound < 1e-5 or expired():
+        if float(gain.max()) - bound < tolerance or expired():
             break
     if guess is not None:
         guess.values = potential
@@ -169,11 +175,12 @@ def dual_bound(
     full = alphabet.full_average()
     scale = float(alphabet.costs[full] if full is not None else alphabet.costs.max()) / alphabet.space.instants
     deepest = depth if depth is not None else greatest_depth(len(alphabet))
-    lines, reached = [], 0
+    lines: list[tuple[float, float]] = []
+    reached = 0
     for truncation in sorted({min(SHALLOW, deepest), deepest}):
         tables = age_tables(alphabet, truncation, expired) if reached else age_tables(alphabet, truncation)
         if tables is not None:
-            lines += lines_of(tables, scale, expired, num_prices=num_prices, budgets=budgets)
+            lines += lines_of(tables, scale, expired, num_prices=num_prices, budgets=budgets, known=lines)
             reached = tables.depth
     return DualBound(tuple(lines), reached, alphabet.described)
 
@@ -185,13 +192,21 @@ def lines_of(
     *,
     num_prices: int = 12,
     budgets: Sequence[float] = (),
+    known: Sequence[tuple[float, float]] = (),
 ) -> list[tuple[float, float]]:
-    """(price, value) lines: price 0, the best prices for `budgets`, a range. `scale` is a full average's seconds."""
+    """(price, value) lines: price 0, the best prices for `budgets`, a range. `scale` is a full average's seconds.
+
+    The best prices are looked for near those of `known`, the lines of a weaker bound, if there are any.
+    """
     lines, guess = [(0.0, cycle_mean_bound(tables, 0.0, expired))], Potential()
     if not scale > 0:
         return lines
     for budget in budgets:
-        lines += _tune(tables, (LEAST_PRICE / scale, MOST_PRICE / scale), budget, expired)
+        prices = (LEAST_PRICE / scale, MOST_PRICE / scale)
+        if known:
+            near = max(known, key=lambda line: line[1] - line[0] * budget)[0]
+            prices = (near / NEAR, near * NEAR) if near > 0 else prices
+        lines += _tune(tables, prices, budget, expired)
     for price in np.geomspace(LEAST_PRICE, MOST_PRICE, num_prices) / scale:
         if expired():
             break
@@ -208,14 +223,15 @@ def _tune(
 
     def gain(logarithm: float) -> float:
         price = exp(logarithm)
-        found.append((price, cycle_mean_bound(tables, price, expired, guess=guess)))
+        tolerance = max(1e-5, 2e-4 * (high - low))  # far from the best price its value only steers
+        found.append((price, cycle_mean_bound(tables, price, expired, guess=guess, tolerance=tolerance)))
         return found[-1][1] - price * budget
 
     ratio = 0.5 * (5**0.5 - 1)
     low, high = log(prices[0]), log(prices[1])
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = gain(left), gain(right)
-    while high - low > 1e-5 and not expired():
+    while high - low > 1e-4 and not expired():
         if at_left < at_right:
             low, left, at_left = left, right, at_right
             right = low + ratio * (high - low)

@@ -51,16 +51,19 @@ def explicit_space(num_workers: int, paces: npt.NDArray[np.int64], node_of: npt.
     """One class: all workers, the mean projected out. A round adds pace_i steps of noise at worker i."""
     centre = np.eye(num_workers) - 1.0 / num_workers
     instants = int(paces.max())
-    inner = 0.0
-    for s in range(1, instants):
-        steps = (s * paces) // instants
-        inner += float(np.trace(centre @ np.diag(steps) @ centre))
-    if push == "worker":
-        columns = np.diag(paces.astype(np.float64))
-    else:
-        columns = paces[:, None] * (node_of[:, None] == np.arange(node_of.max() + 1))
+    steps = np.arange(1, instants)[:, None] * paces // instants
+    inner = float(steps.sum()) * (1 - 1 / num_workers)
+    pushed = np.eye(num_workers) if push == "worker" else 1.0 * (node_of[:, None] == np.arange(node_of.max() + 1))
     fresh = centre @ np.diag(paces.astype(np.float64)) @ centre
-    return Space(num_workers, np.ones(1), fresh[None], (centre @ columns)[None], inner, instants)
+    return Space(
+        num_workers,
+        np.ones(1),
+        fresh[None],
+        (centre @ (paces[:, None] * pushed))[None],
+        inner,
+        instants,
+        (centre @ (steps[:, :, None] * pushed))[:, None],
+    )
 
 
 def plain_means(pace: Sequence[int]) -> str:

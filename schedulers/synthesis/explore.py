@@ -75,8 +75,8 @@ def silent_letters(alphabet: Alphabet) -> frozenset[int]:
 
 
 def figure_of(alphabet: Alphabet, problem: Problem) -> Callable[[Ints], Floats] | None:
-    """The figure to anneal on instead of disagreement; None where it is disagreement or the pace is above 1."""
-    if problem.objective not in {Objective.DRIFT, Objective.WEIGHTED} or alphabet.space.instants > 1:
+    """The figure to anneal on instead of disagreement; None where it is disagreement."""
+    if problem.objective not in {Objective.DRIFT, Objective.WEIGHTED}:
         return None
     stretches = alphabet.stretches()
 
@@ -86,7 +86,7 @@ def figure_of(alphabet: Alphabet, problem: Problem) -> Callable[[Ints], Floats] 
             return drift
         period = scoring.chain(alphabet.space, [stretches[table[:, t]] for t in range(table.shape[1])])
         value = scoring.disagreement(alphabet.space, period)
-        communication = alphabet.costs[table].mean(axis=1)
+        communication = alphabet.costs[table].mean(axis=1) / alphabet.space.instants
         return np.asarray(communication + problem.disagreement_weight * value + problem.drift_weight * drift)
 
     return figure

@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
-SEARCH_SHARE = 0.55
-BOUND_SHARE = 0.2
+SEARCH_SHARE = 0.5
+BOUND_SHARE = 0.35
 MAX_REPORTED = 60
 
 
@@ -149,10 +149,10 @@ def alphabets_of(problem: Problem, seed: int, expired: Callable[[], bool]) -> li
 def _bound(problem: Problem, alphabet: Alphabet, until: float) -> DualBound | None:
     """The profile bound for all plain means and, for complete alphabets, the age bound over their letters."""
     budgets = [problem.limits.max_communication] if problem.limits.max_communication is not None else []
-    half = 0.5 * (time.monotonic() + until)
+    early = until - 0.3 * (until - time.monotonic())
     pace = alphabet.pace if isinstance(alphabet.pace, tuple) else (alphabet.pace,) * problem.cluster.num_workers
-    wide = profile_bound(problem, pace, lambda: time.monotonic() > half, budgets=budgets)
-    narrow = dual_bound(alphabet, lambda: time.monotonic() > until, budgets=budgets)
+    narrow = dual_bound(alphabet, lambda: time.monotonic() > early, budgets=budgets)
+    wide = profile_bound(problem, pace, lambda: time.monotonic() > until, budgets=budgets)
     return wide if narrow is None else narrow.with_lines_of(wide)
 
 

@@ -35,7 +35,8 @@ class Space:
 
     `multiplicity` (C,), how often each class stands in the space of all n workers; `fresh` (C, G, G), the covariance
     that one round of steps adds off the mean; `inner`, the sum over the instants inside a round of its trace;
-    `push` (C, G, K), the columns of a constant push in one round; `instants`, the largest pace.
+    `push` (C, G, K), the columns of a constant push in one round, `inside` (instants − 1, C, G, K) what of them is done
+    at each instant inside a round; `instants`, the largest pace.
     """
 
     num_workers: int
@@ -44,6 +45,7 @@ class Space:
     push: Floats
     inner: float = 0.0
     instants: int = 1
+    inside: Floats | None = None
 
     @property
     def floor(self) -> float:
@@ -146,8 +148,7 @@ def steady(period: Stretch) -> tuple[Floats, Floats]:
 
 
 def drift(space: Space, matrices: Floats) -> Floats:
-    """The drift of whole schedules at pace 1, matrices (..., T, C, G, G), shape (...). O(T·C·G³) each."""
-    assert space.instants == 1, "drift inside rounds is left to topo.figures"
+    """The drift of whole schedules over all instants: matrices (..., T, C, G, G) → (...). O(T·P·C·G³) each."""
     num_phases = matrices.shape[-4]
     state = np.zeros_like(space.push)
     product = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape[-3:])
@@ -160,9 +161,11 @@ def drift(space: Space, matrices: Floats) -> Floats:
     state = np.asarray(np.linalg.solve(rest, state), dtype=np.float64)
     total = np.zeros(matrices.shape[:-4])
     for t in range(num_phases):
+        for done in () if space.inside is None else space.inside:
+            total += ((state + done) ** 2).sum(axis=(-2, -1)) @ space.multiplicity
         state = matrices[..., t, :, :, :] @ (state + space.push)
         total += (state**2).sum(axis=(-2, -1)) @ space.multiplicity
-    return np.where(converges, total / (space.num_workers * num_phases), np.inf)
+    return np.where(converges, total / (space.num_workers * num_phases * space.instants), np.inf)
 
 
 def _trace(space: Space, stack: Floats) -> Floats:
