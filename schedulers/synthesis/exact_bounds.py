@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 from topo.errors import InputError
+
+MAX_PRICE = 4
+"""Prices of a prime tried in the bound of several primes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ def mean_bound(num_workers: int, max_group: int) -> RoundsBound:
     prime: every entry of the product is a sum of 1/(s₁…s_T), so each prime of n divides some group size ≤ g.
     log: as above. two-round: W₂W₁ = J needs orthogonal partitions, which exist iff n = a·b with a, b ≤ g.
     p-adic: every worker is reached by a path whose product of sizes has at least n's power of p.
+    several primes: it is so for each prime; where no path can serve two of them there are too few paths for all.
     """
     check(num_workers, max_group)
     factors = prime_factors(num_workers)
@@ -81,7 +86,45 @@ def mean_bound(num_workers: int, max_group: int) -> RoundsBound:
         num_workers % a == 0 and num_workers // a <= max_group for a in range(2, max_group + 1)
     ):
         best = RoundsBound(3, "two-round")
+    known = len(least_factors(num_workers, max_group) or ())
+    rounds = best.rounds or 0
+    while rounds < known and _too_few_paths(rounds, num_workers, max_group):
+        rounds += 1
+        best = RoundsBound(rounds, "several primes")
     return best
+
+
+def _too_few_paths(rounds: int, num_workers: int, max_group: int) -> bool:
+    """Whether some prices for the primes show that the paths from a worker cannot serve each prime at each worker.
+
+    A path earns the price of every prime whose power its sizes hold. All n targets need each prime, so the paths must
+    earn n times the sum of the prices; a block of s continues in s ways, each of which at best earns the most it can.
+    """
+    factors = prime_factors(num_workers)
+    primes = tuple(factors)
+
+    @cache
+    def earns(left: int, missing: tuple[int, ...], prices: tuple[int, ...]) -> int:
+        if left == 0:
+            return sum(price for price, power in zip(prices, missing, strict=True) if power == 0)
+        return max(
+            size
+            * earns(
+                left - 1,
+                tuple(max(0, m - _valuation(size, p)) for m, p in zip(missing, primes, strict=True)),
+                prices,
+            )
+            for size in range(2, max_group + 1)
+        )
+
+    return any(
+        earns(rounds, tuple(factors.values()), prices) < num_workers * sum(prices)
+        for prices in product(range(1, MAX_PRICE + 1), repeat=len(primes))
+    )
+
+
+def _valuation(number: int, prime: int) -> int:
+    return next(power for power in range(number.bit_length()) if number % prime ** (power + 1))
 
 
 @cache
