@@ -38,10 +38,13 @@ from topo.mixing import mixing_matrix, steps_of
 from topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lab.tasks import Samples
 
     from topo.schedule import Schedule
 
+ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
 EVERY = 4
 CASES = {"digits shuffled": 96, "digits sorted": 144, "text shuffled": 160}
@@ -226,15 +229,15 @@ def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule 
     return by_schedule(rehearsal, schedule, alpha)
 
 
-def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> dict[str, dict[str, float | None]]:
-    """Steps to the target by contestant and rate; contestants of the same mathematics share them."""
+def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> Iterator[tuple[str, ByRate]]:
+    """Every contestant with its steps to the target by rate; contestants of the same mathematics share them."""
     task, data = case.split()
     cluster, setting = Cluster.regular(nodes, size), Setting(name=case, rate="80mbit", task=task, data=data)
     planned = Planner({}, model_bytes=MODEL_BYTES[task])
     with tempfile.TemporaryDirectory() as folder:
         write_data(task, Path(folder) / "data.npz")
         samples = read_data(Path(folder) / "data.npz")
-    found: dict[str, dict[str, float | None]] = {}
+    found: set[str] = set()
     for contestant in contestants(planned):
         name = contestant.rehearsed_as
         if (
@@ -247,19 +250,19 @@ def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> dict
         schedule = None
         if contestant.make is not None:
             schedule = contestant.make(cluster, setting) or contestant.make(cluster, replace(setting, slow=SLOW))
-        begun, by_rate = time.monotonic(), {}
+        found.add(name)
+        begun, by_rate = time.monotonic(), ByRate()
         for rate in GRID[contestant.grid]:
             rehearsal = Rehearsal(samples, task=task, data=data, cluster=cluster, rate=rate)
             advance = advance_of(rehearsal, contestant, schedule, size)
             by_rate[f"{rate:g}"] = steps_to(REHEARSED_TARGETS[task], rehearsal, advance, CASES[case])
             if best_rate(by_rate) not in (None, rate):
                 break  # a still smaller rate is slower yet
-        found[name] = by_rate
         print(f"{case} {name:32} {by_rate}  {time.monotonic() - begun:.0f} s", flush=True)
-    return found
+        yield name, by_rate
 
 
-def best_rate(by_rate: dict[str, float | None]) -> float | None:
+def best_rate(by_rate: ByRate) -> float | None:
     """The rate with the fewest steps, None if none reached the target."""
     reached = {float(rate): steps for rate, steps in by_rate.items() if steps is not None}
     return min(reached, key=lambda rate: (reached[rate], rate)) if reached else None
@@ -274,10 +277,10 @@ def main() -> int:
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
     for case in chosen.only.split(",") if chosen.only else CASES:
         wanted = chosen.contestants.split(";") if chosen.contestants else None
-        found = rehearse(case, wanted, size=4, nodes=4)
-        content = json.loads(RATES.read_text()) if RATES.exists() else {}
-        content.setdefault(case, {}).update(found)
-        RATES.write_text(json.dumps(content, indent=1) + "\n")
+        for name, by_rate in rehearse(case, wanted, size=4, nodes=4):
+            content = json.loads(RATES.read_text()) if RATES.exists() else {}
+            content.setdefault(case, {})[name] = by_rate
+            RATES.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 
