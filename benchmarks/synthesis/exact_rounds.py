@@ -48,8 +48,9 @@ MEANS = """
 ## Plain means of groups of at most g
 
 A number of workers is reachable exactly iff all its primes are at most g. Entries: least number of rounds, proved
-optimal by the named bounds (log, two-round, p-adic, several primes) unless marked `?`; `-`: impossible (prime bound). For 2 ≤ n ≤ 512
-and 2 ≤ g ≤ 8, {optimal} pairs (n, g) are proved optimal, {open} are open ({listed}), {impossible} are impossible.
+optimal by the named bounds (log, two-round, p-adic, several primes) unless marked `?`; `-`: impossible (prime bound).
+For 2 ≤ n ≤ 512 and 2 ≤ g ≤ 8, {optimal} pairs (n, g) are proved optimal, {open} are open ({listed}), {impossible} are
+impossible.
 
 | n | g = 2 | 3 | 4 | 5 | 6 | 7 | 8 |
 |---|---|---|---|---|---|---|---|

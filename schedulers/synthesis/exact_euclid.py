@@ -66,21 +66,21 @@ def slides(half: int) -> tuple[Slide, ...]:
 
 def is_exact_slide(half: int, rounds: Sequence[Slide]) -> bool:
     """Whether the product is exactly the mean of all 2m workers: worker 0 of each row decides for its row. O(T·m)."""
-    one, zero = Fraction(1), Fraction(0)
-    # What the left worker 0 and the right worker 0 hold, as shares of the left and of the right row.
-    left = [one] + [zero] * (2 * half - 1)
-    right = [zero] * half + [one] + [zero] * (half - 1)
+    # What the left worker 0 and the right worker 0 hold, as shares of the left and of the right row, times `scale`.
+    left = [1] + [0] * (2 * half - 1)
+    right = [0] * half + [1] + [0] * (half - 1)
+    scale = 1
     for shift, weight in rounds:
+        move, keep = weight.numerator, weight.denominator - weight.numerator
         there = _turned(right, shift, half)
-        left, met = (
-            [x + weight * (y - x) for x, y in zip(left, there, strict=True)],
-            [y + weight * (x - y) for x, y in zip(left, there, strict=True)],
-        )
+        met = [keep * y + move * x for x, y in zip(left, there, strict=True)]
+        left = [keep * x + move * y for x, y in zip(left, there, strict=True)]
         right = _turned(met, -shift, half)
-    return set(left) == set(right) == {Fraction(1, 2 * half)}
+        scale *= weight.denominator
+    return all(2 * half * share == scale for share in (*left, *right))
 
 
-def _turned(row: list[Fraction], shift: int, half: int) -> list[Fraction]:
+def _turned(row: list[int], shift: int, half: int) -> list[int]:
     """What the worker `shift` places on holds, if worker 0 holds `row`."""
     k = shift % half
     return [*row[half - k : half], *row[: half - k], *row[2 * half - k :], *row[half : 2 * half - k]]
