@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -35,7 +36,7 @@ T = TypeVar("T")
 TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
 SEARCH_SHARE = 0.5
-BOUND_SHARE = 0.35
+REPORT_SHARE = 0.2
 MAX_REPORTED = 60
 
 
@@ -79,12 +80,14 @@ def synthesise(
         archives = explore(
             alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
         )
-        bound = _bound(problem, alphabet, begun + (SEARCH_SHARE + BOUND_SHARE) * left)
+        # The figures of what was found come before the bound: without time for both, an answer is worth more.
+        listed = _candidates(problem, alphabet, archives, before=begun + (SEARCH_SHARE + REPORT_SHARE) * left)
+        bound = _bound(problem, alphabet, archives[0], begun + left)
         if bound is not None:
-            proofs.append(f"{bound.described}, any period: noise of age up to {bound.depth} counted")
+            proofs.append(_proof(problem, bound))
             if shortfall := beyond(problem, bound):
                 doubts.append(f"{bound.described}: {shortfall}")
-        found += _candidates(problem, alphabet, archives, bound, before=begun + left)
+        found += listed if bound is None else [bounded(one, bound) for one in listed]
     front = pareto(found)
     best = preferred(problem, found)
     seconds = time.monotonic() - start
@@ -146,9 +149,25 @@ def alphabets_of(problem: Problem, seed: int, expired: Callable[[], bool]) -> li
     ]
 
 
-def _bound(problem: Problem, alphabet: Alphabet, until: float) -> DualBound | None:
-    """The profile bound for all plain means and, for complete alphabets, the age bound over their letters."""
-    budgets = [problem.limits.max_communication] if problem.limits.max_communication is not None else []
+def _proof(problem: Problem, bound: DualBound) -> str:
+    """What the bound covers and, for a limit on disagreement, the communication that it proves to be needed."""
+    text = f"{bound.described}, any period: noise of age up to {bound.depth} counted"
+    value = problem.limits.max_disagreement
+    if value is None:
+        return text
+    return f"{text}; disagreement {value:.6g} needs {1e3 * bound.budget_for(value):.4g} ms per step or more"
+
+
+def _bound(problem: Problem, alphabet: Alphabet, archive: Archive, until: float) -> DualBound | None:
+    """The profile bound for all plain means and, for complete alphabets, the age bound over their letters.
+
+    It is made tight at the communication that is asked for, or that the least found for the asked disagreement takes.
+    """
+    limits = problem.limits
+    budgets = [] if limits.max_communication is None else [limits.max_communication]
+    cheapest = None if limits.max_disagreement is None else archive.cheapest_below(limits.max_disagreement)
+    if cheapest is not None:
+        budgets.append(cheapest[1])
     early = until - 0.3 * (until - time.monotonic())
     pace = alphabet.pace if isinstance(alphabet.pace, tuple) else (alphabet.pace,) * problem.cluster.num_workers
     narrow = dual_bound(alphabet, lambda: time.monotonic() > early, budgets=budgets)
@@ -156,9 +175,7 @@ def _bound(problem: Problem, alphabet: Alphabet, until: float) -> DualBound | No
     return wide if narrow is None else narrow.with_lines_of(wide)
 
 
-def _candidates(
-    problem: Problem, alphabet: Alphabet, archives: list[Archive], bound: DualBound | None, *, before: float
-) -> list[Candidate]:
+def _candidates(problem: Problem, alphabet: Alphabet, archives: list[Archive], *, before: float) -> list[Candidate]:
     """The archives' fronts with their figures recomputed by `topo`, which the search does not share code with.
 
     What was asked for comes first, then the best at what each hint communicates, then entries spread over the front,
@@ -182,7 +199,7 @@ def _candidates(
             if result and time.monotonic() > before:
                 return result
             seen.add(letters)
-            result.append(candidate(problem, alphabet, letters, bound))
+            result.append(candidate(problem, alphabet, letters))
     return result
 
 
@@ -196,13 +213,12 @@ def scattered(front: list[T]) -> list[T]:
     return [front[index] for index in order]
 
 
-def candidate(problem: Problem, alphabet: Alphabet, letters: Letters, bound: DualBound | None) -> Candidate:
-    """One schedule with its figures from `topo` and the bound at its own communication."""
+def candidate(problem: Problem, alphabet: Alphabet, letters: Letters) -> Candidate:
+    """One schedule with its figures from `topo`."""
     schedule = alphabet.schedule(letters, "synthesised")
     cost = communication(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step
     value = float(figures.disagreement(schedule))
     drift = figures.drift(schedule, problem.push)
-    floor = bound.at(cost) if bound is not None else None
     name = f"synthesised-{len(letters)}-phases-{1e3 * cost:.4g}ms"
     return Candidate(
         schedule=alphabet.schedule(letters, name),
@@ -212,10 +228,15 @@ def candidate(problem: Problem, alphabet: Alphabet, letters: Letters, bound: Dua
         drift=float(drift),
         step_seconds=cycle_time(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step,
         period=len(letters),
-        status=Status.OPTIMAL if floor is not None and value <= floor + TOLERANCE else Status.FEASIBLE,
-        bound=floor,
-        bound_class=bound.described if bound is not None else "",
+        status=Status.FEASIBLE,
     )
+
+
+def bounded(one: Candidate, bound: DualBound) -> Candidate:
+    """The same candidate with the bound at its own communication; optimal where it meets it."""
+    floor = bound.at(one.communication_seconds_per_step)
+    status = Status.OPTIMAL if one.disagreement <= floor + TOLERANCE else Status.FEASIBLE
+    return replace(one, bound=floor, bound_class=bound.described, status=status)
 
 
 def primitive(letters: Letters, least: int = 1) -> Letters:
