@@ -11,8 +11,9 @@ c₁, … and sums d₀ = 2, d₁, …, d_k = m. The rounds are:
 - the shifts after the first are c′₀, c′₀ + c′₁, …, the kept pieces of the reversed word added up.
 
 That is k + 2 rounds, the sum of the partial quotients of m/a for the coprime a that gave the word; the best a is taken.
-For Fibonacci numbers m this is about 1.44·log₂ n. The rule was read off from what `exact_cyclic` found; there is no
-proof here, so whoever uses rounds multiplies them out first, by `is_exact_slide`.
+For Fibonacci numbers m this is about 1.44·log₂ n. The rule was read off from what `exact_cyclic` found and holds
+for every even n from 6 to 4096, by exact multiplication; there is no proof here, so whoever uses rounds multiplies them
+out first, by `is_exact_slide`.
 """
 
 from __future__ import annotations
