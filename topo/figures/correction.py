@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_DENSE_WORKERS = 400
 STRONGEST = 1.0
+STRONGEST_LOCAL = 0.1
+"""`auto` where workers take several steps between means: along such paths corrections pick up curvature, too."""
 MAX_NOISE = 1.25
 """`auto` lets the noise that corrections follow add at most a quarter to what noise spreads workers by."""
 _GRID = 40
@@ -66,7 +68,7 @@ def best_alpha(schedule: Schedule) -> tuple[float, float]:
     """(α, radius): the strength in (0, 1] that settles fastest without following noise, to about 1 %.
 
     Strengths whose noise_factor is above MAX_NOISE are left out, unless all stable ones are: what a correction learns
-    from noisy gradients pushes workers apart. All-Reduce every H steps gets 2/5, since its factor is 2 / (2 − α).
+    from noisy gradients pushes workers apart. With paces above 1 the strongest is STRONGEST_LOCAL.
 
     Raises:
         InputError: as correction_radius, or no strength is stable.
@@ -80,7 +82,8 @@ def best_alpha(schedule: Schedule) -> tuple[float, float]:
         radius = max(_radius(*part, alpha) for part in classes)
         return radius >= 1 or not _spread(classes, alpha) <= MAX_NOISE * quiet, radius, alpha
 
-    grid = [float(alpha) for alpha in np.geomspace(0.002, STRONGEST, _GRID)]
+    strongest = STRONGEST if schedule.paces().max() == 1 else STRONGEST_LOCAL
+    grid = [float(alpha) for alpha in np.geomspace(0.002, strongest, _GRID)]
     best = min(judged(alpha) for alpha in grid)[2]
     place = grid.index(best)
     low, high = grid[max(place - 1, 0)], grid[min(place + 1, _GRID - 1)]
@@ -106,6 +109,15 @@ def noise_factor(schedule: Schedule, alpha: float) -> float:
         raise InputError(f"schedule {schedule.name!r}: drift correction {alpha:g} is not stable (radius {radius:.6g})")
     classes = list(_classes(schedule))
     return _spread(classes, alpha) / _spread(classes, 0.0)
+
+
+def is_correctable(schedule: Schedule) -> bool:
+    """Whether the correction is defined for a schedule."""
+    try:
+        refuse_schedule(schedule)
+    except InputError:
+        return False
+    return True
 
 
 def refuse_schedule(schedule: Schedule) -> None:
