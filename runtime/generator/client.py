@@ -11,6 +11,8 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runtime.generator.wire import FromWorker, Heard, Refused, pack_request, unpack_reply
@@ -21,7 +23,9 @@ from schedulers.protocols.group_worker import (
     ENDED,
     FENCED,
     GRANTED,
+    LATER,
     Broke,
+    Computed,
     Enter,
     GroupWorker,
     NextRound,
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from runtime.generator.keys import JobKeys
 
 RETRY_SECONDS = 0.5
+COST_ROUNDS = 4
 POLL_MILLISECONDS = 50
 MAX_REPLY_BYTES = 2**20
 
@@ -75,6 +80,8 @@ class GeneratorClient:
         self.address, self.rank, self.timeout = address, rank, timeout
         self.executed: list[tuple[int, tuple[int, ...]]] = []
         self.lost: frozenset[int] = frozenset()
+        self._costs: deque[float] = deque(maxlen=COST_ROUNDS)
+        self._begun: float | None = None
         self._keys, self._retry, self._beat = keys, retry, lease / 4
         self._session = secrets.token_hex(8)
         self._worker = GroupWorker(-1, collective=False)
@@ -109,14 +116,18 @@ class GeneratorClient:
                 if self._state.stage == ENDED:
                     self._worker.rounds = None
                 self._state, actions = self._worker.step(self.rank, self._state, NextRound())
-            self._heard = time.monotonic()
+            self._heard = self._begun = time.monotonic()
             self._send(actions)
 
     def group(self) -> tuple[int, tuple[int, ...]] | None:
-        """The sequence number and members of the round's group, None for no group; waits for the answer."""
+        """The sequence number and members of the round's group, None for none; called when the round is computed."""
         with self._changed:
+            self._note_cost()
             deadline = time.monotonic() + self.timeout
-            while self._state is not None and self._state.stage == ASKED and self._error is None:
+            while self._state is not None and self._state.stage in (ASKED, LATER) and self._error is None:
+                if self._state.stage == LATER:
+                    self._state, actions = self._worker.step(self.rank, self._state, Computed())
+                    self._send(actions)
                 if not self._changed.wait(min(1.0, self._retry)) and time.monotonic() > deadline:
                     self._check_silence()
             self._raise()
@@ -124,6 +135,13 @@ class GeneratorClient:
             if self._state is None or self._state.stage != GRANTED:
                 return None
             return self._state.seq, self._state.members
+
+    def _note_cost(self) -> None:
+        """The round is computed: its cost is the least of the last rounds', so that one disturbance does not count."""
+        if self._begun is not None and self._state is not None:
+            self._costs.append(time.monotonic() - self._begun)
+            self._begun = None
+            self._state = replace(self._state, cost=max(1, round(1e6 * min(self._costs))))
 
     def failed(self) -> None:
         """Report that the granted group did not come about, which is also the request of the next round."""

@@ -7,12 +7,20 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from schedulers.protocols.group_buffers import GroupBuffers, Outstanding
-from schedulers.protocols.group_generator import Alone, Ask, Bye, Fenced, GeneratorState, Grant, Reply, Void
+from schedulers.protocols.group_generator import Alone, Ask, Bye, Fenced, GeneratorState, Grant, Later, Reply, Void
 from topo.errors import InputError
 
 MAX_REQUEST_BYTES = 1024
 MAX_NUMBER = 2**53
-REPLIES: dict[str, type[Reply]] = {"grant": Grant, "alone": Alone, "bye": Bye, "void": Void, "fenced": Fenced}
+REPLIES: dict[str, type[Reply]] = {
+    "grant": Grant,
+    "alone": Alone,
+    "later": Later,
+    "bye": Bye,
+    "void": Void,
+    "fenced": Fenced,
+}
+PER_WORKER = ("requests", "counts", "alone", "status", "waiting", "costs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +71,21 @@ def unpack_request(data: bytes, num_workers: int) -> FromWorker:
         raise InputError("session: is not a short word")
     if ask is None:
         return FromWorker(rank, session, goodbye="goodbye" in raw)
-    right = isinstance(ask, list) and len(ask) == 4 and all(type(n) is int and -1 <= n < MAX_NUMBER for n in ask)
-    if not right or ask[0] < 0 or ask[2] not in (0, 1) or ask[3] not in (0, 1):
-        raise InputError("ask: is not [request, done, last, failed]")
+    right = isinstance(ask, list) and len(ask) == 6 and all(type(n) is int and -1 <= n < MAX_NUMBER for n in ask)
+    if not right or ask[0] < 0 or ask[5] < 0 or not set(ask[2:5]) <= {0, 1}:
+        raise InputError("ask: is not [request, done, last, failed, computed, cost]")
     return FromWorker(rank, session, ask_of(ask))
 
 
 def plain_ask(ask: Ask) -> list[int]:
     """A request as numbers; its salt is the explorer's alone."""
-    return [ask.request, ask.done, int(ask.last), int(ask.failed)]
+    return [ask.request, ask.done, int(ask.last), int(ask.failed), int(ask.computed), ask.cost]
 
 
 def ask_of(numbers: list[int]) -> Ask:
     """The request of numbers that `plain_ask` wrote."""
-    request, done, last, failed = numbers
-    return Ask(request, done, bool(last), bool(failed))
+    request, done, last, failed, computed, cost = numbers
+    return Ask(request, done, bool(last), bool(failed), bool(computed), cost)
 
 
 def pack_reply(reply: Reply | Refused | Heard) -> bytes:
@@ -118,9 +126,9 @@ def unpack_state(raw: dict[str, Any]) -> GeneratorState:
     groups = tuple(Outstanding(seq, tuple(members), tuple(active)) for seq, members, active in raw["groups"])
     buffers = GroupBuffers(groups, tuple(map(tuple, raw["queues"])), tuple(raw["locks"]), raw["next_seq"])
     answers: tuple[Any, ...] = tuple(None if answer is None else _reply(answer) for answer in raw["answers"])
-    rest: dict[str, Any] = {name: tuple(raw[name]) for name in ("requests", "counts", "alone", "status", "waiting")}
-    known = tuple(map(tuple, raw["known"]))
-    return GeneratorState(buffers=buffers, answers=answers, known=known, epoch=raw["epoch"], draws=raw["draws"], **rest)
+    rest: dict[str, Any] = {name: tuple(raw[name]) for name in PER_WORKER}
+    rest["known"] = tuple(map(tuple, raw["known"]))
+    return GeneratorState(buffers=buffers, answers=answers, epoch=raw["epoch"], draws=raw["draws"], **rest)
 
 
 def _plain_reply(reply: Reply) -> dict[str, Any]:

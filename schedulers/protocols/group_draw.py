@@ -24,6 +24,8 @@ PATIENCE = 2
 """How often in a row a worker may go without a group before its next request gets one whoever is idle."""
 LAGGARD_SIZE = 2
 """Members of the small group that a lagging initiator gets."""
+SLOW_FACTOR = 2
+"""With `laggard-late` a worker is slow if its rounds take this many times as long to compute as the median worker's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,8 @@ class Situation:
     """What a draw looks at.
 
     `alive` are the workers that take part, `idle` those of them whose buffer is empty (the initiator is one), `counts`
-    the rounds asked for so far, `known` the groups drawn before, `salt` the random number of this draw.
+    the rounds asked for so far, `known` the groups drawn before, `salt` the random number of this draw, `slow` the
+    workers that compute slowly (None: slowness is judged by `counts`).
     """
 
     initiator: int
@@ -87,6 +90,7 @@ class Situation:
     alone: int
     known: tuple[Members, ...]
     salt: int
+    slow: frozenset[int] | None = None
 
 
 class Drawing:
@@ -101,7 +105,7 @@ class Drawing:
         The initiator is in at least one of them, except that a division may leave it over; after `PATIENCE` requests
         in a row without a group it gets one for sure, as long as anybody else takes part.
         """
-        if self.is_laggard(now) and self.setting.initiator == InitiatorRule.LAGGARD_LOCAL:
+        if self.is_laggard(now) and self.setting.initiator != InitiatorRule.PAPER:
             return self.around(now, self.small_partners(now), LAGGARD_SIZE)
         if self.setting.division == Division.RANDOM or now.alone >= PATIENCE:
             return self.around(now, self.partners(now), self.setting.group_size)
@@ -114,14 +118,22 @@ class Drawing:
         """Whether the initiator lags behind the fastest worker by the threshold or more."""
         if self.setting.slow_threshold is None:
             return False
+        if now.slow is not None:
+            return now.initiator in now.slow
         ahead = max(now.counts[worker] for worker in now.alive)
         return ahead - now.counts[now.initiator] >= self.setting.slow_threshold
 
     def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
-        """The paper's filter: worker w takes part if c_i − c_w < threshold; the initiator i always does."""
+        """The paper's filter: worker w takes part if c_i − c_w < threshold; the initiator i always does.
+
+        With `slow` all others take part: by counts a worker that was held up once would stay out for ever, and so would
+        everybody whom it then meets, until no group spans nodes any more.
+        """
         threshold = self.setting.slow_threshold
         if threshold is None:
             return workers
+        if now.slow is not None:
+            return (workers - now.slow) | (workers & {now.initiator})
         mine = now.counts[now.initiator]
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
@@ -130,9 +142,19 @@ class Drawing:
         everybody = now.alive - {now.initiator}
         return shuffled(self.fast_enough(now, everybody) or everybody, now.salt)
 
+    def slow(self, costs: dict[int, int]) -> frozenset[int] | None:
+        """Who computes slowly, by what a round costs each worker (0: not known yet); None where counts decide."""
+        if self.setting.initiator != InitiatorRule.LAGGARD_LATE or self.setting.slow_threshold is None:
+            return None
+        known = sorted(cost for cost in costs.values() if cost)
+        middle = known[(len(known) - 1) // 2] if known else 0
+        return frozenset(worker for worker, cost in costs.items() if middle and cost >= SLOW_FACTOR * middle)
+
     def small_partners(self, now: Situation) -> list[int]:
         """Whom a lagging initiator may wait with: idle workers of its node, else its node, else idle ones, else all."""
         others = now.alive - {now.initiator}
+        if now.slow is not None:
+            others = self.fast_enough(now, others) or others
         local = frozenset(w for w in others if self.setting.nodes[w] == self.setting.nodes[now.initiator])
         return shuffled(local & now.idle or local or others & now.idle or others, now.salt)
 

@@ -28,6 +28,8 @@ class Ask:
 
     `last`: the worker has no further rounds; it is then given the group that waits for it, if any, and else `Bye`.
     `failed`: the group did not come about, because a member did not come or its collective broke.
+    `computed`: the round of the request before, which was answered with `Later`, is computed now.
+    `cost` is what a round of this worker takes to compute, in any unit that all share (0: not known).
     `salt` is the random number of a draw, for drivers that choose it themselves; None draws from the seed.
     """
 
@@ -35,6 +37,8 @@ class Ask:
     done: int = -1
     last: bool = False
     failed: bool = False
+    computed: bool = False
+    cost: int = 0
     salt: int | None = None
 
 
@@ -51,6 +55,14 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Alone:
     """Answer: no group in this round."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Answer: ask again when the round is computed, so that no other member waits for this slow worker's computing."""
 
     epoch: int
     request: int
@@ -84,7 +96,7 @@ class Restarted:
     """Event of the generator: it was started again from its log; answers of its former life are no longer valid."""
 
 
-Answer = Grant | Alone | Bye
+Answer = Grant | Alone | Later | Bye
 Reply = Answer | Void | Fenced
 
 
@@ -93,7 +105,8 @@ class GeneratorState:
     """All that the generator knows; per worker in order of ranks.
 
     `requests` are the last request numbers (−1: none yet), `answers` what they were answered (None: not yet),
-    `waiting` the workers without an answer in order of arrival (the pending queue), `counts` the rounds asked for.
+    `waiting` the workers without an answer in order of arrival (the pending queue), `counts` the rounds asked for,
+    `costs` what a round takes each worker to compute.
     """
 
     buffers: GroupBuffers
@@ -106,6 +119,7 @@ class GeneratorState:
     known: tuple[tuple[int, ...], ...] = ()
     epoch: int = 0
     draws: int = 0
+    costs: tuple[int, ...] = ()
 
 
 Stepped = tuple[GeneratorState, tuple[Action, ...]]
@@ -126,7 +140,8 @@ class GroupGenerator:
     def initial(self) -> GeneratorState:
         """Before the first message."""
         n = self.setting.num_workers
-        return GeneratorState(GroupBuffers.empty(n), (-1,) * n, (None,) * n, (0,) * n, (0,) * n, (ACTIVE,) * n)
+        none = (0,) * n
+        return GeneratorState(GroupBuffers.empty(n), (-1,) * n, (None,) * n, none, none, (ACTIVE,) * n, costs=none)
 
     def handle(self, state: GeneratorState, source: int, message: object) -> Stepped:
         """The next state and what is sent because of one message of worker `source`."""
@@ -166,13 +181,18 @@ class GroupGenerator:
             state,
             requests=_with(state.requests, worker, ask.request),
             answers=_with(state.answers, worker, None),
-            counts=self.counted(state, worker),
+            counts=state.counts if ask.computed else self.counted(state, worker),
+            costs=_with(state.costs, worker, ask.cost),
         )
         state, told = self.failed(state, worker, ask) if ask.failed else (self.done(state, worker, ask), ())
         state = replace(state, status=_with(state.status, worker, LEFT if ask.last else ACTIVE))
         if ask.last:
             state = replace(state, buffers=self.locking.withdrawn(state.buffers, worker))
         elif not state.buffers.buffers[worker] and not state.buffers.locks[worker]:
+            if not ask.computed and self.is_late(state, worker):
+                later = Later(state.epoch, ask.request)
+                state, actions = self.served(self.answered(state, worker, later))
+                return state, (*told, Send(worker, later), *actions)
             state = self.drawn(state, worker, ask)
         state, actions = self.served(replace(state, waiting=(*state.waiting, worker)))
         return state, (*told, *actions)
@@ -205,6 +225,25 @@ class GroupGenerator:
             return state
         return replace(state, buffers=self.locking.released(state.buffers, worker))
 
+    def takes_part(self, state: GeneratorState, worker: int) -> bool:
+        """Whether a draw may count on a worker; not on one that was told to ask later."""
+        return state.status[worker] == ACTIVE and not isinstance(state.answers[worker], Later)
+
+    def is_late(self, state: GeneratorState, worker: int) -> bool:
+        """Whether a worker computes so slowly that its group is drawn only when it has computed."""
+        return worker in (self.slow(state) or ())
+
+    def slow(self, state: GeneratorState) -> frozenset[int] | None:
+        """The slow ones among the workers that take part, if slowness is judged by what rounds cost."""
+        return self.drawing.slow({w: c for w, c in enumerate(state.costs) if state.status[w] == ACTIVE})
+
+    def situation(self, state: GeneratorState, worker: int, salt: int) -> Situation:
+        """What a draw around a worker looks at."""
+        alive = frozenset(w for w in range(len(state.status)) if w == worker or self.takes_part(state, w))
+        idle = self.idle(state, alive)
+        alone = state.alone[worker]
+        return Situation(worker, alive, idle, state.counts, alone, state.known, salt, self.slow(state))
+
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
         """The rounds asked for, one more for this worker; relative to the slowest where numbers wrap."""
         counts = _with(state.counts, worker, state.counts[worker] + 1)
@@ -220,10 +259,8 @@ class GroupGenerator:
         if salt is None:
             salt = salt_of(self.setting.seed, state.draws, self.setting.num_workers)
             state = replace(state, draws=state.draws + 1)
-        alive = frozenset(w for w, status in enumerate(state.status) if status == ACTIVE)
-        now = Situation(worker, alive, self.idle(state, alive), state.counts, state.alone[worker], state.known, salt)
         buffers, known = state.buffers, state.known
-        for members in self.drawing.draw(now):
+        for members in self.drawing.draw(self.situation(state, worker, salt)):
             buffers = self.locking.pushed(buffers, members)
             if self.setting.max_known is not None and members not in known:
                 known = (*known, members)
@@ -257,7 +294,9 @@ class GroupGenerator:
 
     def answered(self, state: GeneratorState, worker: int, answer: Answer) -> GeneratorState:
         """Remember the answer for a repeated request."""
-        alone = min(state.alone[worker] + 1, 99) if isinstance(answer, Alone) else 0
+        alone = state.alone[worker] if isinstance(answer, Later) else 0
+        if isinstance(answer, Alone):
+            alone = min(state.alone[worker] + 1, 99)
         return replace(
             state,
             waiting=tuple(other for other in state.waiting if other != worker),

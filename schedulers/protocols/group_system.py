@@ -16,6 +16,7 @@ from schedulers.protocols.group_generator import (
     GeneratorState,
     Grant,
     GroupGenerator,
+    Later,
     Restarted,
     Void,
 )
@@ -23,6 +24,7 @@ from schedulers.protocols.group_worker import (
     ENDED,
     FENCED,
     Broke,
+    Computed,
     Enter,
     GroupWorker,
     Here,
@@ -51,6 +53,7 @@ class GroupSystem:
         collective: members meet by messages; see `GroupWorker`.
         ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers.
         retries: how often each worker may say again what may have been lost, also when nothing was.
+        slow: workers that report rounds that cost ten times as much as the others'.
         breakers: workers whose collective may fail once although nobody has died.
         timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
             that is for `verify.protocols.generator` to check.
@@ -62,6 +65,7 @@ class GroupSystem:
     collective: bool = True
     ways: int = 1
     retries: int = 0
+    slow: tuple[int, ...] = ()
     breakers: tuple[int, ...] = ()
     timeouts: bool = False
     restarts: int = 0
@@ -93,7 +97,8 @@ class GroupSystem:
         """Every worker asks for its first group."""
         if process == self.setting.num_workers:
             return (self.generator.initial(), self.restarts), ()
-        return self.worker.start(self.retries, 0, breaks=int(process in self.breakers))
+        cost = 10 if process in self.slow else 1
+        return self.worker.start(self.retries, 0, breaks=int(process in self.breakers), cost=cost)
 
     def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
         """Rounds that end, with every outcome of a later draw; a retry; a restart of the generator."""
@@ -160,7 +165,7 @@ class GroupSystem:
         if isinstance(event, Restarted):
             return "the generator is killed and starts again from its log"
         words = {NextRound: "begins a round after one alone", Enter: "enters its group", Retry: "asks again"}
-        words[Broke] = "gives its group up"
+        words |= {Broke: "gives its group up", Computed: "has computed and asks for its group"}
         return f"worker {process} {words.get(type(event), str(event))}"
 
     def describe_message(self, message: object) -> str:
@@ -173,6 +178,8 @@ class GroupSystem:
                 return f"grant of group {seq} {list(members)} in epoch {epoch}"
             case Alone():
                 return "no group"
+            case Later():
+                return "ask later"
             case Bye():
                 return "goodbye"
             case Void(_, seq):

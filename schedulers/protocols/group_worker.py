@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedulers.protocols.base import Action, Crashed, Note, Send
-from schedulers.protocols.group_generator import Alone, Ask, Bye, Fenced, Grant, Void
+from schedulers.protocols.group_generator import Alone, Ask, Bye, Fenced, Grant, Later, Void
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from schedulers.protocols.group_generator import Answer
+
 ASKED, GRANTED, MEETING, ALONE, ENDED, FENCED = "asked", "granted", "meeting", "alone", "ended", "fenced"
+LATER = "later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,13 @@ class Enter:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """Event: the round is computed, and its group is asked for only now; `salt` as in `NextRound`."""
+
+    salt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Broke:
     """Event: the group's collective failed, or could not begin; nothing of it was kept. `salt` as in `NextRound`."""
 
@@ -54,7 +64,11 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One worker. `here` are the (seq, member) pairs of which a `Here` has come for groups not yet met."""
+    """One worker.
+
+    `cost` is what its rounds take to compute, `here` are the (seq, member) pairs of which a `Here` has come for groups
+    not yet met.
+    """
 
     stage: str
     request: int
@@ -67,6 +81,7 @@ class WorkerState:
     here: tuple[tuple[int, int], ...] = ()
     retries: int = 0
     breaks: int = 0
+    cost: int = 0
 
 
 Stepped = tuple[WorkerState, tuple[Action, ...]]
@@ -88,10 +103,11 @@ class GroupWorker:
     ) -> None:
         self.service, self.rounds, self.collective, self.modulus = service, rounds, collective, modulus
 
-    def start(self, retries: int, salt: int | None, *, breaks: int = 0) -> Stepped:
+    def start(self, retries: int, salt: int | None, *, breaks: int = 0, cost: int = 0) -> Stepped:
         """The first request."""
-        ask = Ask(0, -1, self.rounds == 0, salt=salt)
-        return WorkerState(ASKED, 0, 0, ask, retries=retries, breaks=breaks), (Send(self.service, ask),)
+        ask = Ask(0, -1, self.rounds == 0, cost=cost, salt=salt)
+        state = WorkerState(ASKED, 0, 0, ask, retries=retries, breaks=breaks, cost=cost)
+        return state, (Send(self.service, ask),)
 
     def ready(self, state: WorkerState) -> Sequence[type]:
         """The kinds of events that may happen now."""
@@ -100,6 +116,8 @@ class GroupWorker:
             possible.append(NextRound)
         if state.stage == GRANTED:
             possible.append(Enter)
+        if state.stage == LATER:
+            possible.append(Computed)
         if state.retries > 0 and state.stage in (ASKED, GRANTED, MEETING):
             possible.append(Retry)
         if state.breaks > 0 and state.stage in (GRANTED, MEETING):
@@ -113,6 +131,8 @@ class GroupWorker:
                 return self.next_ask(state, -1, salt)
             case Enter(salt):
                 return self.entered(worker, state, salt)
+            case Computed(salt):
+                return self.next_ask(state, -1, salt, computed=True)
             case Broke(salt):
                 return self.broken(replace(state, breaks=max(state.breaks - 1, 0)), salt)
             case Retry():
@@ -131,14 +151,14 @@ class GroupWorker:
                 return self.met_by(worker, state, source, seq, answer=answer)
             case Fenced():
                 return replace(state, stage=FENCED, seq=-1, members=()), (Note(("fenced",)),)
-            case Grant() | Alone() | Bye() | Void() if self.is_stale(state, message.epoch):
+            case Grant() | Alone() | Later() | Bye() | Void() if self.is_stale(state, message.epoch):
                 return state, ()
             case Void(epoch, seq):
                 state = replace(state, epoch=epoch)
                 return (self.without_group(state) if self.holds(state, seq) else state), ()
-            case Grant() | Alone() | Bye() if message.request == state.request:
+            case Grant() | Alone() | Later() | Bye() if message.request == state.request:
                 return self.answered(replace(state, epoch=message.epoch), message)
-            case Grant() | Alone() | Bye():
+            case Grant() | Alone() | Later() | Bye():
                 return state, ()
         raise AssertionError(f"not a message to a worker: {message}")
 
@@ -150,12 +170,12 @@ class GroupWorker:
         """Whether this is the group that the worker is in."""
         return state.stage in (GRANTED, MEETING) and state.seq == seq
 
-    def answered(self, state: WorkerState, answer: Grant | Alone | Bye) -> Stepped:
+    def answered(self, state: WorkerState, answer: Answer) -> Stepped:
         """The answer to the present request; a repeated one changes nothing unless it takes a group away."""
         if state.stage == ASKED:
             if isinstance(answer, Grant):
                 return replace(state, stage=GRANTED, seq=answer.seq, members=answer.members), ()
-            return replace(state, stage=ENDED if isinstance(answer, Bye) else ALONE), ()
+            return replace(state, stage={Bye: ENDED, Later: LATER}.get(type(answer), ALONE)), ()
         if state.stage in (GRANTED, MEETING) and isinstance(answer, Alone):
             return self.without_group(state), ()
         return state, ()
@@ -209,11 +229,13 @@ class GroupWorker:
         state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)
         return state, (note, *actions)
 
-    def next_ask(self, state: WorkerState, done: int, salt: int | None, *, failed: bool = False) -> Stepped:
+    def next_ask(
+        self, state: WorkerState, done: int, salt: int | None, *, failed: bool = False, computed: bool = False
+    ) -> Stepped:
         """The next request, which reports the group that the worker is done with."""
         request = state.request + 1 if self.modulus is None else (state.request + 1) % self.modulus
-        rounds = state.rounds if self.rounds is None else state.rounds + 1
-        ask = Ask(request, done, self.rounds is not None and rounds >= self.rounds, failed, salt)
+        rounds = state.rounds if self.rounds is None or computed else state.rounds + 1
+        ask = Ask(request, done, self.rounds is not None and rounds >= self.rounds, failed, computed, state.cost, salt)
         return replace(state, stage=ASKED, request=request, rounds=rounds, ask=ask), (Send(self.service, ask),)
 
 

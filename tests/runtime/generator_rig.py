@@ -1,5 +1,6 @@
 """A group generator with workers as threads over real sockets, behind a wire that delays, doubles and drops."""
 
+import json
 import os
 import random
 import signal
@@ -11,8 +12,11 @@ from pathlib import Path
 
 from runtime.generator.client import GeneratorClient
 from runtime.generator.keys import JobKeys
+from runtime.generator.log import Log
 from runtime.generator.service import GeneratorService
+from runtime.generator.wire import ask_of
 from schedulers.protocols.group_draw import GeneratorSetting
+from schedulers.protocols.group_generator import GroupGenerator
 from topo.strategies.generated import Division, InitiatorRule
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -70,7 +74,10 @@ class Meeting:
         barrier.wait(30)
 
 
-def work(address, keys, rank, meet, *, rounds, pause=0.0, timeout=30.0, retry=0.03, transport=lambda send: send):
+def work(
+    address, keys, rank, meet, *, rounds, pause=0.0, timeout=30.0, retry=0.03, transport=lambda send: send,
+    on_answer=lambda: None,
+):  # fmt: skip
     """One worker's whole run; returns what it executed."""
     client = GeneratorClient(
         address, keys.for_workers(), rank, timeout=timeout, retry=retry, transport=transport, lease=20.0
@@ -80,6 +87,7 @@ def work(address, keys, rank, meet, *, rounds, pause=0.0, timeout=30.0, retry=0.
             client.begin()
             time.sleep(pause)
             group = client.group()
+            on_answer()
             if group is not None:
                 meet(group)
         while (group := client.leave()) is not None:
@@ -134,6 +142,30 @@ def check_orders(started, executed):
     for rank, groups in executed.items():
         assert groups == sorted((seq, members) for seq, members in started if rank in members), f"worker {rank}"
 
+
+def started_by(path, setting):
+    """The groups that a log's facts start, folded by a fresh machine."""
+    log = Log(path)
+    records = [json.loads(record) for record in log.records]
+    log.close()
+    machine = GroupGenerator(setting)
+    state, started = machine.initial(), []
+    for record in records:
+        actions = ()
+        if "ask" in record:
+            worker, *numbers = record["ask"]
+            state, actions = machine.handle(state, worker, ask_of(numbers))
+        elif "restart" in record:
+            state, _ = machine.restarted(state)
+        started += [a.what[1:] for a in actions if hasattr(a, "what") and a.what[0] == "started"]
+    return started
+
+
+KILL_POINTS = [
+    ("before receive", 1), ("before receive", 9), ("before append", 1), ("before append", 2), ("before append", 7),
+    ("after append", 1), ("after append", 2), ("after append", 8), ("before commit", 3), ("after reply", 1),
+    ("after reply", 6), ("between replies", 1), ("between replies", 3),
+]  # fmt: skip
 
 CHILD = """
 import os, signal, sys

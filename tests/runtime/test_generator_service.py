@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from generator_rig import ServiceProcess, check_orders, randomised_run, run_workers, setting_of
+from generator_rig import KILL_POINTS, ServiceProcess, check_orders, randomised_run, run_workers, setting_of, started_by
 
 from runtime.generator.client import GeneratorClient
 from runtime.generator.keys import JobKeys
@@ -22,7 +22,6 @@ from runtime.generator.wire import (
     MAX_REQUEST_BYTES,
     FromWorker,
     Heard,
-    ask_of,
     pack_reply,
     pack_request,
     pack_state,
@@ -39,13 +38,6 @@ zmq = pytest.importorskip("zmq")
 @pytest.mark.parametrize("seed", range(24))
 def test_executed_order_equals_the_log_over_a_rough_wire(seed):
     check_orders(*randomised_run(seed))
-
-
-KILL_POINTS = [
-    ("before receive", 1), ("before receive", 9), ("before append", 1), ("before append", 2), ("before append", 7),
-    ("after append", 1), ("after append", 2), ("after append", 8), ("before commit", 3), ("after reply", 1),
-    ("after reply", 6), ("between replies", 1), ("between replies", 3),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("point", "after"), KILL_POINTS)
@@ -69,25 +61,7 @@ def test_sigkill_loses_and_doubles_nothing(tmp_path, point, after):
     finally:
         for service in services:
             service.end()
-    check_orders(_started_by(tmp_path / "log"), result)
-
-
-def _started_by(path):
-    """The groups that a log's facts start, folded by a fresh machine."""
-    log = Log(path)
-    records = [json.loads(record) for record in log.records]
-    log.close()
-    machine = GroupGenerator(setting_of(5))
-    state, started = machine.initial(), []
-    for record in records:
-        actions = ()
-        if "ask" in record:
-            worker, *numbers = record["ask"]
-            state, actions = machine.handle(state, worker, ask_of(numbers))
-        elif "restart" in record:
-            state, _ = machine.restarted(state)
-        started += [a.what[1:] for a in actions if hasattr(a, "what") and a.what[0] == "started"]
-    return started
+    check_orders(started_by(tmp_path / "log", setting_of(5)), result)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def problem_of(setting, now, groups):
     if now.alone >= PATIENCE and len(now.alive) > 1 and not any(now.initiator in group for group in groups):
         return "who was left alone twice gets a group"
     ahead = max(now.counts[w] for w in now.alive)
-    if setting.initiator == InitiatorRule.LAGGARD_LOCAL and threshold is not None and ahead - mine >= threshold:
+    if setting.initiator != InitiatorRule.PAPER and threshold is not None and ahead - mine >= threshold:
         local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.initiator]}
         right = len(groups) == 1 and now.initiator in groups[0] and len(groups[0]) == LAGGARD_SIZE
         fits = right and (len(local) == 1 or local.issuperset(groups[0]))

@@ -36,6 +36,9 @@ class InitiatorRule(StrEnum):
     LAGGARD_LOCAL = "laggard-local"
     """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
 
+    LAGGARD_LATE = "laggard-late"
+    """As laggard-local, but the small group is drawn when the lagging worker has computed: nobody waits for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:

@@ -37,7 +37,7 @@ def generator_properties(system: GroupSystem) -> tuple[Property, ...]:
     if not system.breakers:  # else groups that were drawn in time may still be dissolved
         listed.append(_of_service(n, "no worker goes long without a group", _patient))
     if system.rounds is not None:
-        listed.append(_of_service(n, "rounds are counted", _counted))
+        listed.append(PerPair("rounds are counted", _pairs_with_service(n), _counted, messages=False))
     if system.rounds is None:
         listed += [_progress(worker) for worker in range(n)]
     elif system.timeouts:
@@ -138,9 +138,12 @@ def _patient(state: GeneratorState) -> str | None:
     return None
 
 
-def _counted(state: GeneratorState) -> str | None:
-    right = tuple(request + 1 for request in state.requests)
-    return None if state.counts == right else f"counts are {state.counts}; rounds asked for are {right}"
+def _counted(pair: Pair) -> str | None:
+    """Every round counts once, however often it is asked for."""
+    worker, mine, _, (state, _), _, _ = pair
+    if state.requests[worker] != mine.request or state.counts[worker] == mine.rounds + 1:
+        return None
+    return f"worker {worker} is in round {mine.rounds}; the generator has counted {state.counts[worker]} rounds"
 
 
 def _pairs_with_service(n: int) -> tuple[tuple[int, int], ...]:

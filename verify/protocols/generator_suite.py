@@ -43,16 +43,20 @@ def divided(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None)
 
 
 def smart(
-    nodes: tuple[int, ...], threshold: int | None = 1, *, paper: bool = False, max_known: int | None = None
+    nodes: tuple[int, ...],
+    threshold: int | None = 1,
+    *,
+    rule: InitiatorRule = InitiatorRule.LAGGARD_LOCAL,
+    max_known: int | None = None,
 ) -> GeneratorSetting:
     """Inter and intra phases with the filter."""
-    rule = InitiatorRule.PAPER if paper else InitiatorRule.LAGGARD_LOCAL
     return GeneratorSetting(nodes=nodes, group_size=2, slow_threshold=threshold, initiator=rule, max_known=max_known)
 
 
 DETECTED = Network(crashes=1, detect=True)
 AT_ONCE = Network(delay=False)
 ONE_NODE, TWO_NODES = (0, 0, 0), (0, 0, 1)
+LATE = smart(TWO_NODES, rule=InitiatorRule.LAGGARD_LATE)
 
 SMALL = (
     GeneratorConfiguration("random pairs of 2, endless", GroupSystem(random((0, 0)), rounds=None)),
@@ -87,6 +91,11 @@ SMALL = (
 MILLION = (
     GeneratorConfiguration("random pairs of 3, 3 rounds, both draws", GroupSystem(random(TWO_NODES), rounds=3, ways=2)),
     GeneratorConfiguration("inter/intra 3 on 2 nodes, both draws", GroupSystem(smart(TWO_NODES), ways=2)),
+    GeneratorConfiguration("inter/intra 3, laggards late, 3 rounds", GroupSystem(LATE, rounds=3, slow=(2,))),
+    GeneratorConfiguration("inter/intra 3, laggards late, one message doubled", GroupSystem(LATE, slow=(2,)),
+                           Network(duplicates=1)),
+    GeneratorConfiguration("inter/intra 3, laggards late, 1 round, one crash", GroupSystem(LATE, rounds=1, slow=(0,)),
+                           DETECTED),
     GeneratorConfiguration("inter/intra 3, known groups only", GroupSystem(smart(TWO_NODES, max_known=1), ways=2)),
     GeneratorConfiguration("random pairs of 2, loss, doubling, crash and restart",
                            GroupSystem(random((0, 0)), timeouts=True, restarts=1),
@@ -100,7 +109,8 @@ MILLION = (
 )  # fmt: skip
 
 LARGE = (
+    GeneratorConfiguration("inter/intra 3, laggards late, one crash", GroupSystem(LATE, slow=(2,)), DETECTED),
     GeneratorConfiguration("inter/intra 3, one crash", GroupSystem(smart(TWO_NODES)), DETECTED),
     GeneratorConfiguration("inter/intra 3, the paper's initiator, one crash",
-                           GroupSystem(smart(TWO_NODES, paper=True)), DETECTED),
+                           GroupSystem(smart(TWO_NODES, rule=InitiatorRule.PAPER)), DETECTED),
 )  # fmt: skip

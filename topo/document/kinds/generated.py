@@ -24,7 +24,7 @@ class GeneratedModel(Model):
     kind: Literal["generated"]
     group_size: GroupSize = DEFAULT.group_size
     division: Literal["random", "global", "inter-intra"] = "inter-intra"
-    initiator: Literal["paper", "laggard-local"] = "laggard-local"
+    initiator: Literal["paper", "laggard-local", "laggard-late"] = "laggard-local"
     slow_threshold: Count | None = DEFAULT.slow_threshold
     seed: Rounds = 0
     pace: PaceField = 1

@@ -1,0 +1,119 @@
+"""SIGKILL of the generator: at named points of its loop, and of `preduce generator`; how soon it answers again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from generator_rig import KILL_POINTS, ServiceProcess, check_orders, run_workers, setting_of, started_by
+
+from runtime.generator.keys import JobKeys
+from schedulers.protocols.group_draw import GeneratorSetting
+from topo.cluster import Cluster
+from topo.document import write_schedule
+from topo.schedule import Schedule
+from topo.strategies.generated import Division, Generated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORKERS = 4
+
+
+class Workers:
+    """Four workers in threads, and when their answers came."""
+
+    def __init__(self, address: str, keys: JobKeys, **options: int | tuple[int, ...]) -> None:
+        self.executed: dict[int, Any] = {}
+        self.answers: list[float] = []
+
+        def run() -> None:
+            noted: Callable[[], None] = lambda: self.answers.append(time.monotonic())  # noqa: E731
+            self.executed.update(run_workers(address, keys, WORKERS, on_answer=noted, **options))
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+
+    def first_answer_after(self, instant: float) -> float:
+        """Seconds from `instant` to the next answer."""
+        while self.thread.is_alive():
+            later = [answer for answer in list(self.answers) if answer > instant]
+            if later:
+                return min(later) - instant
+            time.sleep(0.005)
+        return 0.0  # every request had been answered before
+
+
+def at_points() -> list[dict[str, Any]]:
+    """The service kills itself at each named point; its workers go on with the next one."""
+    rows = []
+    for point, after in KILL_POINTS:
+        with tempfile.TemporaryDirectory() as folder:
+            place, keys = Path(folder), JobKeys.make()
+            keys.write(place / "keys")
+            first = ServiceProcess(place, keys, seed=5, point=point, after=after)
+            workers = Workers(first.address, keys, rounds=6)
+            killed = first.killed()
+            instant = time.monotonic()
+            second = ServiceProcess(place, keys, seed=5, address=first.address)
+            seconds = workers.first_answer_after(instant)
+            workers.thread.join(60)
+            for service in (first, second):
+                service.end()
+            assert killed, f"{point} was never reached"
+            assert len(workers.executed) == WORKERS, f"workers hang after a kill at {point}"
+            started = started_by(place / "log", setting_of(5))
+            check_orders(started, workers.executed)
+            rows.append({"point": point, "time": after, "groups": len(started), "seconds_to_answer": seconds})
+    return rows
+
+
+def of_the_command(kills: int) -> dict[str, Any]:
+    """`preduce generator` is killed from outside again and again, and started again on its log and port."""
+    with tempfile.TemporaryDirectory() as folder:
+        place, keys = Path(folder), JobKeys.make()
+        keys.write(place / "keys")
+        strategy = Generated(group_size=2, division=Division.GLOBAL, slow_threshold=None)
+        schedule = Schedule("kills", Cluster.regular(1, WORKERS), strategy)
+        write_schedule(place / "schedule.json", schedule)
+        command = [sys.executable, "-P", "-m", "preduce", "generator", str(place / "schedule.json")]
+        command += [
+            "--keys",
+            str(place / "keys"),
+            "--log",
+            str(place / "log"),
+            "--address-file",
+            str(place / "address"),
+        ]
+
+        def start(*more: str) -> subprocess.Popen[bytes]:
+            root = Path(__file__).resolve().parents[2]
+            return subprocess.Popen([*command, *more], stdout=subprocess.DEVNULL, cwd=root)
+
+        process = start()
+        while not (place / "address").exists():
+            assert process.poll() is None, "the generator did not start"
+            time.sleep(0.01)
+        address = (place / "address").read_text()
+        workers = Workers(address, keys, rounds=80 * kills, slow=tuple(range(WORKERS)))
+        seconds = []
+        for _ in range(kills):
+            time.sleep(0.4)
+            process.send_signal(signal.SIGKILL)
+            instant = time.monotonic()
+            process.wait()
+            process = start("--address", address)
+            seconds.append(workers.first_answer_after(instant))
+        workers.thread.join(120)
+        process.terminate()
+        process.wait()
+        assert len(workers.executed) == WORKERS, "workers hang"
+        started = started_by(place / "log", GeneratorSetting.of(strategy, schedule.cluster, max_known=32))
+        check_orders(started, workers.executed)
+        return {"kills": kills, "groups": len(started), "seconds_to_answer": seconds}
