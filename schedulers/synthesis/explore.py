@@ -105,6 +105,13 @@ def targets_of(problem: Problem, most: float) -> tuple[list[Target], list[Target
     return asked, [Target(budget=float(b)) for b in (*budgets, *hinted)]
 
 
+def promising(tried: Floats, target: Target, limits: Limits) -> list[int]:
+    """All periods within the limits, those first whose best try (period, value, cost) comes nearest to the target."""
+    energies = target.energy(tried[:, 2], tried[:, 1])
+    best = {int(p): float(energies[tried[:, 0] == p].min()) for p in np.unique(tried[:, 0])}
+    return sorted(range(limits.max_period, limits.min_period - 1, -1), key=lambda p: best.get(p, np.inf))
+
+
 def explore(
     alphabet: Alphabet,
     problem: Problem,
@@ -180,11 +187,13 @@ class _Run:
         walk = self.walk()
         self._tell("composing", None)
         sketched = sketch_front(segments, limits, lambda: time.monotonic() > self.start + 0.4 * span)
-        stretches = self.alphabet.stretches()
+        stretches, tried = self.alphabet.stretches(), [np.empty((0, 3))]
         for first in range(STRIDE):  # every stride spreads over the whole front
             if first and time.monotonic() > self.start + 0.5 * span:
                 break
-            walk.figures_of(sketched[first::STRIDE], stretches)
+            part = sketched[first::STRIDE]
+            values, costs = walk.figures_of(part, stretches)
+            tried.append(np.column_stack([[len(letters) for letters in part], values, costs]))
         for target in asked:
             self._tell("composing", target)
             for letters in compositions(
@@ -192,6 +201,7 @@ class _Run:
                 limits,
                 budget=None if target.budget is None else target.budget * space.instants,
                 value=None if target.value is None else target.value - space.floor,
+                periods=promising(np.concatenate(tried), target, limits),
                 deadline=self.start + 0.6 * span,
                 seed=seed,
                 free=silent_letters(self.alphabet),

@@ -142,13 +142,17 @@ def compositions(
     *,
     budget: float | None = None,
     value: float | None = None,
+    periods: Sequence[int] | None = None,
     deadline: float,
     seed: int,
     free: frozenset[int] = frozenset(),
 ) -> list[tuple[int, ...]]:
-    """The best composition of every period within the limits, as long as time (`time.monotonic()`) is left."""
+    """The best composition of each of `periods`, in that order, as long as time (`time.monotonic()`) is left.
+
+    All periods within the limits if none are given, the longest first.
+    """
     result = []
-    for period in range(limits.max_period, limits.min_period - 1, -1):
+    for period in periods if periods is not None else range(limits.max_period, limits.min_period - 1, -1):
         left = deadline - time.monotonic()
         if left < 0.1 or not segments:
             break

@@ -93,7 +93,7 @@ def test_impossible_budget_is_one_line_with_the_nearest_thing():
 
 def test_contradicting_limits_are_infeasible_by_the_age_bound():
     limits = Limits(max_communication=0.1104, max_disagreement=0.2)
-    front = synthesise(Problem(cluster=cluster("4x4"), limits=limits), time_limit=6)
+    front = synthesise(Problem(cluster=cluster("4x4"), limits=limits), time_limit=4)
     assert front.status is Status.INFEASIBLE
     assert "age bound" in front.reason
     assert "rules over node radices [2, 2]" in front.reason
@@ -114,7 +114,7 @@ def test_beats_figure_10_at_its_own_communication(seed):
 def test_composition_of_period_24_reaches_its_communication():
     limits = Limits(max_disagreement=8 / 7)
     problem = Problem(cluster=cluster("4x4"), objective=Objective.COMMUNICATION, limits=limits)
-    front = synthesise(problem, time_limit=6)
+    front = synthesise(problem, time_limit=9)
     best = front.best
     assert best is not None
     assert best.communication_seconds_per_step <= 0.052
