@@ -38,6 +38,8 @@ GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 60.0
 SPARE_STEPS = 1.8
 """Steps that a cell may take, over those that its contestant took in the rehearsal to a loss twice the lab's target."""
+SPARE_FREE = 2.6
+"""The same where nobody waits: the workers' steps differ there, and the run ends by those of all together."""
 SIMULATED = ("static", "allreduce", "neighbor")
 
 
@@ -227,7 +229,7 @@ class Campaign:
         schedule = self.schedules.get((setting.name, contestant.name))
         fixed = schedule is not None and schedule.strategy.kind in SIMULATED
         whole = int(schedule.paces().max()) * schedule.period if schedule is not None and fixed else 1
-        return whole * ceil(SPARE_STEPS * expected / whole)
+        return whole * ceil((SPARE_FREE if contestant.free_running else SPARE_STEPS) * expected / whole)
 
     def points(self) -> list[Point]:
         """The cells that the simulator can predict; hierarchical all-reduce runs all-reduce's schedule in its form."""
