@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from schedulers.synthesis.ages import DualBound, dual_bound
+from schedulers.synthesis.choice import nearest, pareto, preferred
 from schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from schedulers.synthesis.explore import Progress, explore, within_limits
 from schedulers.synthesis.hints import budgets_of
@@ -109,7 +110,7 @@ def synthesise(
             status=Status.UNKNOWN,
             seconds=seconds,
             seed=seed,
-            reason=_nearest(problem, found),
+            reason=nearest(problem, found),
             proof=proof,
         )
     status = best.status if problem.objective is Objective.DISAGREEMENT else Status.FEASIBLE
@@ -245,60 +246,6 @@ def primitive(letters: Letters, least: int = 1) -> Letters:
         if len(letters) % length == 0 and letters == letters[:length] * (len(letters) // length):
             return letters[:length]
     return letters
-
-
-def pareto(found: list[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates that no other beats in communication, disagreement, drift and step time, by communication."""
-
-    def key(c: Candidate) -> tuple[float, float, float, float]:
-        return c.communication_seconds_per_step, c.disagreement, c.drift, c.step_seconds
-
-    kept: list[Candidate] = []
-    for one in sorted(found, key=lambda c: (*key(c), c.period)):
-        if not any(all(a <= b * (1 + 1e-9) + 1e-12 for a, b in zip(key(k), key(one), strict=True)) for k in kept):
-            kept.append(one)
-    return tuple(kept)
-
-
-def preferred(problem: Problem, found: list[Candidate]) -> Candidate | None:
-    """The candidate that the objective likes best within the limits."""
-    budget = problem.limits.max_communication if problem.limits.max_communication is not None else np.inf
-    value = problem.limits.max_disagreement if problem.limits.max_disagreement is not None else np.inf
-    fitting = [
-        c
-        for c in found
-        if c.communication_seconds_per_step <= budget * (1 + 1e-9) and c.disagreement <= value * (1 + 1e-9)
-    ]
-    measures: dict[Objective, Callable[[Candidate], float]] = {
-        Objective.DISAGREEMENT: lambda c: c.disagreement,
-        Objective.COMMUNICATION: lambda c: c.communication_seconds_per_step,
-        Objective.DRIFT: lambda c: c.drift,
-        Objective.WEIGHTED: lambda c: (
-            c.communication_seconds_per_step
-            + problem.disagreement_weight * c.disagreement
-            + problem.drift_weight * c.drift
-        ),
-    }
-    measure = measures[problem.objective]
-    return min(fitting, key=lambda c: (round(measure(c), 9), c.period), default=None)
-
-
-def _nearest(problem: Problem, found: list[Candidate]) -> str:
-    budget = problem.limits.max_communication
-    if not found:
-        return "no schedule that keeps all limits was found in the time; relax a limit or give more time"
-    least = min(found, key=lambda c: c.communication_seconds_per_step)
-    if budget is not None and least.communication_seconds_per_step > budget:
-        return (
-            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes "
-            f"{least.communication_seconds_per_step:.6g} s per step"
-        )
-    fitting = [c for c in found if budget is None or c.communication_seconds_per_step <= budget * (1 + 1e-9)]
-    best = min(fitting, key=lambda c: c.disagreement)
-    return (
-        f"no schedule with disagreement at most {problem.limits.max_disagreement:.6g} was found; "
-        f"the least found within the budget is {best.disagreement:.6g}"
-    )
 
 
 def _empty(reason: str, start: float, seed: int) -> Front:
