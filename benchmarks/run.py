@@ -85,6 +85,10 @@ BENCHMARKS = (
         "-o benchmarks/results/overhead.json", 240,
     ),
     Benchmark(
+        "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator/run.py",
+        "--runs 60 --kills 4 --rounds 30 --repeat 1 --output {out}", "", 300,
+    ),
+    Benchmark(
         "time-to-loss", "16 processes train on digits under every schedule (bounded: a check, no result)",
         "digits/time_to_loss.py", "--quick", "", 300,
     ),

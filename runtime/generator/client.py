@@ -138,7 +138,8 @@ class GeneratorClient:
 
     def _note_cost(self) -> None:
         """The round is computed: its cost is the least of the last rounds', so that one disturbance does not count."""
-        if self._begun is not None and self._state is not None:
+        leaving = self._worker.rounds is not None  # such rounds compute nothing
+        if self._begun is not None and self._state is not None and not leaving:
             self._costs.append(time.monotonic() - self._begun)
             self._begun = None
             self._state = replace(self._state, cost=max(1, round(1e6 * min(self._costs))))
