@@ -34,6 +34,9 @@ def command(
         "balanced"
     ),
     data: Annotated[str, typer.Option(help="How samples are spread: shuffled, per-worker, per-node.")] = "shuffled",
+    drift_correction: Annotated[
+        bool, typer.Option("--drift-correction", help="Count on it for sorted data; it needs plain SGD.")
+    ] = False,
     max_communication: Annotated[
         str | None, typer.Option(help="Budget per step, such as 110ms.", metavar="TIME")
     ] = None,
@@ -61,7 +64,8 @@ def command(
         Request(
             cluster=cluster, name=name, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth,
             latency=latency, rails=rails, compute=compute, slow=slow, jitter=jitter, disturb=disturb,
-            objective=objective, data=data, max_communication=max_communication, max_disagreement=max_disagreement,
+            objective=objective, data=data, drift_correction=drift_correction, max_communication=max_communication,
+            max_disagreement=max_disagreement,
             period=period, max_group=max_group, max_distinct=max_distinct, form=form, time_limit=time_limit, seed=seed,
         ),
         output=output, front=front, plot=plot, as_json=as_json,

@@ -38,6 +38,7 @@ class Request:
     disturb: str | None
     objective: str
     data: str
+    drift_correction: bool
     max_communication: str | None
     max_disagreement: float | None
     period: int
@@ -72,6 +73,7 @@ def job_of(request: Request) -> Job:
         cluster=replace(cluster, hardware=hardware),
         objective=_choice(Objective, request.objective, "--objective"),
         data=_choice(Data, request.data, "--data"),
+        drift_correction=request.drift_correction,
         max_communication=None if budget is None else quantity("--max-communication", parse_time, budget),
         max_disagreement=request.max_disagreement,
         max_period=request.period,

@@ -56,11 +56,13 @@ class Job:
     """A cluster with its hardware, what matters, and the limits.
 
     `max_communication` is in seconds per step; `max_period` counts phases; `time_limit` is for the search, in seconds.
+    `drift_correction` allows schedules to be picked for training with it, which needs plain SGD.
     """
 
     cluster: Cluster
     objective: Objective = Objective.BALANCED
     data: Data = Data.SHUFFLED
+    drift_correction: bool = False
     max_communication: float | None = None
     max_disagreement: float | None = None
     max_period: int = 24

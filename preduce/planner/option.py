@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.job import Data
-from preduce.planner.steps_model import FITTED
+from preduce.planner.steps_model import CORRECTED, FITTED
 from topo.errors import PreduceError
 from topo.timing.cost import Form, communication
 from topo.timing.event_graph import cycle_time
@@ -28,6 +28,7 @@ class Option:
     `step_seconds` includes computing, waiting and communication; `stretch` is the predicted number of steps to a loss
     over All-Reduce's; `status` is the search's word (`optimal`, `feasible`) or `catalogue`; `bound` the least
     disagreement that any schedule of the searched class can have at this communication, where that is proved.
+    `corrected` says that the stretch is the one with drift correction.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Option:
     status: str
     bound: float | None = None
     bound_class: str = ""
+    corrected: bool = False
 
     @property
     def time(self) -> float:
@@ -70,6 +72,7 @@ class Option:
             "step_seconds": self.step_seconds,
             "waiting_seconds_per_step": self.waiting,
             "stretch": self.stretch if math.isfinite(self.stretch) else None,
+            "drift_correction": "auto" if self.corrected else None,
             "period": self.period,
             "status": self.status,
             "bound": self.bound,
@@ -93,6 +96,7 @@ def measure(
         PreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
     """
     from topo.figures import contraction, disagreement, drift
+    from topo.figures.correction import is_correctable
 
     chosen = form or job.form
     cost = communication(schedule, job.hardware, form=chosen)
@@ -101,6 +105,8 @@ def measure(
     push = drift(schedule, "node" if job.push == "node" else "worker")
     noise = math.inf if spread.value is None else spread.value
     pushed = 0.0 if job.data is Data.SHUFFLED else (math.inf if push.value is None else push.value)
+    corrected = pushed > 0 and job.drift_correction and is_correctable(schedule)
+    model = CORRECTED if corrected and CORRECTED.stretch(noise, pushed) < FITTED.stretch(noise, pushed) else FITTED
     return Option(
         name=name or schedule.name,
         schedule=schedule,
@@ -113,8 +119,9 @@ def measure(
         disagreement=spread,
         drift=push,
         contraction=contraction(schedule),
-        stretch=FITTED.stretch(noise, pushed),
-        extrapolated=FITTED.extrapolates(noise, pushed),
+        stretch=model.stretch(noise, pushed),
+        extrapolated=model.extrapolates(noise, pushed),
+        corrected=model is CORRECTED,
         status=status,
         bound=bound,
         bound_class=bound_class,

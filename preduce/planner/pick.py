@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from preduce.planner.job import Data, Objective
-from preduce.planner.steps_model import FITTED
+from preduce.planner.steps_model import CORRECTED, FITTED
 from topo.errors import UnknownError
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from preduce.planner.job import Job
     from preduce.planner.option import Option
+    from preduce.planner.steps_model import StepsModel
 
 MAX_STRETCH_WHEN_CHEAP = 1.25
 """`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""
@@ -49,8 +50,14 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             )
     said.append(
         f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-        f"(9 of 10 held-out schedules lay within {FITTED.error(job.data):.0%} of the prediction)"
+        f"(9 of 10 held-out schedules lay within {_model(chosen).error(job.data):.0%} of the prediction)"
     )
+    if chosen.corrected:
+        without = FITTED.stretch(float(chosen.disagreement), float(chosen.drift))
+        said.append(
+            f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
+            f"{without:.2f} times All-Reduce's steps"
+        )
     if chosen.extrapolated:
         said.append(
             "that prediction lies outside the schedules that the model was fitted to: measure before you rely on it"
@@ -66,6 +73,11 @@ def cautions(chosen: Option, job: Job) -> list[str]:
         said.append(f"better schedules may exist{bound}: the search ended at its time limit, not at a proof")
     elif chosen.status == "catalogue":
         said.append("the pick is a published construction; that nothing better exists is not proved")
+    if job.data is not Data.SHUFFLED and not job.drift_correction:
+        said.append(
+            "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
+            "average rarely need far fewer steps on such data"
+        )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
         slower = FITTED.stretch(0.0, drift)
@@ -79,6 +91,10 @@ def cautions(chosen: Option, job: Job) -> list[str]:
 def _rounded(value: float) -> float:
     """Nine digits: two ways to write one schedule differ by rounding, and then the shorter period is to win."""
     return float(f"{value:.9g}")
+
+
+def _model(option: Option) -> StepsModel:
+    return CORRECTED if option.corrected else FITTED
 
 
 def _keeps(option: Option, job: Job) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
 from preduce.planner import Data, Job, Objective, Option, Plan, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.front import front
-from preduce.planner.pick import pick
-from preduce.planner.steps_model import FITTED
+from preduce.planner.option import measure
+from preduce.planner.pick import cautions, pick, reasons
+from preduce.planner.steps_model import CORRECTED, FITTED
+from schedulers import registry
 from topo.cluster import Cluster
 from topo.errors import InputError, UnknownError
 from topo.hardware import Hardware, Link
@@ -88,6 +91,42 @@ def test_sorted_data_moves_the_balanced_pick_to_less_drift(catalogue: list[Optio
     sorted_job = job(data=Data.PER_WORKER)
     sorted_ = pick(competitors(sorted_job), sorted_job)
     assert float(sorted_.drift) < float(shuffled.drift)
+
+
+LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), model_bytes=2_200_000, compute=0.06)
+
+
+@pytest.mark.parametrize("data", [Data.PER_WORKER, Data.PER_NODE])
+def test_with_drift_correction_sorted_data_need_few_steps_at_a_third_of_the_bytes(data: Data) -> None:
+    asked = job(hardware=LAB, data=data, drift_correction=True)
+    options = competitors(asked, until=0.0)
+    chosen, every_step = pick(options, asked), named(options, "allreduce")
+    assert chosen.corrected
+    assert chosen.nic_bytes <= every_step.nic_bytes / 3
+    assert chosen.time < every_step.time / 1.5
+    assert any(o.stretch <= 1.2 and o.nic_bytes <= every_step.nic_bytes / 3 for o in options if o.corrected)
+    assert not every_step.corrected
+    assert any("drift_correction='auto'" in reason for reason in reasons(chosen, options, asked))
+    assert chosen.to_json()["drift_correction"] == "auto"
+
+
+def test_drift_correction_is_counted_on_only_where_asked_and_defined() -> None:
+    entry = registry.build("node-then-all", Cluster.parse("4x4"), node_rounds=3)
+    late = replace(entry, strategy=replace(entry.strategy, overlap=True))
+    sorted_data = job(data=Data.PER_WORKER, drift_correction=True)
+    plain = measure(entry, job(data=Data.PER_WORKER))
+    assert not plain.corrected
+    assert any("--drift-correction" in caution for caution in cautions(plain, job(data=Data.PER_WORKER)))
+    assert not measure(entry, job(drift_correction=True)).corrected
+    assert not measure(late, sorted_data).corrected
+    assert measure(entry, sorted_data).stretch < plain.stretch
+
+
+def test_corrected_stretch_grows_with_both_figures_and_lies_below_the_other() -> None:
+    for disagreement, drift in ((0.28, 0.66), (0.47, 1.72), (1.14, 18.8), (1.41, 14.5), (10.8, 169.0)):
+        assert 1 < CORRECTED.stretch(disagreement, drift) < FITTED.stretch(disagreement, drift)
+        assert CORRECTED.stretch(disagreement, drift) < CORRECTED.stretch(disagreement, 2 * drift)
+        assert CORRECTED.stretch(disagreement, drift) < CORRECTED.stretch(2 * disagreement, drift)
 
 
 def test_a_slow_worker_appears_as_waiting() -> None:
