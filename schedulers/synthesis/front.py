@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
-SEARCH_SHARE = 0.5
-REPORT_SHARE = 0.2
+SEARCH_SHARE = 0.62
+REPORT_SHARE = 0.18
 MAX_REPORTED = 60
 
 
