@@ -77,7 +77,7 @@ class Campaign:
         wanted = chosen.contestants.split(";") if chosen.contestants else None
         self.contestants = [
             c
-            for c in contestants(self._planner)
+            for c in contestants(self._planner, self._planner.corrected)
             if (c.name in wanted if wanted else (c.core or chosen.full or chosen.settings))
         ]
 
@@ -138,8 +138,9 @@ class Campaign:
                 self.notes.append(f"{setting.name}, {contestant.name}: left out: {why}")
                 continue
             fitting.append(contestant)
-        if setting.name in self._planner.words:
-            self.notes.append(f"{setting.name}: the planner picked {self._planner.words[setting.name]}")
+        for key in (setting.name, f"{setting.name}, corrected"):
+            if key in self._planner.words:
+                self.notes.append(f"{key}: the planner picked {self._planner.words[key]}")
         return fitting
 
     def _job(self, setting: Setting, folder: Path, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from topo.cluster import Cluster
 
+    Pick = Callable[[Cluster, Setting], Schedule | None]
+
 EVERY_STEP = "All-Reduce"
 """The family whose best member is the baseline: exact averaging in every step."""
 
@@ -140,8 +142,8 @@ def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 -
     return make
 
 
-def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[Contestant]:
-    """All of them, in the order of the table; `planned` is the planner's pick."""
+def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Contestant]:
+    """All of them, in the order of the table; `planned` is the planner's pick, with and without drift correction."""
     smart, corrected = {"division": "inter-intra"}, {"drift_correction": "auto"}
     return [
         Contestant(core=True, name="alone", family="none", how="alone", twin="local SGD, every 16"),
@@ -207,6 +209,13 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
             twin="generator, smart, paper's rule",
             free_running=True,
         ),
+        Contestant(
+            name="generator, smart, laggard-late",
+            family="Prague",
+            make=_strategy("smart-late", _generated(initiator="laggard-late", **smart)),
+            twin="generator, smart, paper's rule",
+            free_running=True,
+        ),
         Contestant(name="node-then-all 3", family="designed", make=_entry("node-then-all", node_rounds=3)),
         Contestant(core=True, name="node-then-all 15", family="designed", make=_entry("node-then-all", node_rounds=15)),
         Contestant(
@@ -231,7 +240,7 @@ def contestants(planned: Callable[[Cluster, Setting], Schedule | None]) -> list[
                 ("node-then-all 3", _entry("node-then-all", node_rounds=3)),
                 ("node-then-all 15", _entry("node-then-all", node_rounds=15)),
                 ("local SGD, every 4", _entry("local-sgd", every=4)),
-                (PICK, planned),
+                (PICK, planned_corrected or planned),
             )
         ],
         Contestant(core=True, name=PICK, family="designed", make=planned),

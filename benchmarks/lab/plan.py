@@ -26,9 +26,17 @@ class Planner:
         self.words: dict[str, str] = {}
 
     def __call__(self, cluster: Cluster, setting: Setting) -> Schedule:
-        if setting.name not in self._picks:
-            self._picks[setting.name] = self._plan(cluster, setting)
-        return self._picks[setting.name]
+        return self._pick(cluster, setting, corrected=False)
+
+    def corrected(self, cluster: Cluster, setting: Setting) -> Schedule:
+        """The pick for a run with drift correction."""
+        return self._pick(cluster, setting, corrected=True)
+
+    def _pick(self, cluster: Cluster, setting: Setting, *, corrected: bool) -> Schedule:
+        key = f"{setting.name}, corrected" if corrected else setting.name
+        if key not in self._picks:
+            self._picks[key] = self._plan(cluster, setting, key, corrected=corrected)
+        return self._picks[key]
 
     def hardware(self, setting: Setting) -> Hardware:
         """The profiled links with the setting's slow workers; nominal ones where there is no profile."""
@@ -40,7 +48,7 @@ class Planner:
             base = known.hardware
         return replace(base, model_bytes=self._model_bytes, compute=setting.compute, slowdown=setting.slow)
 
-    def _plan(self, cluster: Cluster, setting: Setting) -> Schedule:
+    def _plan(self, cluster: Cluster, setting: Setting, key: str, *, corrected: bool) -> Schedule:
         from preduce.planner import Data, Job, plan
 
         disturbed = setting.random_chance > 0
@@ -49,10 +57,11 @@ class Planner:
             data=Data.PER_WORKER if setting.data == "sorted" else Data.SHUFFLED,
             disturbance=RandomSlowdown(setting.random_factor, setting.random_chance) if disturbed else None,
             time_limit=PLAN_SECONDS,
+            drift_correction=corrected,
         )
         found = plan(job)
         pick = found.pick
-        self.words[setting.name] = (
+        self.words[key] = (
             f"{pick.name}: {1e3 * pick.step_seconds:.1f} ms per step and {pick.stretch:.2f} times All-Reduce's steps "
             "predicted"
         )

@@ -29,12 +29,18 @@ def new_model() -> cp_model.CpModel:
     """An empty model.
 
     Raises:
-        MissingFeatureError: OR-Tools is not installed.
+        MissingFeatureError: OR-Tools is not installed, or cannot be loaded.
     """
     try:
         from ortools.sat.python import cp_model
-    except ImportError:
+    except ModuleNotFoundError:
         raise MissingFeatureError("synthesis needs OR-Tools; install it with: pip install 'preduce[plan]'") from None
+    except ImportError as error:
+        # Other packages that bring the same solver libraries, such as cvxpy, can keep OR-Tools' own from loading.
+        raise MissingFeatureError(
+            f"synthesis needs OR-Tools, which is installed but does not load ({error}); import ortools before other "
+            "packages with solvers"
+        ) from None
     return cp_model.CpModel()
 
 
