@@ -48,8 +48,8 @@ groups: on every worker the executed order is the service's; none lost, none dou
 
 **Kills.** SIGKILL at {points} points of the loop: nothing lost, nothing doubled; the first answer came {slowest:.2f} s
 later at worst. `preduce generator` was killed {kills} times in one run ({killed_groups} groups): from the signal to the
-next answer at a worker median {again:.2f} s, at worst {worst:.2f} s (goal: < 2 s). Answers that were on their way when the
-signal came count too and make the small values; a larger one is a whole restart, imports included.
+next answer at a worker median {again:.2f} s, at worst {worst:.2f} s (goal: < 2 s). Answers that were on their way when
+the signal came count too and make the small values; a larger one is a whole restart, imports included.
 
 **Latency** from the question to the answer with nothing to hide it behind; it includes waiting for the partner.
 
