@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from generator_rig import KILL_POINTS, ServiceProcess, check_orders, run_workers, setting_of, started_by
 
@@ -19,9 +19,6 @@ from topo.cluster import Cluster
 from topo.document import write_schedule
 from topo.schedule import Schedule
 from topo.strategies.generated import Division, Generated
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WORKERS = 4
 
@@ -34,7 +31,9 @@ class Workers:
         self.answers: list[float] = []
 
         def run() -> None:
-            noted: Callable[[], None] = lambda: self.answers.append(time.monotonic())  # noqa: E731
+            def noted() -> None:
+                self.answers.append(time.monotonic())
+
             self.executed.update(run_workers(address, keys, WORKERS, on_answer=noted, **options))
 
         self.thread = threading.Thread(target=run)

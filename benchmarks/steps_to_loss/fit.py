@@ -19,6 +19,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -32,6 +33,11 @@ from topo.figures import disagreement, drift, radius
 from topo.rule import Block, RulePhase
 from topo.schedule import Schedule
 from topo.strategies import AllReduce, Static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Measure = Callable[[list[Schedule], Data, int, float], list[dict[str, object]]]
 
 MODES = ("shuffled", "per-worker", "per-node")
 RESULT = Path(__file__).parents[1] / "results" / "steps_to_loss.json"
@@ -124,53 +130,57 @@ def errors(rows: list[dict[str, object]], parameters: np.ndarray) -> dict[str, f
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
+def options_of(words: str, *, seeds: int, result: Path) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--random", type=int, default=40)
     parser.add_argument("--rate", type=float, default=0.4, help="learning rate")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=result)
+    return parser.parse_args()
+
+
+def fit(measure: Measure, options: argparse.Namespace, *, drift_guess: float, model: str, modes: Sequence[str]) -> None:
+    """Fit half of the 4x4 schedules, and publish the error on the other half and on 8x2."""
     started, rng, data = time.time(), np.random.default_rng(7), load_digits()
-    four = Cluster.parse("4x4")
-    schedules = named(four, (2, 2)) + random_rules(four, (2, 2), arguments.random, rng)
-    rows = measure(schedules, data, arguments.seeds, arguments.rate)
-    eight = Cluster.parse("8x2")
-    other = measure(
-        named(eight, (2, 4)) + random_rules(eight, (2, 4), arguments.random // 2, rng),
-        data,
-        arguments.seeds,
-        arguments.rate,
-    )
+    four, eight = Cluster.parse("4x4"), Cluster.parse("8x2")
+    schedules = named(four, (2, 2)) + random_rules(four, (2, 2), options.random, rng)
+    rows = measure(schedules, data, options.seeds, options.rate)
+    schedules = named(eight, (2, 4)) + random_rules(eight, (2, 4), options.random // 2, rng)
+    other = measure(schedules, data, options.seeds, options.rate)
     names = sorted({str(row["schedule"]) for row in rows})
     half = set(rng.permutation(names)[: len(names) // 2].tolist())
-    fit_rows = [row for row in rows if row["schedule"] in half]
-    test_rows = [row for row in rows if row["schedule"] not in half]
+    fitted = [row for row in rows if row["schedule"] in half]
+    held_out = [row for row in rows if row["schedule"] not in half]
     solution = least_squares(
-        lambda x: np.log(predict(fit_rows, x)) - np.log([float(str(row["stretch"])) for row in fit_rows]),
-        x0=np.array([0.02, 1.0, 0.45]),
+        lambda x: np.log(predict(fitted, x)) - np.log([float(str(row["stretch"])) for row in fitted]),
+        x0=np.array([0.02, drift_guess, 0.45]),
         bounds=([0, 0, 0.1], [1, 10, 1]),
     )
     result = {
-        "model": "stretch = 1 + a*disagreement + c*drift^p",
+        "model": model,
         "parameters": dict(zip("acp", [round(float(v), 4) for v in solution.x], strict=True)),
         "relative error": {
             mode: {
-                "fitted half, 4x4": errors([r for r in fit_rows if r["data"] == mode], solution.x),
-                "held-out half, 4x4": errors([r for r in test_rows if r["data"] == mode], solution.x),
+                "fitted half, 4x4": errors([r for r in fitted if r["data"] == mode], solution.x),
+                "held-out half, 4x4": errors([r for r in held_out if r["data"] == mode], solution.x),
                 "held-out cluster, 8x2": errors([r for r in other if r["data"] == mode], solution.x),
             }
-            for mode in MODES
+            for mode in modes
         },
-        "command": "python benchmarks/steps_to_loss/fit.py " + " ".join(sys.argv[1:]),
-        "seeds": arguments.seeds,
-        "learning_rate": arguments.rate,
+        "command": f"python benchmarks/steps_to_loss/{Path(sys.argv[0]).name} " + " ".join(sys.argv[1:]),
+        "seeds": options.seeds,
+        "learning_rate": options.rate,
         "seconds": round(time.time() - started, 1),
         "rows": rows + other,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
+
+
+def main() -> None:
+    words = "stretch = 1 + a*disagreement + c*drift^p"
+    fit(measure, options_of(__doc__, seeds=5, result=RESULT), drift_guess=1.0, model=words, modes=MODES)
 
 
 if __name__ == "__main__":

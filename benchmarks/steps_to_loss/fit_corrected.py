@@ -9,10 +9,7 @@ benchmarks/results/steps_to_loss_corrected.json, from which the planner's consta
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +18,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 from drift_correction import steps_to_loss
-from fit import errors, named, predict, random_rules
-from scipy.optimize import least_squares
-from virtual_training import Data, load_digits
+from fit import fit, options_of
 
 from schedulers.registry import build
-from topo.cluster import Cluster
 from topo.figures import disagreement, drift
 from topo.figures.correction import best_alpha
 
 if TYPE_CHECKING:
+    from virtual_training import Data
+
     from topo.schedule import Schedule
 
 MODES = ("per-worker", "per-node")
@@ -68,47 +64,10 @@ def measure(schedules: list[Schedule], data: Data, seeds: int, rate: float) -> l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--random", type=int, default=40)
-    parser.add_argument("--rate", type=float, default=0.4, help="learning rate")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args()
-    started, rng, data = time.perf_counter(), np.random.default_rng(7), load_digits()
-    four, eight = Cluster.parse("4x4"), Cluster.parse("8x2")
+    words = "stretch = 1 + a*disagreement + c*drift^p, with drift correction 'auto'"
+    options = options_of(__doc__, seeds=3, result=RESULT)
     with np.errstate(all="ignore"):
-        schedules = named(four, (2, 2)) + random_rules(four, (2, 2), options.random, rng)
-        rows = measure(schedules, data, options.seeds, options.rate)
-        schedules = named(eight, (2, 4)) + random_rules(eight, (2, 4), options.random // 2, rng)
-        other = measure(schedules, data, options.seeds, options.rate)
-    names = sorted({str(row["schedule"]) for row in rows})
-    half = set(rng.permutation(names)[: len(names) // 2].tolist())
-    fitted = [row for row in rows if row["schedule"] in half]
-    held_out = [row for row in rows if row["schedule"] not in half]
-    solution = least_squares(
-        lambda x: np.log(predict(fitted, x)) - np.log([float(str(row["stretch"])) for row in fitted]),
-        x0=np.array([0.02, 0.1, 0.45]),
-        bounds=([0, 0, 0.1], [1, 10, 1]),
-    )
-    result = {
-        "model": "stretch = 1 + a*disagreement + c*drift^p, with drift correction 'auto'",
-        "parameters": dict(zip("acp", [round(float(v), 4) for v in solution.x], strict=True)),
-        "relative error": {
-            mode: {
-                "fitted half, 4x4": errors([r for r in fitted if r["data"] == mode], solution.x),
-                "held-out half, 4x4": errors([r for r in held_out if r["data"] == mode], solution.x),
-                "held-out cluster, 8x2": errors([r for r in other if r["data"] == mode], solution.x),
-            }
-            for mode in MODES
-        },
-        "command": "python benchmarks/steps_to_loss/fit_corrected.py " + " ".join(sys.argv[1:]),
-        "seeds": options.seeds,
-        "learning_rate": options.rate,
-        "seconds": round(time.perf_counter() - started, 1),
-        "rows": rows + other,
-    }
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
+        fit(measure, options, drift_guess=0.1, model=words, modes=MODES)
 
 
 if __name__ == "__main__":

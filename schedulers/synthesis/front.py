@@ -91,30 +91,15 @@ def synthesise(
         found += listed if bound is None else [bounded(one, bound) for one in listed]
     front = pareto(found)
     best = preferred(problem, found)
+    if best is not None:
+        status, reason = best.status if problem.objective is Objective.DISAGREEMENT else Status.FEASIBLE, ""
+    elif len(doubts) == len(alphabets):
+        status, reason = Status.INFEASIBLE, doubts[0]
+    else:
+        status, reason = Status.UNKNOWN, nearest(problem, found)
     seconds = time.monotonic() - start
     proof = "; ".join(proofs)
-    if best is None and len(doubts) == len(alphabets):
-        return Front(
-            candidates=front,
-            best=None,
-            status=Status.INFEASIBLE,
-            seconds=seconds,
-            seed=seed,
-            reason=doubts[0],
-            proof=proof,
-        )
-    if best is None:
-        return Front(
-            candidates=front,
-            best=None,
-            status=Status.UNKNOWN,
-            seconds=seconds,
-            seed=seed,
-            reason=nearest(problem, found),
-            proof=proof,
-        )
-    status = best.status if problem.objective is Objective.DISAGREEMENT else Status.FEASIBLE
-    return Front(candidates=front, best=best, status=status, seconds=seconds, seed=seed, proof=proof)
+    return Front(candidates=front, best=best, status=status, seconds=seconds, seed=seed, reason=reason, proof=proof)
 
 
 def impossible(problem: Problem) -> str | None:
