@@ -23,13 +23,13 @@ def simulate(
     """Run until the fastest worker has done `rounds`.
 
     Computing takes 1 ± 5 % (times `slow`); a group operation takes `inside` or `across` nodes. Groups do not share
-    links here, so what crosses nodes costs at least what is counted.
+    links here, so what crosses nodes costs at least what is counted. `groups` lists the groups in order of meeting.
     """
     n, chance = setting.num_workers, random.Random(setting.seed)
     machine = GroupGenerator(setting)
     state = machine.initial()
     requests, steps, grouped, waited, delayed = [0] * n, [0] * n, [0] * n, [0.0] * n, 0
-    computed, arrived, crossing, now = [0.0] * n, {}, 0, 0.0
+    computed, arrived, met, now = [0.0] * n, {}, list[tuple[int, ...]](), 0.0
     events = [(0.0, worker, -1, False) for worker in range(n)]
     while max(steps) < rounds:
         now, worker, done, late = heapq.heappop(events)
@@ -54,7 +54,7 @@ def simulate(
                 there[send.to] = here
                 if len(there) == len(members):
                     begin, cross = max(there.values()), len({setting.nodes[w] for w in members}) > 1
-                    crossing += cross
+                    met.append(members)
                     for member in members:
                         steps[member] += 1
                         grouped[member] += 1
@@ -67,7 +67,8 @@ def simulate(
         "time_per_step": n * now / sum(steps),
         "waiting_per_step": sum(waited) / sum(steps),
         "requests_delayed": delayed / sum(requests),
-        "groups_across_nodes_per_unit": crossing / now,
+        "groups_across_nodes_per_unit": sum(len({setting.nodes[w] for w in group}) > 1 for group in met) / now,
+        "groups": met,
         "steps_slow": [steps[w] for w in slow],
         "grouped_slow": [grouped[w] for w in slow],
         "steps_same_node": sum(steps[w] for w in peers) / len(peers) if peers else None,
@@ -87,5 +88,6 @@ def table(
                 nodes = tuple(worker // PER_NODE for worker in range(num_workers))
                 setting = GeneratorSetting(nodes=nodes, division=division, initiator=rule, seed=1)
                 found = simulate(setting, slow, inside=inside, across=across, rounds=rounds)
+                del found["groups"]
                 rows.append({"division": str(division), "initiator": str(rule), "slow": factor, **found})
     return rows

@@ -137,6 +137,7 @@ def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 -
             division=Division(options["division"]),
             initiator=InitiatorRule(options["initiator"]),
             slow_threshold=options.get("slow_threshold", 4),
+            all_every=options.get("all_every", 16),
         )
 
     return make
@@ -214,6 +215,17 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
             family="Prague",
             make=_strategy("smart-late", _generated(initiator="laggard-late", **smart)),
             twin="generator, smart, paper's rule",
+            free_running=True,
+        ),
+        Contestant(
+            core=True,
+            name="generator, node-then-all 16",
+            family="Prague",
+            make=_strategy(
+                "node-then-all-16",
+                _generated(division="node-then-all", initiator="laggard-late", all_every=16),
+            ),
+            twin="node-then-all 15",
             free_running=True,
         ),
         Contestant(name="node-then-all 3", family="designed", make=_entry("node-then-all", node_rounds=3)),

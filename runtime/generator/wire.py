@@ -128,7 +128,8 @@ def unpack_state(raw: dict[str, Any]) -> GeneratorState:
     answers: tuple[Any, ...] = tuple(None if answer is None else _reply(answer) for answer in raw["answers"])
     rest: dict[str, Any] = {name: tuple(raw[name]) for name in PER_WORKER}
     rest["known"] = tuple(map(tuple, raw["known"]))
-    return GeneratorState(buffers=buffers, answers=answers, epoch=raw["epoch"], draws=raw["draws"], **rest)
+    rest |= {name: raw[name] for name in ("epoch", "draws", "apart")}
+    return GeneratorState(buffers=buffers, answers=answers, **rest)
 
 
 def _plain_reply(reply: Reply) -> dict[str, Any]:

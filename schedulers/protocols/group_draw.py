@@ -1,7 +1,8 @@
 """How the group generator draws groups: random, global division, inter and intra phases, and the slow-worker filter.
 
-Sources: Prague (Luo et al., ASPLOS 2020, sections 4 and 5) for the divisions and the filter; the rule for initiators
-that lag behind is our own, because a slow initiator that starts a division puts itself into the way of fast workers.
+Sources: Prague (Luo et al., ASPLOS 2020, sections 4 and 5) for the divisions and the filter. Two rules are our own: the
+one for initiators that lag behind, because a slow initiator that starts a division puts itself into the way of fast
+workers, and the division node-then-all, because groups across nodes in every second round bind the wire.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class GeneratorSetting:
     division: Division = Division.INTER_INTRA
     initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL
     slow_threshold: int | None = 4
+    all_every: int = 16
     seed: int = 0
     max_known: int | None = None
 
@@ -64,6 +66,7 @@ class GeneratorSetting:
             division=strategy.division,
             initiator=strategy.initiator,
             slow_threshold=strategy.slow_threshold,
+            all_every=strategy.all_every,
             seed=strategy.seed,
             max_known=max_known,
         )
@@ -80,7 +83,7 @@ class Situation:
 
     `alive` are the workers that take part, `idle` those of them whose buffer is empty (the initiator is one), `counts`
     the rounds asked for so far, `known` the groups drawn before, `salt` the random number of this draw, `slow` the
-    workers that compute slowly (None: slowness is judged by `counts`).
+    workers that compute slowly (None: slowness is judged by `counts`), `due` whether all shall meet.
     """
 
     initiator: int
@@ -91,6 +94,7 @@ class Situation:
     known: tuple[Members, ...]
     salt: int
     slow: frozenset[int] | None = None
+    due: bool = False
 
 
 class Drawing:
@@ -105,14 +109,20 @@ class Drawing:
         The initiator is in at least one of them, except that a division may leave it over; after `PATIENCE` requests
         in a row without a group it gets one for sure, as long as anybody else takes part.
         """
-        if self.is_laggard(now) and self.setting.initiator != InitiatorRule.PAPER:
+        if self.is_limited(now):
             return self.around(now, self.small_partners(now), LAGGARD_SIZE)
+        if self.setting.division == Division.NODE_THEN_ALL:
+            return self.node_then_all(now)
         if self.setting.division == Division.RANDOM or now.alone >= PATIENCE:
             return self.around(now, self.partners(now), self.setting.group_size)
         taking_part = self.fast_enough(now, now.idle)
         if self.setting.division == Division.GLOBAL:
             return self.divided(now, taking_part)
         return (*self.inter(now, taking_part), *self.intra(now, taking_part))
+
+    def is_limited(self, now: Situation) -> bool:
+        """Whether the initiator lags and therefore gets one small group only."""
+        return self.setting.initiator != InitiatorRule.PAPER and self.is_laggard(now)
 
     def is_laggard(self, now: Situation) -> bool:
         """Whether the initiator lags behind the fastest worker by the threshold or more."""
@@ -198,6 +208,44 @@ class Drawing:
     def intra(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:  # noqa: ARG002 - as the others
         """One group of all workers of each node."""
         return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
+
+    def node_then_all(self, now: Situation) -> tuple[Members, ...]:
+        """One group of all that pass the filter if that is due, else of the idle ones on the initiator's node.
+
+        The meeting of all is queued behind whatever its members have before them, so that nobody misses it. A worker
+        that was left over twice waits for its whole node.
+        """
+        if now.due:
+            return self.all_of(now, self.fast_enough(now, now.alive))
+        patient = now.alone >= PATIENCE
+        here = self.setting.nodes[now.initiator]
+        local = frozenset(w for w in (now.alive if patient else now.idle) if self.setting.nodes[w] == here)
+        passed = self.fast_enough(now, local)
+        return self.all_of(now, local if patient and len(passed) < 2 else passed)
+
+    def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
+        """One group of all `workers`, or the largest known part of them with the initiator if its bound is reached."""
+        group = _members(workers | {now.initiator})
+        if self.is_bounded(now, now.initiator) and group not in now.known:
+            known = [other for other in now.known if now.initiator in other and workers.issuperset(other)]
+            group = max(known, key=len, default=group)
+        return (group,) if len(group) > 1 else ()
+
+    def is_due(self, now: Situation, apart: int) -> bool:
+        """Whether the workers that are not slow have asked for `all_every` rounds each since all met, on average.
+
+        A laggard's request calls no meeting.
+        """
+        if self.setting.division != Division.NODE_THEN_ALL or self.is_limited(now):
+            return False
+        fast = len(self.fast_enough(now, now.alive))
+        return fast > 1 and apart >= self.setting.all_every * fast
+
+    def further(self, apart: int) -> int:
+        """The count of requests since all met, after one more; 0 where nobody counts them."""
+        if self.setting.division != Division.NODE_THEN_ALL:
+            return 0
+        return min(apart + 1, self.setting.all_every * self.setting.num_workers)
 
     def by_node(self, workers: frozenset[int]) -> list[frozenset[int]]:
         """The workers of each node that has some, in order of nodes."""

@@ -106,7 +106,7 @@ class GeneratorState:
 
     `requests` are the last request numbers (−1: none yet), `answers` what they were answered (None: not yet),
     `waiting` the workers without an answer in order of arrival (the pending queue), `counts` the rounds asked for,
-    `costs` what a round takes each worker to compute.
+    `costs` what a round takes each worker to compute, `apart` the requests since all met (where the division counts).
     """
 
     buffers: GroupBuffers
@@ -120,6 +120,7 @@ class GeneratorState:
     epoch: int = 0
     draws: int = 0
     costs: tuple[int, ...] = ()
+    apart: int = 0
 
 
 Stepped = tuple[GeneratorState, tuple[Action, ...]]
@@ -183,6 +184,7 @@ class GroupGenerator:
             answers=_with(state.answers, worker, None),
             counts=state.counts if ask.computed else self.counted(state, worker),
             costs=_with(state.costs, worker, ask.cost),
+            apart=state.apart if ask.computed else self.drawing.further(state.apart),
         )
         state, told = self.failed(state, worker, ask) if ask.failed else (self.done(state, worker, ask), ())
         state = replace(state, status=_with(state.status, worker, LEFT if ask.last else ACTIVE))
@@ -242,7 +244,8 @@ class GroupGenerator:
         alive = frozenset(w for w in range(len(state.status)) if w == worker or self.takes_part(state, w))
         idle = self.idle(state, alive)
         alone = state.alone[worker]
-        return Situation(worker, alive, idle, state.counts, alone, state.known, salt, self.slow(state))
+        now = Situation(worker, alive, idle, state.counts, alone, state.known, salt, self.slow(state))
+        return replace(now, due=self.drawing.is_due(now, state.apart))
 
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
         """The rounds asked for, one more for this worker; relative to the slowest where numbers wrap."""
@@ -260,11 +263,12 @@ class GroupGenerator:
             salt = salt_of(self.setting.seed, state.draws, self.setting.num_workers)
             state = replace(state, draws=state.draws + 1)
         buffers, known = state.buffers, state.known
-        for members in self.drawing.draw(self.situation(state, worker, salt)):
+        now = self.situation(state, worker, salt)
+        for members in self.drawing.draw(now):
             buffers = self.locking.pushed(buffers, members)
             if self.setting.max_known is not None and members not in known:
                 known = (*known, members)
-        return replace(state, buffers=buffers, known=known)
+        return replace(state, buffers=buffers, known=known, apart=0 if now.due else state.apart)
 
     def idle(self, state: GeneratorState, alive: frozenset[int]) -> frozenset[int]:
         """The workers with an empty buffer; one in a running group is among them, its next round is free."""

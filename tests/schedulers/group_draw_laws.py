@@ -1,5 +1,6 @@
 """Laws that every draw of the group generator obeys, checked over all idle sets, orders and progress of few workers."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 from schedulers.protocols.group_draw import LAGGARD_SIZE, PATIENCE, Situation
@@ -20,12 +21,17 @@ def situations(setting, *, salts=(0, 1, 5, 11), known=()):
                     for alone in (0, PATIENCE):
                         for salt in salts:
                             idle = frozenset((initiator, *chosen))
-                            yield Situation(initiator, everybody, idle, counts, alone, known, salt)
+                            now = Situation(initiator, everybody, idle, counts, alone, known, salt)
+                            yield now
+                            if setting.division == Division.NODE_THEN_ALL:
+                                yield replace(now, due=True)
 
 
 def broken_law(drawing):
     """The first law that a draw breaks, None if all hold."""
     for now in situations(drawing.setting):
+        if now.due and not drawing.is_due(now, 10**6):
+            continue  # nobody calls a meeting of one
         problem = problem_of(drawing.setting, now, drawing.draw(now))
         if problem is not None:
             return problem
@@ -46,6 +52,8 @@ def problem_of(setting, now, groups):
         fits = right and (len(local) == 1 or local.issuperset(groups[0]))
         return None if fits else "a laggard gets one small group on its own node"
     passed = {w for w in now.alive if threshold is None or mine - now.counts[w] < threshold or w == now.initiator}
+    if setting.division == Division.NODE_THEN_ALL:
+        return _node_then_all(setting, now, groups, passed)
     if setting.division == Division.RANDOM or now.alone >= PATIENCE:
         allowed = passed if len(passed) > 1 else now.alive
         right = len(groups) == 1 and now.initiator in groups[0] and allowed.issuperset(groups[0])
@@ -57,6 +65,19 @@ def problem_of(setting, now, groups):
     if setting.division == Division.GLOBAL:
         return _partition(groups, passed, setting.group_size)
     return _phases(setting, groups, passed)
+
+
+def _node_then_all(setting, now, groups, passed):
+    """Written from docs/group-generator.md: all that pass if due; else the idle ones of the node; else the node."""
+    local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.initiator]}
+    if now.due:
+        right = passed
+    elif now.alone >= PATIENCE:
+        right = passed & local if len(passed & local) > 1 else local
+    else:
+        right = passed & local & now.idle
+    expected = [tuple(sorted(right))] if len(right) > 1 else []
+    return None if list(groups) == expected else "all meet when that is due, and a node's idle workers otherwise"
 
 
 def _partition(groups, workers, size):

@@ -51,6 +51,7 @@ DRAWS = [
     for threshold in (None, 2)
     for rule in InitiatorRule
     if rule != InitiatorRule.LAGGARD_LATE and (len(nodes) < 5 or rule == InitiatorRule.LAGGARD_LOCAL)
+    if division != Division.NODE_THEN_ALL or (size == 2 and len(set(nodes)) < len(nodes))  # it looks at no group size
 ]
 
 
@@ -135,6 +136,19 @@ def test_a_late_laggard_holds_nobody_up_and_is_not_starved(division):
     local = simulate(replace(setting, initiator=InitiatorRule.LAGGARD_LOCAL), {5: 5.0}, inside=0.07, across=0.97,
                      rounds=80)  # fmt: skip
     assert local["steps_same_node"] < 0.8 * local["steps_other_nodes"]
+
+
+@pytest.mark.parametrize("every", [1, 3, 16])
+def test_node_then_all_meets_after_every_so_many_rounds(every):
+    """In virtual time with one slow worker: all others meet, and only they; between two meetings only nodes do."""
+    setting = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), division=Division.NODE_THEN_ALL, seed=1,
+                               all_every=every, initiator=InitiatorRule.LAGGARD_LATE)  # fmt: skip
+    found = simulate(setting, {5: 5.0}, inside=0.07, across=0.97, rounds=100)
+    met = [members for members in found["groups"] if len({w // 4 for w in members}) > 1]
+    assert set(met) == {tuple(w for w in range(16) if w != 5)}
+    assert len(met) == pytest.approx(100 / every, rel=0.15)
+    assert found["grouped_slow"] == found["steps_slow"]
+    assert found["steps_same_node"] > 0.9 * found["steps_other_nodes"]
 
 
 def test_a_setting_that_cannot_be_is_refused():

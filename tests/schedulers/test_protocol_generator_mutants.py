@@ -18,7 +18,7 @@ from schedulers.protocols.group_draw import Drawing
 from schedulers.protocols.group_generator import Bye, Grant, GroupGenerator
 from schedulers.protocols.group_system import GroupSystem
 from verify.explore import Network
-from verify.protocols.generator_suite import SMALL, GeneratorConfiguration, divided, random, smart
+from verify.protocols.generator_suite import SMALL, GeneratorConfiguration, divided, meeting, random, smart
 
 sys.path.insert(0, str(Path(__file__).parent))
 from group_draw_laws import broken_law
@@ -359,11 +359,27 @@ def intra_groups_span_nodes(original, now, workers):
     return (tuple(sorted(workers)),) if len(workers) > 1 else ()
 
 
+@mutant("drawing", "all_of")
+def a_meeting_leaves_out_the_last_worker(original, now, workers):
+    return original(now, workers - {max(workers)} if now.due else workers)
+
+
+@mutant("drawing", "node_then_all")
+def only_idle_workers_meet(original, now):
+    return original(replace(now, alive=now.idle) if now.due else now)
+
+
+@mutant("drawing", "node_then_all")
+def node_groups_wait_for_busy_workers(original, now):
+    return original(now if now.due else replace(now, idle=now.alive))
+
+
 def killer_of(name):
     """What kills a bug: (property or law, configuration), None if nothing does."""
     if MUTANTS[name][0] == "drawing":
         setting = divided((0, 0, 1, 1, 1))
-        for chosen in (setting, replace(setting, slow_threshold=2), smart((0, 0, 1, 1), 2), random((0, 0, 1, 1))):
+        inter_intra, meets = smart((0, 0, 1, 1), 2), meeting((0, 0, 1, 1), 2)
+        for chosen in (setting, replace(setting, slow_threshold=2), inter_intra, random((0, 0, 1, 1)), meets):
             drawing = Drawing(chosen)
             _, method, change = MUTANTS[name]
             setattr(drawing, method, functools.partial(change, getattr(drawing, method)))

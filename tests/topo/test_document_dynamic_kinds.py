@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from topo.cluster import Cluster
 from topo.document import canonical_bytes, dump_schedule, parse_schedule
-from topo.errors import DocumentError
-from topo.strategies import Division, InitiatorRule
+from topo.errors import DocumentError, ScheduleError
+from topo.strategies import Division, Generated, InitiatorRule
 
 
 def document(strategy):
@@ -19,6 +20,12 @@ def document(strategy):
             "strategy": strategy,
         }
     ).encode()
+
+
+def test_node_then_all_needs_two_workers_on_every_node():
+    with pytest.raises(ScheduleError, match=r"division: node-then-all averages inside nodes and node 1 has one worker"):
+        Generated(division=Division.NODE_THEN_ALL).check(Cluster(2, None, ((0, 1), (2,))))
+    Generated(division=Division.NODE_THEN_ALL).check(Cluster.regular(2, 2))
 
 
 def test_defaults_of_generated_are_not_written():
@@ -53,6 +60,7 @@ def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
         ({"kind": "generated", "division": "smart"}, "strategy.division", "must be"),
         ({"kind": "generated", "initiator": "anybody"}, "strategy.initiator", "must be"),
         ({"kind": "generated", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
+        ({"kind": "generated", "all_every": 0}, "strategy.all_every", "is 0; it must be >= 1"),
         ({"kind": "generated", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),
         ({"kind": "generated", "groupsize": 2}, "strategy", 'did you mean "group_size"?'),
         ({"kind": "generated", "pace": [1, 2]}, "strategy.pace", "2 entries"),

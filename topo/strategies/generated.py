@@ -26,6 +26,9 @@ class Division(StrEnum):
     INTER_INTRA = "inter-intra"
     """Global division in two phases: node heads across nodes and all others inside their node; then inside nodes."""
 
+    NODE_THEN_ALL = "node-then-all"
+    """The idle workers of the asking worker's node; every `all_every` rounds one group of all that are not slow."""
+
 
 class InitiatorRule(StrEnum):
     """What a request of a worker that lags behind may start."""
@@ -45,7 +48,8 @@ class Generated:
     """Groups of `group_size` workers drawn at run time; `seed` fixes the draw, not the order of requests.
 
     `slow_threshold` is the filter of the paper: worker w is left out of a group that worker i asks for when
-    c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `pace` is the section length.
+    c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `all_every` counts for the division node-then-all:
+    the rounds from one meeting of all to the next. `pace` is the section length.
     """
 
     kind: ClassVar[str] = "generated"
@@ -53,13 +57,14 @@ class Generated:
     division: Division = Division.INTER_INTRA
     initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL
     slow_threshold: int | None = 4
+    all_every: int = 16
     seed: int = 0
     pace: Pace = 1
     overlap: bool = False
     averaging: Averaging = Averaging.MEAN
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse a group size or threshold that cannot be.
+        """Refuse a group size, a threshold or a division that cannot be.
 
         Raises:
             ScheduleError: as said.
@@ -71,3 +76,12 @@ class Generated:
             )
         if self.slow_threshold is not None and self.slow_threshold < 1:
             raise ScheduleError(f"slow_threshold: is {self.slow_threshold}; it is a number of rounds >= 1, or null")
+        if self.all_every < 1:
+            raise ScheduleError(f"all_every: is {self.all_every}; it is a number of rounds >= 1")
+        if self.division == Division.NODE_THEN_ALL:
+            single = [node for node in range(cluster.num_nodes) if len(cluster.workers_of(node)) < 2]
+            if single:
+                raise ScheduleError(
+                    f"division: node-then-all averages inside nodes and node {single[0]} has one worker only; "
+                    "use global"
+                )

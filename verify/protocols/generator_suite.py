@@ -53,6 +53,24 @@ def smart(
     return GeneratorSetting(nodes=nodes, group_size=2, slow_threshold=threshold, initiator=rule, max_known=max_known)
 
 
+def meeting(
+    nodes: tuple[int, ...],
+    threshold: int | None = None,
+    *,
+    all_every: int = 1,
+    initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL,
+) -> GeneratorSetting:
+    """Groups of nodes, and now and then of all."""
+    return GeneratorSetting(
+        nodes=nodes,
+        group_size=2,
+        division=Division.NODE_THEN_ALL,
+        slow_threshold=threshold,
+        all_every=all_every,
+        initiator=initiator,
+    )
+
+
 DETECTED = Network(crashes=1, detect=True)
 AT_ONCE = Network(delay=False)
 ONE_NODE, TWO_NODES = (0, 0, 0), (0, 0, 1)
@@ -78,6 +96,12 @@ SMALL = (
     GeneratorConfiguration("divided 4, 3 rounds, 3 draws, at once",
                            GroupSystem(divided((0, 0, 1, 1)), rounds=3, ways=3), AT_ONCE),
     GeneratorConfiguration("random pairs of 4, 6 draws, at once", GroupSystem(random((0, 0, 1, 1)), ways=6), AT_ONCE),
+    GeneratorConfiguration("node-then-all 3, meeting every 2 rounds, endless",
+                           GroupSystem(meeting(ONE_NODE, all_every=2), rounds=None)),
+    GeneratorConfiguration("node-then-all 4 on 2 nodes, 1 round", GroupSystem(meeting((0, 0, 1, 1)), rounds=1)),
+    GeneratorConfiguration("node-then-all 3, a laggard late",
+                           GroupSystem(meeting(ONE_NODE, 1, initiator=InitiatorRule.LAGGARD_LATE), slow=(2,))),
+    GeneratorConfiguration("node-then-all 3, 1 round, one crash", GroupSystem(meeting(ONE_NODE), rounds=1), DETECTED),
     GeneratorConfiguration("one group of 3, 1 round, broken once",
                            GroupSystem(divided(ONE_NODE, 3), rounds=1, breakers=(0,))),
     GeneratorConfiguration("divided 3, broken once", GroupSystem(divided(ONE_NODE), breakers=(0,))),

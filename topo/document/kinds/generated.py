@@ -23,9 +23,10 @@ class GeneratedModel(Model):
 
     kind: Literal["generated"]
     group_size: GroupSize = DEFAULT.group_size
-    division: Literal["random", "global", "inter-intra"] = "inter-intra"
+    division: Literal["random", "global", "inter-intra", "node-then-all"] = "inter-intra"
     initiator: Literal["paper", "laggard-local", "laggard-late"] = "laggard-local"
     slow_threshold: Count | None = DEFAULT.slow_threshold
+    all_every: Count = DEFAULT.all_every
     seed: Rounds = 0
     pace: PaceField = 1
     overlap: bool = False
@@ -39,6 +40,7 @@ def _load(raw: dict[str, Any], cluster: Cluster, place: str) -> Generated:  # no
         division=Division(model.division),
         initiator=InitiatorRule(model.initiator),
         slow_threshold=model.slow_threshold,
+        all_every=model.all_every,
         seed=model.seed,
         pace=pace_value(model.pace),
         overlap=model.overlap,
@@ -48,7 +50,7 @@ def _load(raw: dict[str, Any], cluster: Cluster, place: str) -> Generated:  # no
 
 def _dump(strategy: Generated) -> dict[str, Any]:
     result = dump_common(strategy)
-    for name in ("group_size", "division", "initiator", "slow_threshold", "seed"):
+    for name in ("group_size", "division", "initiator", "slow_threshold", "all_every", "seed"):
         value = getattr(strategy, name)
         if value != getattr(DEFAULT, name):
             result[name] = str(value) if isinstance(value, str) else value
