@@ -24,29 +24,32 @@ WORKERS = 4
 
 
 class Workers:
-    """Four workers in threads, and when their answers came."""
+    """Four workers in threads, and when which life of the service answered them."""
 
     def __init__(self, address: str, keys: JobKeys, **options: int | tuple[int, ...]) -> None:
         self.executed: dict[int, Any] = {}
-        self.answers: list[float] = []
+        self.answers: list[tuple[int, float]] = []
 
         def run() -> None:
-            def noted() -> None:
-                self.answers.append(time.monotonic())
+            def noted(epoch: int) -> None:
+                self.answers.append((epoch, time.monotonic()))
 
             self.executed.update(run_workers(address, keys, WORKERS, on_answer=noted, **options))
 
         self.thread = threading.Thread(target=run)
         self.thread.start()
 
-    def first_answer_after(self, instant: float) -> float:
-        """Seconds from `instant` to the next answer."""
-        while self.thread.is_alive():
-            later = [answer for answer in list(self.answers) if answer > instant]
-            if later:
-                return min(later) - instant
+    def first_answer(self, epoch: int) -> float | None:
+        """When a life of the service with this epoch, or a later one, first answered; None if all ended before it did.
+
+        An answer of an earlier life that was on its way when that was killed is not counted.
+        """
+        while True:
+            over = not self.thread.is_alive()
+            found = [instant for life, instant in list(self.answers) if life >= epoch]
+            if found or over:
+                return min(found, default=None)
             time.sleep(0.005)
-        return 0.0  # every request had been answered before
 
 
 def at_points() -> list[dict[str, Any]]:
@@ -61,7 +64,7 @@ def at_points() -> list[dict[str, Any]]:
             killed = first.killed()
             instant = time.monotonic()
             second = ServiceProcess(place, keys, seed=5, address=first.address)
-            seconds = workers.first_answer_after(instant)
+            answered = workers.first_answer(second.epoch)
             workers.thread.join(60)
             for service in (first, second):
                 service.end()
@@ -69,6 +72,8 @@ def at_points() -> list[dict[str, Any]]:
             assert len(workers.executed) == WORKERS, f"workers hang after a kill at {point}"
             started = started_by(place / "log", setting_of(5))
             check_orders(started, workers.executed)
+            assert answered is not None, f"nobody was answered after a kill at {point}"
+            seconds = answered - instant
             rows.append({"point": point, "time": after, "groups": len(started), "seconds_to_answer": seconds})
     return rows
 
@@ -101,14 +106,17 @@ def of_the_command(kills: int) -> dict[str, Any]:
             time.sleep(0.01)
         address = (place / "address").read_text()
         workers = Workers(address, keys, rounds=80 * kills, slow=tuple(range(WORKERS)))
-        seconds = []
-        for _ in range(kills):
+        seconds: list[float] = []
+        workers.first_answer(0)
+        for life in range(1, kills + 1):  # every start on a log with records begins the next epoch
             time.sleep(0.4)
             process.send_signal(signal.SIGKILL)
             instant = time.monotonic()
             process.wait()
             process = start("--address", address)
-            seconds.append(workers.first_answer_after(instant))
+            answered = workers.first_answer(life)
+            assert answered is not None, "the workers ended before all kills were done"
+            seconds.append(answered - instant)
         workers.thread.join(120)
         process.terminate()
         process.wait()

@@ -76,7 +76,7 @@ class Meeting:
 
 def work(
     address, keys, rank, meet, *, rounds, pause=0.0, timeout=30.0, retry=0.03, transport=lambda send: send,
-    on_answer=lambda: None,
+    on_answer=lambda epoch: None,
 ):  # fmt: skip
     """One worker's whole run; returns what it executed."""
     client = GeneratorClient(
@@ -87,7 +87,7 @@ def work(
             client.begin()
             time.sleep(pause)
             group = client.group()
-            on_answer()
+            on_answer(client._state.epoch)
             if group is not None:
                 meet(group)
         while (group := client.leave()) is not None:
