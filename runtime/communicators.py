@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -104,13 +105,36 @@ class Communicator:
         work: Work = self._live().broadcast([tensor], options)
         return work
 
+    def all_to_all(
+        self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
+    ) -> Work:
+        """Start handing out pieces of `source`, one to each member in order, and collecting theirs in `target`.
+
+        Args:
+            target: filled with the pieces of all members, in order of their places.
+            source: cut into pieces; read until the work has ended.
+            receives: elements from each member.
+            sends: elements to each member; what i sends to j is what j receives from i.
+
+        Raises:
+            UnavailableError: the group was destroyed, or a connection of it is broken.
+        """
+        options = dist.AllToAllOptions()
+        if self.timeout is not None:
+            options.timeout = self.timeout
+        try:
+            work: Work = self._live().alltoall_base(target, source, list(receives), list(sends), options)
+        except RuntimeError as error:
+            raise UnavailableError(_first_line(error)) from None
+        return work
+
     def _live(self) -> Any:  # noqa: ANN401 - a ProcessGroup or a Backend, which share no typed base
         if self._backend is None:
             raise UnavailableError(f"group {Group(self.members)}: was destroyed after an earlier failure")
         return self._backend
 
     def close(self) -> list[object]:
-        """Let go of the backend and return it; when the last reference goes, its sockets close."""
+        """Let go of what lies below and return it; when the last reference to it goes, its sockets close."""
         backend, self._backend = self._backend, None
         return [backend]
 
@@ -177,7 +201,7 @@ class _Groups:
         """Destroy all groups at once.
 
         A group without a running operation closes its sockets immediately, so that its other members learn in
-        milliseconds; one with a running operation only when that ends, so it is left to a thread.
+        milliseconds; one with a running operation only when that ends, so each is left to a thread.
         """
         self._abandoned = True
         self.destroy(list(self._groups))
@@ -185,12 +209,15 @@ class _Groups:
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
         """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
         found = [self._groups.pop(members) for members in doomed if members in self._groups]
-        backends = [communicator.close() for communicator in found]
-        if backends:
-            ending = threading.Thread(target=_drop, args=(backends,), name="preduce-destroy-groups", daemon=True)
-            del backends
+        backends = [[backend] for communicator in found for backend in communicator.close()]
+        name = "preduce-destroy-group"
+        endings = [threading.Thread(target=_drop, args=(held,), name=name, daemon=True) for held in backends]
+        backends.clear()
+        for ending in endings:
             ending.start()
-            ending.join(DESTROY_SECONDS)
+        deadline = time.monotonic() + DESTROY_SECONDS
+        for ending in endings:
+            ending.join(max(0.0, deadline - time.monotonic()))
 
     def destroy_with(self, ranks: Iterable[int]) -> None:
         """Destroy the groups that a lost worker was in."""
@@ -201,6 +228,13 @@ class _Groups:
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None = None
     ) -> Communicator:
         """Put a new group into the table after one tagged warm-up operation."""
+        communicator = self._groups[members] = self._warmed_up(members, backend, device, timeout)
+        return communicator
+
+    def _warmed_up(
+        self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
+    ) -> Communicator:
+        """A new group that has done one tagged operation; its later ones have the given timeout."""
         communicator = Communicator(members, self.rank, backend)
         tag = tag_of("warm-up", members)
         numbers = torch.tensor(tag, dtype=torch.float32, device=device)
@@ -213,7 +247,6 @@ class _Groups:
         if not bool(sums_agree(numbers, tag, len(members))):
             raise UnavailableError(f"group {Group(members)}: workers of different groups answered the first operation")
         communicator.timeout = timeout
-        self._groups[members] = communicator
         return communicator
 
 
@@ -227,6 +260,9 @@ class GlooWorld(_Groups):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS) -> None:
         super().__init__(store, rank, size, timeout)
         self.max_groups = max_groups
+        self.relatives: list[GlooWorld] = []
+        """Worlds of the same workers whose groups have another form; they are abandoned together."""
+        self._prefix = "preduce/group"
         self._device: object = None
 
     def prepare(self, schedule: Schedule) -> None:
@@ -238,9 +274,20 @@ class GlooWorld(_Groups):
         """
         wanted = member_sets(schedule, self.rank) | {tuple(range(self.size))}
         missing = sorted(wanted - self._groups.keys())
-        check_budget(schedule.name, wanted, self.max_groups)
+        check_budget(schedule.name, [part for members in wanted for part in self.parts(members)], self.max_groups)
         for members in missing:
             self.create(members)
+
+    def parts(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The members of each gloo group that this worker joins for one group."""
+        return [members]
+
+    def abandon(self) -> None:
+        """Destroy all groups at once, and those of the relatives."""
+        super().abandon()
+        for other in self.relatives:
+            if not other._abandoned:  # noqa: SLF001 - of the same class
+                other.abandon()
 
     def create(self, members: tuple[int, ...], *, instance: str = "", within: timedelta | None = None) -> Communicator:
         """Make one group; all its members call this, in one order that is the same for all workers.
@@ -253,9 +300,17 @@ class GlooWorld(_Groups):
         Raises:
             UnavailableError: members did not arrive within the timeout, or the world is abandoned.
         """
+        communicator = self._groups[members] = self._connect(members, self._name(members, instance), within)
+        return communicator
+
+    def _name(self, members: tuple[int, ...], instance: str) -> str:
+        """Where in the store the members of a new group meet."""
+        return f"{self._prefix}/{','.join(map(str, members))}{instance and '/'}{instance}"
+
+    def _connect(self, members: tuple[int, ...], name: str, within: timedelta | None) -> Communicator:
+        """A new gloo group, warmed up."""
         if self._abandoned:
             raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
-        name = f"preduce/group/{','.join(map(str, members))}{instance and '/'}{instance}"
         limit = self.timeout if within is None else min(within, self.timeout)
         options = ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to share a device and set one thread
         options._timeout = limit  # noqa: SLF001 - as above
@@ -268,7 +323,7 @@ class GlooWorld(_Groups):
                 f"group {Group(members)}: not all members connected within {limit.total_seconds():g} s "
                 f"({_first_line(error)})"
             ) from None
-        return self._keep(members, backend, "cpu", None if within is None else self.timeout)
+        return self._warmed_up(members, backend, "cpu", None if within is None else self.timeout)
 
     def _gloo_device(self) -> object:
         if self._device is None:
@@ -334,10 +389,9 @@ class NcclWorld(_Groups):
             abort()
 
 
-def _drop(backends: list[list[object]]) -> None:
-    """Release the backends one by one; a destructor waits for its running operation, without the GIL."""
-    while backends:
-        backends.pop().clear()
+def _drop(backends: list[object]) -> None:
+    """Release a backend; its destructor waits for the running operation, without the GIL."""
+    backends.clear()
 
 
 def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:

@@ -107,7 +107,8 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
 
 def forget(world: World) -> None:
     """Let the next optimizer of this process start from scratch after a failure."""
-    for kind in [kind for kind, known in _worlds.items() if known is world]:
+    ended = [world, *getattr(world, "relatives", ())]
+    for kind in [kind for kind, known in _worlds.items() if known in ended]:
         del _worlds[kind]
 
 

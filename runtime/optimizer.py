@@ -16,6 +16,7 @@ from runtime.drift_correction import CorrectedMeans, chosen_alpha
 from runtime.ends import Ends
 from runtime.facts import facts_of, read_schedule
 from runtime.handshake import handshake
+from runtime.hierarchical import chosen_form, formed
 from runtime.join import default_world, forget
 from runtime.mean_model import average_everywhere, mean_of_all
 from runtime.recorder import Recorder
@@ -56,6 +57,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers.
         drift_correction: for data that differs between workers: `auto`, or its strength α; plain SGD only.
+        form: how a group adds up: `ring` (default), or `hierarchical` where it has equally many on each node.
         world: how to reach the others; found from the process group or the launcher's environment by default.
 
     Raises:
@@ -76,6 +78,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trace: str | Path | None = None,
         initial: str = "broadcast",
         drift_correction: float | str | None = None,
+        form: str = "ring",
         world: World | None = None,
     ) -> None:
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
@@ -90,6 +93,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         facts, details = facts_of(self.schedule, self._flat, self.optimizer, buffer_policy, state_policy)
         self._alpha = chosen_alpha(drift_correction, self.schedule, self.optimizer)
         facts["drift correction"] = "none" if self._alpha is None else f"{self._alpha:.12g}"
+        self._form = chosen_form(form, self._flat.lanes[0].device)
+        facts["form"] = self._form.value
         key = 0
 
         def check(store: Store, rank: int, size: int) -> None:
@@ -111,6 +116,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"schedule {self.schedule.name!r}: is for {self.schedule.num_workers} workers and this run has "
                 f"{world.size}; start {self.schedule.num_workers} or design a schedule for {world.size}"
             )
+        world = self._world = formed(world, self._form, self.schedule.cluster)
         world.prepare(self.schedule)
         self._recorder = Recorder(world.rank, trace)
         self._watch = Watch(world.store, world.rank, key, beats=own_process)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.pauses import pause_after
 from runtime.tags import TAG_LENGTH, sums_agree, tag_of
 from topo.errors import InputError, PeerLostError, UnavailableError
 from topo.phase import Group
@@ -232,6 +233,7 @@ class Reducer:
             return
         start = time.monotonic()
         look = start + LOOK_SECONDS
+        ended_within: Callable[[float], bool] | None = getattr(work, "ended_within", None)
         while not work.is_completed():
             now = time.monotonic()
             if now > look:
@@ -248,7 +250,10 @@ class Reducer:
                 look = now + LOOK_SECONDS
             if now > start + self.timeout + DIAGNOSE_SECONDS:
                 raise GoneError(self._waits_for(reduction.group.members, self.timeout))
-            time.sleep(min(1e-3, max(3e-5, (now - start) / 128)))
+            if ended_within is not None:
+                ended_within(look - now)
+            else:
+                time.sleep(pause_after(now - start))
         work.wait()
 
     def _why(self, operation: Operation, error: Exception) -> str:

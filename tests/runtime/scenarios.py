@@ -51,8 +51,8 @@ def pairs(name="pairs", **options) -> Schedule:
     return Schedule(name, Cluster.regular(1, 4), Static(phases=phases, **options))
 
 
-def everyone(pace=1, **options) -> Schedule:
-    return Schedule("everyone", Cluster.regular(1, size()), AllReduce(pace=pace, **options))
+def everyone(pace=1, *, num_nodes=1, **options) -> Schedule:
+    return Schedule("everyone", Cluster.regular(num_nodes, size() // num_nodes), AllReduce(pace=pace, **options))
 
 
 def network(width=8) -> torch.nn.Module:
@@ -191,18 +191,21 @@ def wrong_size() -> None:
 def killed(when) -> None:
     """Worker 3 is killed; the others must say so, and hold no partial sums."""
     torch.manual_seed(0)
-    model = torch.nn.Linear(1000, 2000 if when == "in mid-operation" else 2)
+    long = when.startswith("in mid-operation")
+    in_levels = when.endswith("hierarchical")
+    model = torch.nn.Linear(1000, 2000 if long else 2)
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.0),
         model,
-        pairs() if when != "in mid-operation" else everyone(2),
+        everyone(2, num_nodes=2 if in_levels else 1) if long else pairs(),
         timeout=3 if when == "stopped" else 60,
         initial="keep",
+        form="hierarchical" if in_levels else "ring",
     )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float(rank() + 1))
-    if rank() == 3 and when == "in mid-operation":
+    if rank() == 3 and long:
         threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 
     def loop() -> None:
@@ -453,7 +456,10 @@ SCENARIOS = {
     "unused parameter": (2, unused_parameter),
     **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},
     "wrong size": (3, wrong_size),
-    **{f"killed {w}": (4, lambda w=w: killed(w)) for w in ("between operations", "in mid-operation", "stopped")},
+    **{
+        f"killed {w}": (4, lambda w=w: killed(w))
+        for w in ("between operations", "in mid-operation", "in mid-operation, hierarchical", "stopped")
+    },
     "exception": (4, exception),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
     "infinite gradient, static": (4, lambda: infinite_gradient(pairs())),

@@ -130,7 +130,7 @@ def test_a_schedule_for_another_number_of_workers_is_refused_by_all(driver):
     assert len(answer["errors"]) == 3
 
 
-@pytest.mark.parametrize("when", ["between operations", "in mid-operation"])
+@pytest.mark.parametrize("when", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])
 def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, when):
     answer = driver.run(f"killed {when}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"

@@ -1,0 +1,315 @@
+"""The form `hierarchical`: sums in three stages equal the ring's, on all members alike, and end when a member goes."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from thread_ranks import ThreadRanks
+
+from runtime import hierarchical
+from runtime.communicators import Communicator, NcclWorld
+from runtime.hierarchical import HierarchicalCommunicator, HierarchicalWorld, chosen_form, formed, levels_of
+from runtime.optimizer import DistributedOptimizer
+from topo.cluster import Cluster
+from topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
+from topo.phase import Phase
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Static
+from topo.strategies.generated import Division, Generated
+from topo.timing.cost import Form
+
+MOST = 8
+_building = threading.Lock()
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(MOST)
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Tensors of a few KiB go in several parts, as those of many MiB do otherwise."""
+    monkeypatch.setattr(hierarchical, "PART_BYTES", 2048)
+
+
+def all_of(world, cluster):
+    """The hierarchical group of all workers; made on its first use."""
+    ours = formed(world, Form.HIERARCHICAL, cluster)
+    everyone = tuple(range(world.size))
+    return ours.communicator(everyone) if ours.has(everyone) else ours.create(everyone)
+
+
+def numbers(rank, length, dtype):
+    return torch.randn(length, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+@pytest.mark.parametrize(("num_nodes", "on_each"), [(2, 2), (2, 4), (3, 2)])
+def test_sums_equal_the_rings_and_are_the_same_bits_on_all_members(ranks, small_parts, num_nodes, on_each):
+    cluster, n = Cluster.regular(num_nodes, on_each), num_nodes * on_each
+    cases = [(length, dtype) for dtype in (torch.float32, torch.float64) for length in (1, 4, 127, 256, 1001, 5003)]
+    cases += [(1027, torch.float16), (1027, torch.bfloat16)]
+
+    def work(world):
+        group = all_of(world, cluster)
+        assert isinstance(group, HierarchicalCommunicator)
+        results = []
+        for _ in range(2):
+            tensors = [numbers(world.rank, length, dtype) for length, dtype in cases]
+            works = [group.all_reduce(tensor) for tensor in tensors]  # all under way together, in one order
+            for one in works:
+                one.wait()
+            assert all(one.is_completed() for one in works)
+            results.append(tensors)
+        return results
+
+    found = ranks.run(n, work)
+    for index, (length, dtype) in enumerate(cases):
+        first = found[0][0][index]
+        exact = sum(numbers(rank, length, dtype).double() for rank in range(n))
+        tolerance = 1e-12 if dtype is torch.float64 else 64 * torch.finfo(dtype).eps
+        torch.testing.assert_close(first.double(), exact, rtol=tolerance, atol=tolerance)
+        assert all(torch.equal(first, run[index]) for runs in found for run in runs)
+
+
+def test_the_condition_is_that_of_the_cost_model():
+    regular, odd = (0, 0, 1, 1, 2, 2), (0, 0, 0, 1, 1, 1)
+    assert levels_of((0, 1, 2, 3), regular, 3) == ((2, 3), (1, 3))
+    assert levels_of((0, 1, 4, 5), regular, 0) == ((0, 1), (0, 4))
+    assert levels_of((0, 2, 3, 5), odd, 5) == ((3, 5), (2, 5))
+    assert levels_of((0, 1), regular, 0) is None, "one node"
+    assert levels_of((0, 2, 4), regular, 0) is None, "one worker on each node"
+    assert levels_of((0, 1, 2), regular, 0) is None, "uneven"
+    assert levels_of((0, 1, 3), odd, 3) is None, "uneven, and one on the own node"
+    assert levels_of((0, 2, 1, 3), (0, 1, 0, 1), 3) == ((1, 3), (2, 3)), "nodes need not be intervals"
+
+
+def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks):
+    cluster = Cluster.irregular([[0, 1], [2, 3], [4]])
+    phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1, 2, 3]], [[0, 1, 2]], [range(5)]))
+    schedule = Schedule("uneven", cluster, Static(phases=phases))
+
+    def work(world):
+        ours = formed(world, Form.HIERARCHICAL, cluster)
+        ours.max_groups = 4
+        try:
+            ours.prepare(schedule)
+        except InputError as error:
+            refused = str(error)
+        else:
+            refused = None
+        ours.max_groups = 5
+        ours.prepare(schedule)
+        assert formed(world, Form.HIERARCHICAL, Cluster.irregular([[0, 1], [2, 3], [4]])) is ours
+        assert formed(world, Form.RING, cluster) is world
+        kinds = {members: type(ours.communicator(members)) for members in ours._groups}
+        sums = []
+        for members in sorted(kinds):
+            tensor = torch.full((1000,), 2.0**world.rank)
+            ours.communicator(members).all_reduce(tensor).wait()
+            sums.append((sum(2.0**m for m in members), set(tensor.tolist())))
+        return refused, kinds, sums
+
+    found = ranks.run(5, work)
+    for rank, (refused, kinds, sums) in enumerate(found):
+        assert kinds[tuple(range(5))] is Communicator
+        assert all(total == {wanted} for wanted, total in sums)
+        if rank < 4:
+            assert kinds[0, 1, 2, 3] is HierarchicalCommunicator
+        if rank < 3:
+            assert kinds[0, 1, 2] is Communicator
+            assert "puts this worker into 5 distinct groups" in refused
+
+
+def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
+    """Worker 3 destroys the group instead of calling; the others' sums end at once, though the limit is 60 s."""
+    cluster = Cluster.regular(2, 2)
+    meeting = threading.Barrier(4)
+
+    def work(world):
+        group, everyone = all_of(world, cluster), tuple(range(4))
+        tensor = torch.ones(100_000)
+        group.all_reduce(tensor).wait()
+        ours = formed(world, Form.HIERARCHICAL, cluster)
+        start = time.monotonic()
+        if world.rank == 3:
+            meeting.wait()
+            time.sleep(0.05)
+            ours.destroy([everyone])
+            with pytest.raises(UnavailableError, match="destroyed"):
+                group.all_reduce(tensor)
+        else:
+            running = [group.all_reduce(tensor) for _ in range(3)]
+            meeting.wait()
+            for one in running[: 1 + world.rank]:
+                with pytest.raises(RuntimeError):
+                    one.wait()
+            ours.destroy([everyone])  # as those do that see a failure
+            for one in running:
+                with pytest.raises(RuntimeError):
+                    one.wait()
+        group._thread.join(10)
+        assert not group._thread.is_alive()
+        assert not ours.has(everyone)
+        return time.monotonic() - start
+
+    seconds = ranks.run(4, work)
+    ranks.fresh()
+    assert max(seconds) < 20
+
+
+def network(seed=1):
+    with _building:  # the seed belongs to the process, and all ranks are threads of it
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 1))
+
+
+def train(world, schedule, form, steps=7, **options):
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = DistributedOptimizer(inner, model, schedule, form=form, timeout=30, world=world, **options)
+    generator = torch.Generator().manual_seed(world.rank)
+    for step in range(steps):
+        x = torch.randn(8, 24, generator=generator)
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        if step == 3:
+            with optimizer.mean_model():
+                pass
+    own = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    optimizer.finish()
+    return own, torch.cat([p.detach().reshape(-1) for p in model.parameters()]), optimizer
+
+
+def node_then_all(**options):
+    phases = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
+    return Schedule("node, then all", Cluster.regular(2, 2), Static(phases=phases, **options))
+
+
+SCHEDULES = {
+    "node, then all": node_then_all(),
+    "overlap": node_then_all(overlap=True),
+    "gradients": Schedule("gradients", Cluster.regular(2, 2), AllReduce()),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_training_ends_where_it_does_with_rings(ranks, small_parts, name):
+    def work(world):
+        ring = train(world, SCHEDULES[name], "ring")
+        ours = train(world, SCHEDULES[name], "hierarchical")
+        assert ring[2]._world is world
+        assert isinstance(ours[2]._world, HierarchicalWorld)
+        assert isinstance(ours[2]._world.everyone(), HierarchicalCommunicator)
+        return ring[:2], ours[:2]
+
+    found = ranks.run(4, work)
+    for ring, ours in found:
+        torch.testing.assert_close(ours[0], ring[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours[1], ring[1], rtol=1e-4, atol=1e-5)
+        assert torch.equal(ours[1], found[0][1][1]), "all workers end with the same bits"
+
+
+def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
+    def work(world):
+        model = network()
+        schedule = Schedule("all", Cluster.regular(2, 2), AllReduce(pace=2))
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = DistributedOptimizer(inner, model, schedule, form="hierarchical", timeout=30, world=world)
+        start = time.monotonic()
+        for step in range(20):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            if world.rank == 2 and step == 9:
+                optimizer._watch.note("left", "stopped in round 4")
+                optimizer._world.abandon()
+                return None
+            try:
+                optimizer.step()
+            except PeerLostError as error:
+                return str(error), time.monotonic() - start
+        return "nobody noticed"
+
+    found = ranks.run(4, work)
+    ranks.fresh()
+    for text, seconds in (found[rank] for rank in (0, 1, 3)):
+        assert text.startswith("step 9, round 4: group {0,1,2,3}: worker 2 stopped in round 4")
+        assert seconds < 15
+
+
+def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
+    pytest.importorskip("zmq")
+    from runtime.generator.keys import JobKeys
+    from runtime.generator.service import GeneratorService
+    from schedulers.protocols.group_draw import GeneratorSetting
+
+    schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=4, division=Division.GLOBAL))
+    keys = JobKeys.make()
+    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), keys)
+    thread = threading.Thread(target=service.run, args=(40,))
+    thread.start()
+    monkeypatch.setenv("PREDUCE_GENERATOR", service.address)
+    monkeypatch.setenv("PREDUCE_GENERATOR_KEYS", keys.for_workers().text())
+
+    def work(world):
+        model = torch.nn.Linear(300, 2, dtype=torch.float64)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(2.0**world.rank)
+        inner = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = DistributedOptimizer(
+            inner, model, schedule, initial="keep", form="hierarchical", world=world, timeout=30
+        )
+        for _ in range(3):
+            model(torch.ones(1, 300, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+        kinds = {members: type(group) for members, group in optimizer._world._groups.items()}
+        executed = {members for _, members in optimizer._strategy.client.executed}
+        optimizer.finish()
+        return set(model.weight.flatten().tolist()), kinds, executed
+
+    found = ranks.run(4, work)
+    service.stop()
+    thread.join(10)
+    service.close()
+    everyone = (0, 1, 2, 3)
+    assert all(values == {15 / 4} for values, _, _ in found)
+    assert all(kinds[everyone] is HierarchicalCommunicator and everyone in done for _, kinds, done in found)
+
+
+def test_workers_with_other_forms_are_named(ranks):
+    def work(world):
+        return train(world, node_then_all(), "hierarchical" if world.rank == 1 else "ring")
+
+    for error in ranks.run(4, work, catch=HandshakeError):
+        assert "form differs: rank 1 has hierarchical; the others have ring" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("word", "device", "kind", "text"),
+    [
+        ("star", "cpu", InputError, "form: 'star' is not one of ring, hierarchical"),
+        (None, "cpu", InputError, "form: None is not one of ring, hierarchical"),
+        ("tree", "cpu", MissingFeatureError, "gloo has none; use ring or hierarchical"),
+        ("hierarchical", "cuda", MissingFeatureError, "leave form at ring, NCCL picks its own"),
+    ],
+)
+def test_forms_that_cannot_run_are_refused_in_a_line(word, device, kind, text):
+    with pytest.raises(kind, match=text) as found:
+        chosen_form(word, torch.device(device))
+    assert "\n" not in str(found.value)
+    assert chosen_form("ring", torch.device("cuda")) is Form.RING
+
+
+def test_nccl_worlds_refuse_the_form():
+    world = NcclWorld.__new__(NcclWorld)
+    assert formed(world, Form.RING, Cluster.regular(2, 2)) is world
+    with pytest.raises(MissingFeatureError, match="leave form at ring"):
+        formed(world, Form.HIERARCHICAL, Cluster.regular(2, 2))
