@@ -104,3 +104,58 @@ def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch)
 
     for error in ranks.run(2, train, catch=InputError):
         assert "preduce run --schedule" in str(error)
+
+
+@pytest.mark.parametrize("when", ["before the sum", "after the sum"])
+def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve, when):
+    """A connection is cut below worker 1: either both lose the average, or worker 0 has it already and worker 1 not."""
+    schedule = Schedule("g", Cluster.regular(1, 2), Generated(group_size=2, slow_threshold=None))
+    notes = serve(schedule)
+    ranks.fresh()
+    both_are_past_it = threading.Barrier(2)
+
+    def train(world):
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=40
+        )
+        strategy, broken, after = optimizer._strategy, [], []
+        attempt, complete = optimizer._reducer.attempt, optimizer._reducer._complete
+
+        def attempted(kind, step, seq, group, **options):
+            if not broken:
+                broken.append(seq)
+                if world.rank == 1 and when == "before the sum":
+                    world.communicator(group.members).close()
+                if world.rank == 1 and when == "after the sum":
+                    optimizer._reducer._complete = cut_off
+            return attempt(kind, step, seq, group, **options)
+
+        def cut_off(reduction, given_up=None):
+            optimizer._reducer._complete = complete
+            complete(reduction, given_up)
+            reduction.communicator.close()
+            reduction.communicator.all_reduce(torch.zeros(1))
+
+        optimizer._reducer.attempt = attempted
+        for _ in range(25):
+            with torch.no_grad():
+                model.weight.fill_(10.0 * world.rank)
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            after += [model.weight.item()] if broken else []
+            if len(after) == 1:
+                both_are_past_it.wait(40)
+            time.sleep(0.01)
+        optimizer.finish()
+        return broken[0], after, [seq for seq, _ in strategy.client.executed]
+
+    (first, kept, executed), (same, own, executed_there) = ranks.run(2, train, limit=60)
+    assert first == same
+    assert own[0] == 10.0, "worker 1 keeps its own parameters"
+    assert first not in executed_there, "and does not count the group as executed"
+    assert kept[0] == (5.0 if when == "after the sum" else 0.0)
+    assert (first in executed) == (when == "after the sum")
+    assert ("void", first, (0, 1)) in [tuple(note) for note in notes], "the generator hears of it"
+    assert 5.0 in kept[1:], "they meet again"
+    assert [seq for seq in executed if seq > first] == [seq for seq in executed_there if seq > first] != []

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from schedulers.protocols.base import Send
+from schedulers.protocols.base import Note, Send
 from schedulers.protocols.group_draw import Drawing
 from schedulers.protocols.group_generator import Bye, Grant, GroupGenerator
 from schedulers.protocols.group_system import GroupSystem
+from schedulers.protocols.group_worker import Broke, GroupWorker, Here
 from verify.explore import Network
 from verify.protocols.generator_suite import SMALL, GeneratorConfiguration, divided, meeting, random, smart
 
@@ -411,3 +412,15 @@ def test_there_are_thirty_bugs_and_the_page_lists_each():
 @pytest.mark.parametrize("configuration", KILLERS, ids=lambda c: c.name)
 def test_the_unchanged_system_survives_what_kills_the_bugs(configuration):
     assert configuration.run().require().holds
+
+
+def test_a_group_that_broke_is_not_taken_for_met():
+    """The explorer cannot see this one: whoever is told so has the mean, which a member may have whom nobody told."""
+    worker = GroupWorker(2, rounds=2)
+    state, _ = worker.start(0, None, breaks=1)
+    state, _ = worker.received(0, state, 2, Grant(0, 0, 7, (0, 1)))
+    state, actions = worker.step(0, state, Broke())
+    assert [note.what[0] for note in actions if isinstance(note, Note)] == ["broken"]
+    assert [(a.message.done, a.message.failed) for a in actions if isinstance(a, Send)] == [(7, True)]
+    _, actions = worker.received(0, state, 1, Here(7))
+    assert actions == ()
