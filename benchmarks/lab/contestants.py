@@ -75,6 +75,10 @@ def _entry(name: str, *, overlap: bool = False, **parameters: object) -> Callabl
     return make
 
 
+HIERARCHICAL: dict[str, Any] = {"form": "hierarchical", "options": {"form": "hierarchical"}}
+"""Groups across nodes add up inside nodes first: for the prediction, and for the run."""
+
+
 def _with(schedule: Schedule, **changes: object) -> Schedule:
     strategy: Any = schedule.strategy
     words = "-".join("overlap" if key == "overlap" else key for key in changes)
@@ -145,7 +149,7 @@ def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 -
 
 def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Contestant]:
     """All of them, in the order of the table; `planned` is the planner's pick, with and without drift correction."""
-    smart, corrected = {"division": "inter-intra"}, {"drift_correction": "auto"}
+    smart = {"division": "inter-intra"}
     return [
         Contestant(core=True, name="alone", family="none", how="alone", twin="local SGD, every 16"),
         Contestant(name="DDP", family=EVERY_STEP, how="ddp", twin="flat ring"),
@@ -154,6 +158,14 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
             core=True, name="hierarchical", family=EVERY_STEP, how="hierarchical", form="hierarchical", twin="flat ring"
         ),
         Contestant(core=True, name="flat ring, overlapped", family=EVERY_STEP, make=_entry("allreduce", overlap=True)),
+        Contestant(
+            core=True,
+            name="hierarchical, overlapped",
+            family=EVERY_STEP,
+            make=_entry("allreduce", overlap=True),
+            twin="flat ring, overlapped",
+            **HIERARCHICAL,
+        ),
         Contestant(name="local SGD, every 4", family="local SGD", make=_entry("local-sgd", every=4)),
         Contestant(core=True, name="local SGD, every 16", family="local SGD", make=_entry("local-sgd", every=16)),
         Contestant(
@@ -227,9 +239,21 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
             ),
             twin="node-then-all 15",
             free_running=True,
+            options={"form": "hierarchical"},
         ),
         Contestant(name="node-then-all 3", family="designed", make=_entry("node-then-all", node_rounds=3)),
         Contestant(core=True, name="node-then-all 15", family="designed", make=_entry("node-then-all", node_rounds=15)),
+        *[
+            Contestant(
+                core=rounds == 23,
+                name=f"node-then-all {rounds}, hierarchical",
+                family="designed",
+                make=_entry("node-then-all", node_rounds=rounds),
+                twin="node-then-all 15",
+                **HIERARCHICAL,
+            )
+            for rounds in (15, 23)
+        ],
         Contestant(
             name="node-then-all 15, overlapped",
             family="designed",
@@ -245,17 +269,22 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
         ],
         *[
             Contestant(
-                name=f"{name}, corrected", family="drift correction", make=make, options=corrected, on_data=("sorted",)
+                name=f"{name}, corrected",
+                family="drift correction",
+                make=make,
+                form=form,
+                options={"drift_correction": "auto", "form": form},
+                on_data=("sorted",),
             )
-            for name, make in (
-                ("Figure 10", _entry("prague-figure-10")),
-                ("node-then-all 3", _entry("node-then-all", node_rounds=3)),
-                ("node-then-all 15", _entry("node-then-all", node_rounds=15)),
-                ("local SGD, every 4", _entry("local-sgd", every=4)),
-                (PICK, planned_corrected or planned),
+            for name, make, form in (
+                ("Figure 10", _entry("prague-figure-10"), "ring"),
+                ("node-then-all 3", _entry("node-then-all", node_rounds=3), "ring"),
+                ("node-then-all 15", _entry("node-then-all", node_rounds=15), "ring"),
+                ("local SGD, every 4", _entry("local-sgd", every=4), "ring"),
+                (PICK, planned_corrected or planned, "hierarchical"),
             )
         ],
-        Contestant(core=True, name=PICK, family="designed", make=planned),
+        Contestant(core=True, name=PICK, family="designed", make=planned, **HIERARCHICAL),
         Contestant(
             core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)
         ),

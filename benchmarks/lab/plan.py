@@ -1,4 +1,7 @@
-"""What the planner picks for a setting, from the hardware that a profile of the lab's own links measured."""
+"""What the planner picks for a setting, from the hardware that a profile of the lab's own links measured.
+
+It plans for hierarchical group operations, and the lab runs its picks in that form.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from topo.hardware import Hardware, Link
 from topo.timing.compute import RandomSlowdown
+from topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from lab.setting import Setting
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from topo.cluster import Cluster
     from topo.schedule import Schedule
 
-PLAN_SECONDS = 12.0
+PLAN_SECONDS = 20.0
 
 
 class Planner:
@@ -57,6 +61,7 @@ class Planner:
             data=Data.PER_WORKER if setting.data == "sorted" else Data.SHUFFLED,
             disturbance=RandomSlowdown(setting.random_factor, setting.random_chance) if disturbed else None,
             time_limit=PLAN_SECONDS,
+            form=Form.HIERARCHICAL,
             drift_correction=corrected,
         )
         found = plan(job)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.planner.job import Data
 from preduce.planner.option import Option, measure
 from schedulers import registry
+from schedulers.synthesis.shape import derived_paces
 from topo.errors import PreduceError
-from topo.strategies import Neighbor
+from topo.schedule import Schedule
+from topo.strategies import AllReduce, Neighbor, Static
+from topo.strategies.base import Averaging
 from topo.timing.cost import Form
 
 if TYPE_CHECKING:
@@ -19,7 +24,6 @@ if TYPE_CHECKING:
 
     from preduce.planner.job import Job
     from schedulers.entry import Entry
-    from topo.schedule import Schedule
 
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
@@ -58,6 +62,7 @@ def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None]
             continue
         for label, schedule in _schedules(entry, job, seen):
             options.append(measure(schedule, job, name=label))
+            options += [measure(paced, job, name=f"paced {label}") for paced in _paced(schedule, job)]
             if label in {"allreduce", "allreduce(every=1)"} and job.form is not Form.HIERARCHICAL:
                 options.append(measure(schedule, job, name="allreduce hierarchical", form=Form.HIERARCHICAL))
     return options
@@ -75,6 +80,23 @@ def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str,
             continue
         seen.add(schedule.strategy)
         yield schedule.name, schedule
+
+
+def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
+    """The schedule with paces in proportion to the workers' speeds, where those differ: nobody waits for the slow ones.
+
+    Where workers see different data their progress is normalised, so that the slow ones' data count as much.
+    """
+    strategy = schedule.strategy
+    if not isinstance(strategy, Static | AllReduce) or strategy.pace != 1 or strategy.overlap:
+        return
+    if job.cluster.num_workers > MAX_GRAPH_WORKERS:  # figures of unequal paces are dense
+        return
+    averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALISED
+    for paces in derived_paces(job.cluster):
+        if len(set(paces)) > 1:
+            unequal = replace(strategy, pace=paces, averaging=averaging)
+            yield Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
 
 
 def _offered(entry: Entry, job: Job) -> bool:

@@ -141,6 +141,10 @@ def test_a_slow_worker_appears_as_waiting() -> None:
     allreduce = named(options, "allreduce")
     assert math.isclose(allreduce.step_seconds, 0.25 + 0.207, rel_tol=1e-6)
     assert math.isclose(allreduce.waiting, 0.2, rel_tol=1e-6)
+    paced = named(options, "paced node-then-all(node_rounds=7)")
+    assert paced.schedule.paces().tolist() == [1 if rank == 6 else 5 for rank in range(16)]
+    assert paced.step_seconds < 0.5 * allreduce.step_seconds
+    assert not any(option.name.startswith("paced") for option in competitors(job(), until=0.0))
 
 
 def test_a_million_workers_are_planned_from_rules_alone() -> None:
