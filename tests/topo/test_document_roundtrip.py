@@ -108,9 +108,12 @@ def schedules(draw):
         elif kind == "allreduce":
             strategy = AllReduce(**common(draw, n))
         elif kind == "generated":
+            alone = any(len(cluster.workers_of(node)) < 2 for node in range(cluster.num_nodes))
+            possible = [division for division in Division if not (alone and division is Division.NODE_THEN_ALL)]
             strategy = Generated(
                 group_size=draw(st.integers(2, n)),
-                division=draw(st.sampled_from(Division)),
+                division=draw(st.sampled_from(possible)),
+                all_every=draw(st.integers(1, 9)),
                 initiator=draw(st.sampled_from(InitiatorRule)),
                 slow_threshold=draw(st.none() | st.integers(1, 9)),
                 seed=draw(st.integers(0, 2**53 - 1)),
