@@ -177,6 +177,11 @@ class _InThread:
         """Whether all have ended, well or not."""
         return not self._thread.is_alive()
 
+    def ended_within(self, seconds: float) -> bool:
+        """Wait until all have ended, at most so long."""
+        self._thread.join(seconds)
+        return self.is_completed()
+
     def wait(self) -> None:
         """Raise what a work raised."""
         self._thread.join()

@@ -152,16 +152,17 @@ def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = 
 
 
 def pairwise(rehearsal: Rehearsal, active: tuple[int, ...]) -> Any:  # noqa: ANN401 - as above
-    """AD-PSGD: after each step every active worker in turn takes the mean with a random passive one."""
+    """AD-PSGD with its averaging beside the computing: a gradient is as old as the mean that was taken meanwhile."""
     draw = np.random.default_rng(0)
     passive = [rank for rank in range(rehearsal.count) if rank not in active]
 
     def advance(_: int) -> None:
-        for rank in range(rehearsal.count):
-            rehearsal.step(rank)
+        steps = [rehearsal.rate * rehearsal.gradient(rank, rehearsal.models[rank]) for rank in range(rehearsal.count)]
         for rank in active:
             pair = [rank, int(draw.choice(passive))]
             rehearsal.models[pair] = rehearsal.models[pair].mean(0)
+        for rank, step in enumerate(steps):
+            rehearsal.models[rank] -= step
 
     return advance
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.buffers import BufferPolicy, FlatModel, StatePolicy, state_keys
-from runtime.communicators import GlooWorld, check_budget, distinct_partitions, member_sets
+from runtime.communicators import GlooWorld
 from runtime.handshake import compare
 from runtime.optimizer import DistributedOptimizer
 from runtime.recorder import RING_LENGTH, Recorder, merge_traces
