@@ -43,6 +43,6 @@ def _wire(setting: Setting, nodes: int, size: int) -> str:
     least = max(setting.compute, wire["hierarchical"])
     return (
         f"{setting.name}: flat ring {1e3 * wire['flat ring']:.0f} ms, hierarchical {1e3 * wire['hierarchical']:.0f} ms "
-        f"per step beside {1e3 * setting.compute:g} ms of computing; even overlapped, without headers and slow workers, "
+        f"per step beside {1e3 * setting.compute:g} ms of computing; overlapped, without headers and slow workers, "
         f"that is {least / setting.compute:.1f} times a step that only computes"
     )
