@@ -10,6 +10,7 @@ import torch.distributed as dist
 from runtime.buffers import BufferPolicy, FlatModel, StatePolicy, state_keys
 from runtime.communicators import GlooWorld
 from runtime.handshake import compare
+from runtime.needed_groups import check_budget, distinct_partitions, member_sets
 from runtime.optimizer import DistributedOptimizer
 from runtime.recorder import RING_LENGTH, Recorder, merge_traces
 from runtime.tags import sums_agree, tag_of

@@ -1,0 +1,63 @@
+"""The groups that a schedule needs made at start, and whether a worker can afford them."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+from topo.errors import InputError
+from topo.strategies.allreduce import AllReduce
+from topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from topo.schedule import Schedule
+
+SPARE_DESCRIPTORS = 64
+
+
+def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
+    """The distinct groups of one worker over prologue and period; none for strategies whose file does not say groups.
+
+    O(period · group size) for rules.
+    """
+    if not isinstance(schedule.strategy, AllReduce | Static):
+        return set()
+    rounds = range(schedule.period + (1 if schedule.prologue else 0))
+    first = max(schedule.prologue - 1, 0)
+    groups = (schedule.group_of(rank, first + index) for index in rounds)
+    return {group.members for group in groups if group is not None}
+
+
+def distinct_partitions(schedule: Schedule) -> list[tuple[tuple[int, ...], ...]]:
+    """The distinct phases of a schedule as member lists, in order of first use; phases without groups cost nothing."""
+    seen: dict[tuple[tuple[int, ...], ...], None] = {}
+    if not isinstance(schedule.strategy, AllReduce | Static):
+        return []
+    for index in range(schedule.period):
+        partition = tuple(group.members for group in schedule.phase(index))
+        if partition:
+            seen.setdefault(partition)
+    return list(seen)
+
+
+def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
+    """Refuse a schedule that needs more groups or file descriptors than one worker may have.
+
+    Raises:
+        InputError: as said.
+    """
+    listed = list(groups)
+    if len(listed) > max_groups:
+        raise InputError(
+            f"schedule {name!r}: puts this worker into {len(listed)} distinct groups, and each costs it sockets and a "
+            f"thread; at most {max_groups} are allowed; repeat groups within the period"
+        )
+    needed = sum(len(members) + 2 for members in listed) + SPARE_DESCRIPTORS
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit not in (resource.RLIM_INFINITY, -1) and needed > limit:
+        raise InputError(
+            f"schedule {name!r}: its groups need about {needed} file descriptors in each worker and the limit is "
+            f"{limit}; raise it with `ulimit -n {2 * needed}`"
+        )
