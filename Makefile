@@ -23,6 +23,7 @@ COMPUTING := tests/schedulers tests/topo tests/verify
 
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(STAMP)  ## the whole test suite
+	@echo "two halves side by side; the output of each comes when it ends"
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-computing test-others
 
 test-computing: $(STAMP)
