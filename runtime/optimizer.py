@@ -317,7 +317,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         connect = getattr(self._strategy, "connect", None)
         if connect is not None:
             connect(members, "finish")
-        average_everywhere(self._run, self._steps, self.round, members)
+        # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
+        average_everywhere(self._run, self._steps, self.round - 1, members)
         self._state = "finished"
         self._strategy.close()
         self._watch.stop()

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from thread_ranks import ThreadRanks
 
 from runtime.optimizer import DistributedOptimizer
+from runtime.reduction import LOOK_SECONDS
 from topo.cluster import Cluster
 from topo.phase import Phase
 from topo.schedule import Schedule
@@ -184,6 +186,32 @@ def test_autocast_and_tied_weights_stay_equal_on_all_workers(ranks, name):
 
     weights = ranks.run(N, work)
     assert all(torch.equal(one, weights[0]) for one in weights)
+
+
+def test_a_final_mean_that_takes_long_is_waited_for(ranks):
+    """The others have noted by then that they finished, which must not be read as their absence."""
+
+    def work(world):
+        model = network()
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = DistributedOptimizer(inner, model, plan(strategies()["static"]), timeout=60, world=world)
+        begin = optimizer._reducer.begin
+
+        def late(kind, *rest, **options):
+            if kind == "mean model" and world.rank == 1:
+                time.sleep(1.5 * LOOK_SECONDS)
+            return begin(kind, *rest, **options)
+
+        optimizer._reducer.begin = late
+        for x in batches(world.rank, 2):
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            optimizer.step()
+        optimizer.finish()
+        return next(model.parameters()).detach()
+
+    first, *others = ranks.run(N, work)
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_a_compiled_model_trains_as_the_plain_one(ranks):
