@@ -231,11 +231,11 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
         ),
         Contestant(
             core=True,
-            name="generator, node-then-all 16",
+            name="generator, node-then-all 24",
             family="Prague",
             make=_strategy(
-                "node-then-all-16",
-                _generated(division="node-then-all", initiator="laggard-late", all_every=16),
+                "node-then-all-24",
+                _generated(division="node-then-all", initiator="laggard-late", all_every=24),
             ),
             twin="node-then-all 15",
             free_running=True,

@@ -1,0 +1,119 @@
+"""Fits how much disagreement stretches the training on two tasks: the planner's, and the lab's convolutional network.
+
+    python benchmarks/steps_to_loss/second_task.py [--seeds 4] [--random 16]
+
+`fit.py` measures one network only, and how much noise between workers costs depends on the network. Here the network of
+`benchmarks/lab` trains on shuffled data under the same kind of schedules; the constant a of
+
+    stretch = 1 + a · disagreement
+
+is fitted to each task alone and to both with equal weight. The last is the planner's. Writes
+benchmarks/results/steps_to_loss_second.json. About a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[0]))
+
+import numpy as np
+import torch
+from fit import RESULT, named, random_rules
+from lab.rehearse import Rehearsal, by_schedule, steps_to
+from lab.tasks import read_data, write_data
+from scipy.optimize import minimize_scalar
+
+from schedulers.registry import build
+from topo.cluster import Cluster
+from topo.figures import disagreement
+
+OUTPUT = RESULT.with_name("steps_to_loss_second.json")
+TARGET, RATE, MOST = 0.1, 0.4, 120
+
+
+def measured(seeds: int, count: int) -> list[dict[str, object]]:
+    """Every schedule's steps to the target by seed; None where it is not reached in `MOST` steps."""
+    cluster = Cluster.parse("4x4")
+    schedules = [
+        build("allreduce", cluster),
+        *named(cluster, (2, 2)),
+        *random_rules(cluster, (2, 2), count, np.random.default_rng(7)),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        write_data("digits", Path(folder) / "data.npz")
+        samples = read_data(Path(folder) / "data.npz")
+    rows: list[dict[str, object]] = []
+    for number, schedule in enumerate(schedules):
+        steps = []
+        for seed in range(seeds):
+            rehearsal = Rehearsal(samples, task="digits", data="shuffled", cluster=cluster, rate=RATE, seed=seed)
+            steps.append(steps_to(TARGET, rehearsal, by_schedule(rehearsal, schedule), MOST))
+        rows.append({"schedule": schedule.name, "disagreement": disagreement(schedule).value, "steps": steps})
+        print(f"\r{number + 1}/{len(schedules)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return rows
+
+
+def stretches(rows: list[dict[str, object]]) -> tuple[np.ndarray, np.ndarray]:
+    """(disagreement, mean steps ÷ All-Reduce's mean steps) of every schedule but All-Reduce itself."""
+    steps = np.array([[value or MOST for value in row["steps"]] for row in rows], dtype=float).mean(axis=1)  # type: ignore[attr-defined]
+    spread = np.array([row["disagreement"] for row in rows], dtype=float)
+    return spread[1:], steps[1:] / steps[0]
+
+
+def fitted(tasks: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    """The constant a with the least mean squared error in logarithms, every task counting alike."""
+
+    def loss(a: float) -> float:
+        return sum(float(np.mean((np.log1p(a * spread) - np.log(stretch)) ** 2)) for spread, stretch in tasks)
+
+    return float(minimize_scalar(loss, bounds=(0, 1), method="bounded").x)
+
+
+def errors(a: float, task: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
+    """Relative errors of the predicted stretch."""
+    relative = np.abs((1 + a * task[0]) / task[1] - 1)
+    return {
+        "median": round(float(np.median(relative)), 3),
+        "p90": round(float(np.quantile(relative, 0.9)), 3),
+        "worst": round(float(relative.max()), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--random", type=int, default=16)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)
+    first_rows = [row for row in json.loads(RESULT.read_text())["rows"] if row["data"] == "shuffled"]
+    first = tuple(np.array([row[key] for row in first_rows], dtype=float) for key in ("disagreement", "stretch"))
+    rows = measured(chosen.seeds, chosen.random)
+    tasks = {"planner's task": (first[0], first[1]), "lab's network": stretches(rows)}
+    a = fitted(list(tasks.values()))
+    result = {
+        "model": "stretch = 1 + a*disagreement",
+        "command": "python benchmarks/steps_to_loss/second_task.py " + " ".join(sys.argv[1:]),
+        "a": {**{name: round(fitted([task]), 4) for name, task in tasks.items()}, "both": round(a, 4)},
+        "relative error with a of both": {name: errors(a, task) for name, task in tasks.items()},
+        "relative error with a of the planner's task": {
+            name: errors(fitted([tasks["planner's task"]]), task) for name, task in tasks.items()
+        },
+        "target": TARGET,
+        "learning_rate": RATE,
+        "rows": rows,
+    }
+    OUTPUT.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
