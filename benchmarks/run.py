@@ -76,6 +76,10 @@ BENCHMARKS = (
         "--seeds 1 --random 2 --output {out}.json", "", 300,
     ),
     Benchmark(
+        "second-network", "the price of disagreement on a second network", "steps_to_loss/second_task.py",
+        "--seeds 1 --random 0 --output {out}.json", "", 300,
+    ),
+    Benchmark(
         "drift-correction", "drift correction saves steps on sorted data", "steps_to_loss/drift_correction.py",
         "--seeds 1 --modes per-worker --json {out}.json", "--json benchmarks/results/drift_correction.json", 300,
     ),

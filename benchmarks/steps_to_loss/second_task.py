@@ -1,6 +1,6 @@
 """Fits how much disagreement stretches the training on two tasks: the planner's, and the lab's convolutional network.
 
-    python benchmarks/steps_to_loss/second_task.py [--seeds 4] [--random 16]
+    python benchmarks/steps_to_loss/second_task.py [--seeds 4] [--random 16] [--output FILE]
 
 `fit.py` measures one network only, and how much noise between workers costs depends on the network. Here the network of
 `benchmarks/lab` trains on shuffled data under the same kind of schedules; the constant a of
@@ -91,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--random", type=int, default=16)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
@@ -111,7 +112,7 @@ def main() -> None:
         "learning_rate": RATE,
         "rows": rows,
     }
-    OUTPUT.write_text(json.dumps(result, indent=1) + "\n")
+    chosen.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
 
 

@@ -2,10 +2,10 @@
 
 The constants c and p are fitted by `python benchmarks/steps_to_loss/fit.py` (digits, 16 virtual workers, learning rate
 0.4, three placements of the data; half of the schedules fitted, the rest and another cluster shape held out). How much
-disagreement costs depends on the network: a is 0.013 for that one and 0.055 for the lab's convolutional one. The planner
-takes what fits both with equal weight (`python benchmarks/steps_to_loss/second_task.py`). The fits, their errors and
-every measured point are in benchmarks/results/steps_to_loss.json and steps_to_loss_second.json. They are two networks on
-one small task: good for ranking schedules, not a promise about yours.
+disagreement costs depends on the network: a is 0.013 for that one and 0.055 for the lab's convolutional one. The
+planner takes what fits both with equal weight (`python benchmarks/steps_to_loss/second_task.py`). The fits, their
+errors and every measured point are in benchmarks/results/steps_to_loss.json and steps_to_loss_second.json. They are
+two networks on one small task: good for ranking schedules, not a promise about yours.
 """
 
 from __future__ import annotations
