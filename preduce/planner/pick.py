@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from preduce.planner.job import Data, Objective
 from preduce.planner.steps_model import CORRECTED, FITTED
 from topo.errors import UnknownError
+from topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +51,10 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             )
     said.append(
         f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-        f"(9 of 10 held-out schedules lay within {_model(chosen).error(job.data):.0%} of the prediction)"
+        f"(9 of 10 measured schedules lay within {_model(chosen).error(job.data):.0%} of the prediction)"
     )
+    if chosen.form is Form.HIERARCHICAL:
+        said.append("run it with form='hierarchical', for which its communication is counted (over gloo)")
     if chosen.corrected:
         without = FITTED.stretch(float(chosen.disagreement), float(chosen.drift))
         said.append(
@@ -68,6 +71,8 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
 def cautions(chosen: Option, job: Job) -> list[str]:
     """What was not proved, and what the user should know."""
     said = []
+    if chosen.form is Form.TREE:
+        said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
         bound = f", whose disagreement is at least {chosen.bound:.4g}" if chosen.bound is not None else ""
         said.append(f"better schedules may exist{bound}: the search ended at its time limit, not at a proof")

@@ -18,6 +18,7 @@ from schedulers import registry
 from topo.cluster import Cluster
 from topo.errors import InputError, UnknownError
 from topo.hardware import Hardware, Link
+from topo.timing.cost import Form
 
 WORKED_EXAMPLE = Hardware(
     inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05
@@ -145,6 +146,15 @@ def test_a_slow_worker_appears_as_waiting() -> None:
     assert paced.schedule.paces().tolist() == [1 if rank == 6 else 5 for rank in range(16)]
     assert paced.step_seconds < 0.5 * allreduce.step_seconds
     assert not any(option.name.startswith("paced") for option in competitors(job(), until=0.0))
+
+
+@pytest.mark.parametrize(
+    ("form", "words"), [(Form.HIERARCHICAL, "run it with form='hierarchical'"), (Form.TREE, "planned but not run")]
+)
+def test_a_form_other_than_the_ring_is_named(form: Form, words: str) -> None:
+    asked = job(form=form)
+    chosen = pick(competitors(asked, until=0.0), asked)
+    assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
 
 
 def test_a_million_workers_are_planned_from_rules_alone() -> None:
