@@ -81,11 +81,15 @@ def baseline(rows: list[Row]) -> Row | None:
     return min(reached, key=lambda row: row.seconds or 0.0) if reached else None
 
 
-def fraction_of_limit(row: Row, base: Row | None, setting: Setting, num_workers: int) -> float | None:
-    """What the baseline's number of steps would take on a free network where nobody waits, over this row's seconds."""
-    if base is None or base.steps is None or row.seconds is None:
+def fraction_of_limit(row: Row, rows: list[Row], setting: Setting, num_workers: int) -> float | None:
+    """What All-Reduce's steps would take on a free network where nobody waits, over this row's seconds.
+
+    All-Reduce's steps are the fewest of its forms: those that overlap need more.
+    """
+    steps = [base.steps for base in rows if base.family == EVERY_STEP and base.steps is not None]
+    if not steps or row.seconds is None:
         return None
-    return base.steps * setting.free_step(num_workers) / row.seconds
+    return min(steps) * setting.free_step(num_workers) / row.seconds
 
 
 def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
@@ -96,7 +100,7 @@ def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
     for row in rows:
         seconds = row.seconds
         ratio = "" if base is None or seconds is None else f"{base.seconds / seconds:.2f}"  # type: ignore[operator]
-        share = fraction_of_limit(row, base, setting, num_workers)
+        share = fraction_of_limit(row, rows, setting, num_workers)
         mark = " (baseline)" if row is base else ""
         cells = (
             f"{row.contestant}{mark}",
