@@ -53,12 +53,14 @@ def _join(content: dict[str, Any], other: dict[str, Any]) -> None:
             raise SystemExit(f"redraw: setting {setting['name']!r} is not the same in both runs")
         if other["measure"]["targets"][setting["name"]] != content["measure"]["targets"][setting["name"]]:
             raise SystemExit(f"redraw: the target of {setting['name']!r} is not the same in both runs")
-        content["measure"]["rates"][setting["name"]].update(other["measure"]["rates"][setting["name"]])
+        rates = content["measure"]["rates"].setdefault(setting["name"], {})
+        rates.update(other["measure"]["rates"].get(setting["name"], {}))
     content["measure"]["families"].update(other["measure"]["families"])
     content["cells"] += other["cells"]
     content["notes"] += [f"in a further run: {note}" for note in other["notes"]]
     for key in ("commit", "date", "command", "load average when cells began"):
-        content["head"][key] = f"{content['head'][key]}; {other['head'][key]}"
+        if key in content["head"]:
+            content["head"][key] = f"{content['head'][key]}; {other['head'][key]}"
 
 
 if __name__ == "__main__":
