@@ -79,7 +79,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     training: Training = (Preduce if job.how == "preduce" else baseline)(job, model, sgd)
     places = shard(job, rank, samples.labels)
     generator = torch.Generator().manual_seed(1000 * job.seed + rank)
-    goal, every = job.steps // _share(training, job), max(1, job.every // _share(training, job))
+    goal, every = job.steps // _share(training, job), _snapshots_every(training, job)
     seconds = partial(_seconds, job, rank, torch.Generator().manual_seed(77_000 * (job.seed + 1) + rank))
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
@@ -161,6 +161,14 @@ def _share(training: Training, job: Job) -> int:
         return 1
     schedule, rank = training.optimizer.schedule, training.optimizer.rank
     return max(1, int(schedule.paces().max()) // schedule.pace_of(rank))
+
+
+def _snapshots_every(training: Training, job: Job) -> int:
+    """Steps from one snapshot to the next: each step where workers differ, whose newest would else be old."""
+    together = not job.free_running and (
+        not isinstance(training, Preduce) or len(set(training.optimizer.schedule.paces().tolist())) == 1
+    )
+    return job.every if together else 1
 
 
 def _seconds(job: Job, rank: int, generator: torch.Generator) -> float:
