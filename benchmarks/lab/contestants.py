@@ -85,7 +85,9 @@ def _with(schedule: Schedule, **changes: object) -> Schedule:
     return Schedule(f"{schedule.name}-{words}", schedule.cluster, replace(strategy, **changes))
 
 
-def _paced(name: str, factor: int = 1, **parameters: object) -> Callable[[Cluster, Setting], Schedule | None]:
+def _paced(
+    name: str, factor: int = 1, averaging: Averaging = Averaging.STEP_NORMALISED, **parameters: object
+) -> Callable[[Cluster, Setting], Schedule | None]:
     """A schedule in which slow workers take fewer steps per round, as many as fit into the others' time.
 
     `factor` multiplies everybody's pace: the section length.
@@ -100,7 +102,7 @@ def _paced(name: str, factor: int = 1, **parameters: object) -> Callable[[Cluste
         fast = factor * round(slowest)
         slow = dict(setting.slow)
         paces = tuple(max(1, round(fast / slow.get(rank, 1.0))) for rank in range(cluster.num_workers))
-        return _with(build(name, cluster, **parameters), pace=paces, averaging=Averaging.STEP_NORMALISED)
+        return _with(build(name, cluster, **parameters), pace=paces, averaging=averaging)
 
     return make
 
@@ -288,6 +290,16 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
         Contestant(
             core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)
         ),
+        *[
+            Contestant(
+                name=f"paced node-then-all {rounds}, plain means, hierarchical",
+                family="designed",
+                make=_paced("node-then-all", averaging=Averaging.MEAN, node_rounds=rounds),
+                twin="paced node-then-all 3",
+                **HIERARCHICAL,
+            )
+            for rounds in (3, 5)
+        ],
         Contestant(name="paced all", family="designed", make=_paced("allreduce")),
         Contestant(name="paced all, sections of 3", family="designed", make=_paced("allreduce", factor=3)),
     ]
