@@ -29,7 +29,8 @@ def simulate(
     machine = GroupGenerator(setting)
     state = machine.initial()
     requests, steps, grouped, waited, delayed = [0] * n, [0] * n, [0] * n, [0.0] * n, 0
-    computed, arrived, met, now = [0.0] * n, {}, list[tuple[int, ...]](), 0.0
+    computed, arrived, crossing, now = [0.0] * n, {}, 0, 0.0
+    met: list[tuple[int, ...]] = []
     events = [(0.0, worker, -1, False) for worker in range(n)]
     while max(steps) < rounds:
         now, worker, done, late = heapq.heappop(events)
@@ -55,6 +56,7 @@ def simulate(
                 if len(there) == len(members):
                     begin, cross = max(there.values()), len({setting.nodes[w] for w in members}) > 1
                     met.append(members)
+                    crossing += cross
                     for member in members:
                         steps[member] += 1
                         grouped[member] += 1
@@ -67,7 +69,7 @@ def simulate(
         "time_per_step": n * now / sum(steps),
         "waiting_per_step": sum(waited) / sum(steps),
         "requests_delayed": delayed / sum(requests),
-        "groups_across_nodes_per_unit": sum(len({setting.nodes[w] for w in group}) > 1 for group in met) / now,
+        "groups_across_nodes_per_unit": crossing / now,
         "groups": met,
         "steps_slow": [steps[w] for w in slow],
         "grouped_slow": [grouped[w] for w in slow],

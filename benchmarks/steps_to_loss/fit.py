@@ -120,14 +120,18 @@ def predict(rows: list[dict[str, object]], parameters: np.ndarray) -> np.ndarray
     return 1 + a * d + c * np.where(z > 0, z, 0.0) ** p
 
 
-def errors(rows: list[dict[str, object]], parameters: np.ndarray) -> dict[str, float]:
-    measured = np.array([row["stretch"] for row in rows], dtype=float)
-    relative = np.abs(predict(rows, parameters) / measured - 1)
+def summary(relative: np.ndarray) -> dict[str, float]:
+    """Of relative errors."""
     return {
         "median": round(float(np.median(relative)), 4),
         "p90": round(float(np.quantile(relative, 0.9)), 4),
         "worst": round(float(relative.max()), 4),
     }
+
+
+def errors(rows: list[dict[str, object]], parameters: np.ndarray) -> dict[str, float]:
+    measured = np.array([row["stretch"] for row in rows], dtype=float)
+    return summary(np.abs(predict(rows, parameters) / measured - 1))
 
 
 def options_of(words: str, *, seeds: int, result: Path) -> argparse.Namespace:

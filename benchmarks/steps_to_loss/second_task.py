@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[0]))
 
 import numpy as np
 import torch
-from fit import RESULT, named, random_rules
+from fit import RESULT, named, random_rules, summary
 from lab.rehearse import Rehearsal, by_schedule, steps_to
 from lab.tasks import read_data, write_data
 from scipy.optimize import minimize_scalar
@@ -79,12 +79,7 @@ def fitted(tasks: list[tuple[np.ndarray, np.ndarray]]) -> float:
 
 def errors(a: float, task: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
     """Relative errors of the predicted stretch."""
-    relative = np.abs((1 + a * task[0]) / task[1] - 1)
-    return {
-        "median": round(float(np.median(relative)), 3),
-        "p90": round(float(np.quantile(relative, 0.9)), 3),
-        "worst": round(float(relative.max()), 3),
-    }
+    return summary(np.abs((1 + a * task[0]) / task[1] - 1))
 
 
 def main() -> None:
