@@ -37,7 +37,7 @@ check: $(STAMP)  ## style, types, layers, schema
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m topo.document.schema --check
+	$(BIN)/python -m preduce.topo.document.schema --check
 
 bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/results
 	$(BIN)/python benchmarks/run.py

@@ -15,10 +15,10 @@ import resource
 import sys
 from pathlib import Path
 
-from schedulers.protocols.hop import Hop, HopSetting
-from verify.explore import Network, explore
-from verify.pairing import shortest_deadlock
-from verify.protocols.suite import LARGE, MILLION, SMALL, both_ways
+from preduce.schedulers.protocols.hop import Hop, HopSetting
+from preduce.verify.explore import Network, explore
+from preduce.verify.pairing import shortest_deadlock
+from preduce.verify.protocols.suite import LARGE, MILLION, SMALL, both_ways
 
 
 def main() -> int:

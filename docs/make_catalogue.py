@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schedulers import registry
+from preduce.schedulers import registry
 
 if TYPE_CHECKING:
-    from schedulers.entry import Entry, Parameter
+    from preduce.schedulers.entry import Entry, Parameter
 
 TARGET = Path(__file__).with_name("catalogue.md")
 
@@ -61,7 +61,7 @@ def section(entry: Entry) -> str:
 
 
 def page() -> str:
-    from schedulers.imports import formats
+    from preduce.schedulers.imports import formats
 
     entries = [registry.entry(name) for name in registry.names()]
     rows = [

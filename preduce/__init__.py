@@ -15,65 +15,63 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from preduce.house import check_house
-
 if TYPE_CHECKING:
     from preduce.api import catalogue as catalogue
     from preduce.api import design as design
-    from runtime import DistributedOptimizer as DistributedOptimizer
-    from runtime import RoundSampler as RoundSampler
-    from runtime import ScheduleAverager as ScheduleAverager
-    from runtime import ScheduleHookState as ScheduleHookState
-    from runtime import load_checkpoint as load_checkpoint
-    from runtime import merge_traces as merge_traces
-    from runtime import p_reduce as p_reduce
-    from runtime import save_checkpoint as save_checkpoint
-    from runtime import schedule_hook as schedule_hook
-    from runtime import shard as shard
-    from runtime.virtual import Timeline as Timeline
-    from runtime.virtual import simulate as simulate
-    from topo.cluster import Cluster as Cluster
-    from topo.document import dump_schedule as dump_schedule
-    from topo.document import load_cluster as load_cluster
-    from topo.document import load_schedule as load_schedule
-    from topo.document import parse_schedule as parse_schedule
-    from topo.document import schedule_sha256 as schedule_sha256
-    from topo.document import write_cluster as write_cluster
-    from topo.document import write_schedule as write_schedule
-    from topo.errors import DocumentError as DocumentError
-    from topo.errors import FencedError as FencedError
-    from topo.errors import FileProblem as FileProblem
-    from topo.errors import HandshakeError as HandshakeError
-    from topo.errors import InputError as InputError
-    from topo.errors import MissingFeatureError as MissingFeatureError
-    from topo.errors import PeerLostError as PeerLostError
-    from topo.errors import PreduceError as PreduceError
-    from topo.errors import RefutedError as RefutedError
-    from topo.errors import ScheduleError as ScheduleError
-    from topo.errors import UnavailableError as UnavailableError
-    from topo.errors import UnknownError as UnknownError
-    from topo.figures import Figures as Figures
-    from topo.figures import figures as figures
-    from topo.hardware import Hardware as Hardware
-    from topo.hardware import Link as Link
-    from topo.hardware import Switch as Switch
-    from topo.phase import Group as Group
-    from topo.phase import Phase as Phase
-    from topo.rule import Block as Block
-    from topo.schedule import Schedule as Schedule
-    from topo.strategies import AllReduce as AllReduce
-    from topo.strategies import Neighbor as Neighbor
-    from topo.strategies import Round as Round
-    from topo.strategies import Static as Static
-    from topo.timing.compute import ComputeTimes as ComputeTimes
-    from verify.base import Proof as Proof
-    from verify.prove import prove as prove
+    from preduce.runtime import DistributedOptimizer as DistributedOptimizer
+    from preduce.runtime import RoundSampler as RoundSampler
+    from preduce.runtime import ScheduleAverager as ScheduleAverager
+    from preduce.runtime import ScheduleHookState as ScheduleHookState
+    from preduce.runtime import load_checkpoint as load_checkpoint
+    from preduce.runtime import merge_traces as merge_traces
+    from preduce.runtime import p_reduce as p_reduce
+    from preduce.runtime import save_checkpoint as save_checkpoint
+    from preduce.runtime import schedule_hook as schedule_hook
+    from preduce.runtime import shard as shard
+    from preduce.runtime.virtual import Timeline as Timeline
+    from preduce.runtime.virtual import simulate as simulate
+    from preduce.topo.cluster import Cluster as Cluster
+    from preduce.topo.document import dump_schedule as dump_schedule
+    from preduce.topo.document import load_cluster as load_cluster
+    from preduce.topo.document import load_schedule as load_schedule
+    from preduce.topo.document import parse_schedule as parse_schedule
+    from preduce.topo.document import schedule_sha256 as schedule_sha256
+    from preduce.topo.document import write_cluster as write_cluster
+    from preduce.topo.document import write_schedule as write_schedule
+    from preduce.topo.errors import DocumentError as DocumentError
+    from preduce.topo.errors import FencedError as FencedError
+    from preduce.topo.errors import FileProblem as FileProblem
+    from preduce.topo.errors import HandshakeError as HandshakeError
+    from preduce.topo.errors import InputError as InputError
+    from preduce.topo.errors import MissingFeatureError as MissingFeatureError
+    from preduce.topo.errors import PeerLostError as PeerLostError
+    from preduce.topo.errors import PreduceError as PreduceError
+    from preduce.topo.errors import RefutedError as RefutedError
+    from preduce.topo.errors import ScheduleError as ScheduleError
+    from preduce.topo.errors import UnavailableError as UnavailableError
+    from preduce.topo.errors import UnknownError as UnknownError
+    from preduce.topo.figures import Figures as Figures
+    from preduce.topo.figures import figures as figures
+    from preduce.topo.hardware import Hardware as Hardware
+    from preduce.topo.hardware import Link as Link
+    from preduce.topo.hardware import Switch as Switch
+    from preduce.topo.phase import Group as Group
+    from preduce.topo.phase import Phase as Phase
+    from preduce.topo.rule import Block as Block
+    from preduce.topo.schedule import Schedule as Schedule
+    from preduce.topo.strategies import AllReduce as AllReduce
+    from preduce.topo.strategies import Neighbor as Neighbor
+    from preduce.topo.strategies import Round as Round
+    from preduce.topo.strategies import Static as Static
+    from preduce.topo.timing.compute import ComputeTimes as ComputeTimes
+    from preduce.verify.base import Proof as Proof
+    from preduce.verify.prove import prove as prove
 
 __version__ = "0.1.0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "preduce.api": ("catalogue", "design"),
-    "runtime": (
+    "preduce.runtime": (
         "DistributedOptimizer",
         "RoundSampler",
         "ScheduleAverager",
@@ -85,9 +83,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "schedule_hook",
         "shard",
     ),
-    "runtime.virtual": ("Timeline", "simulate"),
-    "topo.cluster": ("Cluster",),
-    "topo.document": (
+    "preduce.runtime.virtual": ("Timeline", "simulate"),
+    "preduce.topo.cluster": ("Cluster",),
+    "preduce.topo.document": (
         "dump_schedule",
         "load_cluster",
         "load_schedule",
@@ -96,7 +94,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "write_cluster",
         "write_schedule",
     ),
-    "topo.errors": (
+    "preduce.topo.errors": (
         "DocumentError",
         "FencedError",
         "FileProblem",
@@ -110,15 +108,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "UnavailableError",
         "UnknownError",
     ),
-    "topo.figures": ("Figures", "figures"),
-    "topo.hardware": ("Hardware", "Link", "Switch"),
-    "topo.phase": ("Group", "Phase"),
-    "topo.rule": ("Block",),
-    "topo.schedule": ("Schedule",),
-    "topo.strategies": ("AllReduce", "Neighbor", "Round", "Static"),
-    "topo.timing.compute": ("ComputeTimes",),
-    "verify.base": ("Proof",),
-    "verify.prove": ("prove",),
+    "preduce.topo.figures": ("Figures", "figures"),
+    "preduce.topo.hardware": ("Hardware", "Link", "Switch"),
+    "preduce.topo.phase": ("Group", "Phase"),
+    "preduce.topo.rule": ("Block",),
+    "preduce.topo.schedule": ("Schedule",),
+    "preduce.topo.strategies": ("AllReduce", "Neighbor", "Round", "Static"),
+    "preduce.topo.timing.compute": ("ComputeTimes",),
+    "preduce.verify.base": ("Proof",),
+    "preduce.verify.prove": ("prove",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -181,12 +179,10 @@ def __getattr__(name: str) -> object:
 
     Raises:
         AttributeError: no such public name.
-        ImportError: one of the packages that lie beside this one is missing or shadowed; both paths are named.
     """
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'preduce' has no attribute {name!r}")
-    check_house()
     value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -7,9 +7,6 @@ import sys
 import tempfile
 import traceback
 
-from preduce.house import ShadowedError, check_house
-
-UNAVAILABLE = 69
 INTERNAL = 70
 INTERRUPTED = 130
 
@@ -17,11 +14,7 @@ INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; errors end as one line on standard error."""
     arguments, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
-    try:
-        check_house()
-    except ShadowedError as error:
-        return _say(str(error), UNAVAILABLE)
-    from topo.errors import PreduceError
+    from preduce.topo.errors import PreduceError
 
     try:
         return _invoke(arguments)

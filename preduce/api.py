@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers import registry
-from topo.cluster import Cluster
-from topo.document import load_cluster
+from preduce.schedulers import registry
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import load_cluster
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 def catalogue() -> list[str]:

@@ -9,7 +9,7 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from topo.errors import FileProblem
+from preduce.topo.errors import FileProblem
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from topo.errors import DocumentError, InputError
+from preduce.topo.errors import DocumentError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedulers.protocols.digraph import Digraph
-    from topo.schedule import Schedule
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.topo.schedule import Schedule
 
 MAX_WORKERS = 100_000
 NAMED: dict[str, tuple[str, Callable[[int], bool], str]] = {
@@ -33,7 +33,7 @@ def load_graph(text: str, *, directed: bool = False, max_bytes: int = 16 * 2**20
     Raises:
         InputError: not a file and not a known name, or a content that is no graph.
     """
-    from topo.document.reader import is_file, read_bytes
+    from preduce.topo.document.reader import is_file, read_bytes
 
     if is_file(text):
         data = read_bytes(text, max_bytes)
@@ -50,9 +50,9 @@ def load_graph(text: str, *, directed: bool = False, max_bytes: int = 16 * 2**20
 def _named(name: str, size: str) -> Digraph:
     from importlib import import_module
 
-    from schedulers.protocols.digraph import Digraph
-    from schedulers.registry import build, names
-    from topo.cluster import Cluster
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.registry import build, names
+    from preduce.topo.cluster import Cluster
 
     if name in NAMED and size.isdigit():
         function, fits, rule = NAMED[name]
@@ -61,7 +61,7 @@ def _named(name: str, size: str) -> Digraph:
             raise InputError(f"graph {name}:{size}: exists for {rule}, up to {MAX_WORKERS} workers")
         if not function:
             return Digraph.of(n, [(i, (i + 1) % n) for i in range(n)])
-        graph = getattr(import_module(f"topo.graphs.{function}"), function)(n)
+        graph = getattr(import_module(f"preduce.topo.graphs.{function}"), function)(n)
         return Digraph.of(n, zip(graph.sources.tolist(), graph.targets.tolist(), strict=True))
     if name not in names():
         raise InputError(f"graph {name}:{size}: no graph of that name; {', '.join(NAMED)} take a number of workers")
@@ -74,8 +74,8 @@ def graph_of(schedule: Schedule) -> Digraph:
     Raises:
         InputError: another kind, or more than one round.
     """
-    from schedulers.protocols.digraph import Digraph
-    from topo.strategies import Neighbor
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.topo.strategies import Neighbor
 
     strategy = schedule.strategy
     if not isinstance(strategy, Neighbor) or len(strategy.rounds) != 1:
@@ -88,8 +88,8 @@ def graph_of(schedule: Schedule) -> Digraph:
 
 
 def _document(source: str, data: bytes, max_bytes: int) -> Digraph:
-    from topo.document import parse_schedule
-    from topo.document.reader import parse_json
+    from preduce.topo.document import parse_schedule
+    from preduce.topo.document.reader import parse_json
 
     document = parse_json(data, max_bytes=max_bytes, source=source)
     assert isinstance(document, dict)
@@ -99,7 +99,7 @@ def _document(source: str, data: bytes, max_bytes: int) -> Digraph:
 
 
 def _node_link(source: str, document: dict[str, Any]) -> Digraph:
-    from schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.protocols.digraph import Digraph
 
     nodes, links = document["nodes"], document.get("edges", document.get("links"))
     if not isinstance(nodes, list) or not isinstance(links, list):
@@ -124,8 +124,8 @@ def _node_link(source: str, document: dict[str, Any]) -> Digraph:
 
 
 def _edge_list(source: str, data: bytes, directed: bool) -> Digraph:
-    from schedulers.protocols.digraph import Digraph
-    from topo.document.reader import decode
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.topo.document.reader import decode
 
     pairs = []
     for number, line in enumerate(decode(data, source=source).splitlines(), start=1):

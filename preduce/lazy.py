@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from topo.errors import MissingFeatureError
+from preduce.topo.errors import MissingFeatureError
 
 EXTRAS = {"torch": "torch", "sklearn": "demo", "matplotlib": "plot"}
 

@@ -9,16 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.adapters.averager import ScheduleAverager as ScheduleAverager
-    from runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
-    from runtime.adapters.ddp_hook import schedule_hook as schedule_hook
-    from runtime.checkpoint import load_checkpoint as load_checkpoint
-    from runtime.checkpoint import save_checkpoint as save_checkpoint
-    from runtime.optimizer import DistributedOptimizer as DistributedOptimizer
-    from runtime.primitive import p_reduce as p_reduce
-    from runtime.recorder import merge_traces as merge_traces
-    from runtime.sampler import RoundSampler as RoundSampler
-    from runtime.sharding import shard as shard
+    from preduce.runtime.adapters.averager import ScheduleAverager as ScheduleAverager
+    from preduce.runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
+    from preduce.runtime.adapters.ddp_hook import schedule_hook as schedule_hook
+    from preduce.runtime.checkpoint import load_checkpoint as load_checkpoint
+    from preduce.runtime.checkpoint import save_checkpoint as save_checkpoint
+    from preduce.runtime.optimizer import DistributedOptimizer as DistributedOptimizer
+    from preduce.runtime.primitive import p_reduce as p_reduce
+    from preduce.runtime.recorder import merge_traces as merge_traces
+    from preduce.runtime.sampler import RoundSampler as RoundSampler
+    from preduce.runtime.sharding import shard as shard
+
+if __name__ != "preduce.runtime":  # the folder's own name would make a second copy of every class in it
+    raise ImportError("this folder is the package preduce.runtime; import it by that name")
 
 _HOMES = {
     "DistributedOptimizer": "optimizer",
@@ -38,4 +41,4 @@ def __getattr__(name: str) -> object:
     """Import a public name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"runtime.{_HOMES[name]}"), name)
+    return getattr(import_module(f"preduce.runtime.{_HOMES[name]}"), name)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.tags import EXACT_DTYPES, TAG_LENGTH
-from topo.errors import InputError
+from preduce.runtime.tags import EXACT_DTYPES, TAG_LENGTH
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

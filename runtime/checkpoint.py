@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.saved_state import StateFile, pack, unpack
-from topo.document import read_json, schedule_sha256
-from topo.document.writer import write_file
-from topo.errors import DocumentError, FileProblem, InputError, PreduceError
-from topo.phase import Group
+from preduce.runtime.saved_state import StateFile, pack, unpack
+from preduce.topo.document import read_json, schedule_sha256
+from preduce.topo.document.writer import write_file
+from preduce.topo.errors import DocumentError, FileProblem, InputError, PreduceError
+from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runtime.optimizer import DistributedOptimizer
+    from preduce.runtime.optimizer import DistributedOptimizer
 
 FORMAT, VERSION = "preduce.checkpoint", 1
 MANIFEST = "manifest.json"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from runtime.buffers import Lane
+    from preduce.runtime.buffers import Lane
 
 
 def commit_mean(lane: Lane, relax: float, ok: torch.Tensor | None, *, swap: bool = False) -> None:

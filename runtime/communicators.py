@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from runtime.needed_groups import check_budget, distinct_partitions, member_sets
-from runtime.tags import sums_agree, tag_of
-from runtime.torch_api import PrefixStore, ProcessGroupGloo, default_group, sum_options
-from topo.errors import InputError, UnavailableError
-from topo.phase import Group
+from preduce.runtime.needed_groups import check_budget, distinct_partitions, member_sets
+from preduce.runtime.tags import sums_agree, tag_of
+from preduce.runtime.torch_api import PrefixStore, ProcessGroupGloo, default_group, sum_options
+from preduce.topo.errors import InputError, UnavailableError
+from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
-    from runtime.torch_api import Store, Work
-    from topo.schedule import Schedule
+    from preduce.runtime.torch_api import Store, Work
+    from preduce.topo.schedule import Schedule
 
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.strategies.group_means import GroupMeans
-from topo.errors import InputError
-from topo.figures.correction import best_alpha, correction_radius, refuse_schedule
+from preduce.runtime.strategies.group_means import GroupMeans
+from preduce.topo.errors import InputError
+from preduce.topo.figures.correction import best_alpha, correction_radius, refuse_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.buffers import Lane
-    from runtime.reduction import Reduction
-    from runtime.strategies.base import Run
-    from topo.schedule import Schedule
+    from preduce.runtime.buffers import Lane
+    from preduce.runtime.reduction import Reduction
+    from preduce.runtime.strategies.base import Run
+    from preduce.topo.schedule import Schedule
 
 
 def chosen_alpha(asked: float | str | None, schedule: Schedule, optimizer: torch.optim.Optimizer) -> float | None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from runtime.watch import UNEQUAL
-from topo.errors import PeerLostError, UnavailableError
+from preduce.runtime.watch import UNEQUAL
+from preduce.topo.errors import PeerLostError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.torch_api import Store
-    from runtime.watch import Watch
+    from preduce.runtime.torch_api import Store
+    from preduce.runtime.watch import Watch
 
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 1.0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from topo.schedule import Schedule
+from preduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
-    from runtime.buffers import BufferPolicy, FlatModel, StatePolicy
+    from preduce.runtime.buffers import BufferPolicy, FlatModel, StatePolicy
 
 
 def read_schedule(schedule: Schedule | str | Path) -> Schedule:
@@ -24,8 +24,8 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     """
     if isinstance(schedule, Schedule):
         return schedule
-    from topo.document import load_schedule
-    from verify.certificate import confirm
+    from preduce.topo.document import load_schedule
+    from preduce.verify.certificate import confirm
 
     loaded = load_schedule(Path(schedule))
     if loaded.certificate:
@@ -37,7 +37,7 @@ def facts_of(
     schedule: Schedule, flat: FlatModel, optimizer: torch.optim.Optimizer, buffers: BufferPolicy, state: StatePolicy
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
     """(field → value, field → the lines behind it) for `handshake`."""
-    from topo.document import schedule_sha256
+    from preduce.topo.document import schedule_sha256
 
     layout = flat.layout()
     digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()

@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from topo.errors import HandshakeError, UnavailableError
+from preduce.topo.errors import HandshakeError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from runtime.torch_api import Store
+    from preduce.runtime.torch_api import Store
 
 POLL_SECONDS = 0.05
 VOTE_SECONDS = 3.0

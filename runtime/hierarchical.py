@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.communicators import Communicator, GlooWorld
-from runtime.pauses import pause_after
-from runtime.through_servers import shard_bounds
-from topo.errors import InputError, MissingFeatureError, UnavailableError
-from topo.timing.cost import Form
+from preduce.runtime.communicators import Communicator, GlooWorld
+from preduce.runtime.pauses import pause_after
+from preduce.runtime.through_servers import shard_bounds
+from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
+from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from runtime.communicators import World
-    from runtime.torch_api import Work
-    from topo.cluster import Cluster
+    from preduce.runtime.communicators import World
+    from preduce.runtime.torch_api import Work
+    from preduce.topo.cluster import Cluster
 
 RUNNABLE = (Form.RING, Form.HIERARCHICAL)
 SMALL_BYTES = 1024

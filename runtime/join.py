@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from runtime.communicators import GlooWorld, NcclWorld, World
-from runtime.torch_api import PrefixStore, TCPStore, default_store
-from topo.errors import InputError, UnavailableError
+from preduce.runtime.communicators import GlooWorld, NcclWorld, World
+from preduce.runtime.torch_api import PrefixStore, TCPStore, default_store
+from preduce.topo.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from runtime.torch_api import Store
+    from preduce.runtime.torch_api import Store
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from topo.errors import InputError, PreduceError
+from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from runtime.torch_api import Store
+    from preduce.runtime.torch_api import Store
 
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
@@ -95,11 +95,11 @@ def launch(
 IMPORTED_ONCE = (
     "torch",
     "torch._dynamo",  # torch.optim imports it when the first optimizer is made, which costs seconds
-    "runtime.optimizer",
-    "runtime.strategies.gradient_means",
-    "runtime.strategies.group_means",
-    "topo.document.canonical",
-    "topo.document.schedule",
+    "preduce.runtime.optimizer",
+    "preduce.runtime.strategies.gradient_means",
+    "preduce.runtime.strategies.group_means",
+    "preduce.topo.document.canonical",
+    "preduce.topo.document.schedule",
 )
 
 
@@ -215,7 +215,7 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
 
 def _serve_store(workers: Sequence[Worker]) -> Store:
     """Start the store on a free port and tell the workers."""
-    from runtime.torch_api import TCPStore
+    from preduce.runtime.torch_api import TCPStore
 
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     port = store.port

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.commit import commit_mean, commit_riders
-from topo.phase import Group
+from preduce.runtime.commit import commit_mean, commit_riders
+from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runtime.strategies.base import Run, Strategy
+    from preduce.runtime.strategies.base import Run, Strategy
 
 
 def average_everywhere(run: Run, step: int, round_: int, members: tuple[int, ...] | None = None) -> None:

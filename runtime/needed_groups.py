@@ -5,14 +5,14 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-from topo.errors import InputError
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.static import Static
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 SPARE_DESCRIPTORS = 64
 

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.reduction import GoneError, Reducer, Reduction, load_riders
-from runtime.tags import TAG_LENGTH, sums_agree, tag_of
-from topo.errors import UnavailableError
-from topo.phase import Group
+from preduce.runtime.reduction import GoneError, Reducer, Reduction, load_riders
+from preduce.runtime.tags import TAG_LENGTH, sums_agree, tag_of
+from preduce.topo.errors import UnavailableError
+from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
-    from runtime.buffers import Lane
-    from runtime.communicators import Communicator
-    from runtime.recorder import Operation
-    from runtime.torch_api import Work
-    from topo.strategies.neighbor import Neighbor
+    from preduce.runtime.buffers import Lane
+    from preduce.runtime.communicators import Communicator
+    from preduce.runtime.recorder import Operation
+    from preduce.runtime.torch_api import Work
+    from preduce.topo.strategies.neighbor import Neighbor
 
 
 class Neighbourhood:

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from runtime.buffers import BufferPolicy, FlatModel, StatePolicy
-from runtime.drift_correction import CorrectedMeans, chosen_alpha
-from runtime.ends import Ends
-from runtime.facts import facts_of, read_schedule
-from runtime.handshake import handshake
-from runtime.hierarchical import chosen_form, formed
-from runtime.join import default_world, forget
-from runtime.mean_model import average_everywhere, mean_of_all
-from runtime.recorder import Recorder
-from runtime.reduction import Reducer
-from runtime.strategies import build
-from runtime.strategies.base import Run
-from runtime.watch import Watch
-from topo.errors import InputError, PreduceError
+from preduce.runtime.buffers import BufferPolicy, FlatModel, StatePolicy
+from preduce.runtime.drift_correction import CorrectedMeans, chosen_alpha
+from preduce.runtime.ends import Ends
+from preduce.runtime.facts import facts_of, read_schedule
+from preduce.runtime.handshake import handshake
+from preduce.runtime.hierarchical import chosen_form, formed
+from preduce.runtime.join import default_world, forget
+from preduce.runtime.mean_model import average_everywhere, mean_of_all
+from preduce.runtime.recorder import Recorder
+from preduce.runtime.reduction import Reducer
+from preduce.runtime.strategies import build
+from preduce.runtime.strategies.base import Run
+from preduce.runtime.watch import Watch
+from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from runtime.communicators import World
-    from runtime.torch_api import Store
-    from topo.schedule import Schedule
+    from preduce.runtime.communicators import World
+    from preduce.runtime.torch_api import Store
+    from preduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0
 T = TypeVar("T")

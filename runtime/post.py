@@ -20,14 +20,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime.reduction import LOOK_SECONDS, GoneError
-from topo.errors import MissingFeatureError, UnavailableError
+from preduce.runtime.reduction import LOOK_SECONDS, GoneError
+from preduce.topo.errors import MissingFeatureError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from runtime.torch_api import Store
-    from runtime.watch import Watch
+    from preduce.runtime.torch_api import Store
+    from preduce.runtime.watch import Watch
 
 POLL_SECONDS = 0.005
 LINGER_MILLISECONDS = 1000

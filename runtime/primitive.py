@@ -9,21 +9,21 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from runtime.buffers import Lane
-from runtime.commit import commit_mean
-from runtime.communicators import GlooWorld
-from runtime.join import default_world
-from runtime.recorder import Recorder
-from runtime.reduction import Reducer
-from runtime.watch import Watch
-from topo.errors import InputError
-from topo.phase import Group
+from preduce.runtime.buffers import Lane
+from preduce.runtime.commit import commit_mean
+from preduce.runtime.communicators import GlooWorld
+from preduce.runtime.join import default_world
+from preduce.runtime.recorder import Recorder
+from preduce.runtime.reduction import Reducer
+from preduce.runtime.watch import Watch
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
-    from runtime.communicators import World
+    from preduce.runtime.communicators import World
 
 SCRATCH_ARRAYS = 4
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topo.errors import FileProblem
+from preduce.topo.errors import FileProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

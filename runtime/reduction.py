@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.pauses import pause_after
-from runtime.tags import TAG_LENGTH, sums_agree, tag_of
-from topo.errors import InputError, PeerLostError, UnavailableError
-from topo.phase import Group
+from preduce.runtime.pauses import pause_after
+from preduce.runtime.tags import TAG_LENGTH, sums_agree, tag_of
+from preduce.topo.errors import InputError, PeerLostError, UnavailableError
+from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from runtime.buffers import Lane
-    from runtime.communicators import Communicator, World
-    from runtime.recorder import Operation, Recorder
-    from runtime.torch_api import Work
-    from runtime.watch import Watch
+    from preduce.runtime.buffers import Lane
+    from preduce.runtime.communicators import Communicator, World
+    from preduce.runtime.recorder import Operation, Recorder
+    from preduce.runtime.torch_api import Work
+    from preduce.runtime.watch import Watch
 
 LOOK_SECONDS = 1.0
 DIAGNOSE_SECONDS = 1.5

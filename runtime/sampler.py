@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.facts import read_schedule
-from runtime.join import place
-from topo.errors import InputError
+from preduce.runtime.facts import read_schedule
+from preduce.runtime.join import place
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
     from pathlib import Path
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
+from preduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from runtime.buffers import FlatModel
-    from runtime.strategies.base import Strategy
+    from preduce.runtime.buffers import FlatModel
+    from preduce.runtime.strategies.base import Strategy
 
 Tensors = dict[str, torch.Tensor]
 

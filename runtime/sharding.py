@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from runtime.join import place
+from preduce.runtime.join import place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

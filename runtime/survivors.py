@@ -10,15 +10,15 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from topo.errors import UnavailableError
-from topo.phase import Group
+from preduce.topo.errors import UnavailableError
+from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.communicators import GlooWorld
-    from runtime.generator.client import GeneratorClient
-    from runtime.watch import Watch
+    from preduce.runtime.communicators import GlooWorld
+    from preduce.runtime.generator.client import GeneratorClient
+    from preduce.runtime.watch import Watch
 
 CONNECT_SECONDS = 15.0
 """How long members that are all there may take to connect; one that dies meanwhile costs the others this."""

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.communicators import Communicator
-from runtime.post import Letter, Post
+from preduce.runtime.communicators import Communicator
+from preduce.runtime.post import Letter, Post
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from runtime.communicators import World
-    from runtime.torch_api import Store, Work
-    from runtime.watch import Watch
-    from topo.schedule import Schedule
+    from preduce.runtime.communicators import World
+    from preduce.runtime.torch_api import Store, Work
+    from preduce.runtime.watch import Watch
+    from preduce.topo.schedule import Schedule
 
 
 def to_bytes(tensor: torch.Tensor) -> memoryview:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import InputError
-from topo.hardware import Hardware
-from topo.timing.compute import ComputeTimes
-from topo.timing.cost import Form
-from topo.timing.stages import of_period, of_prologue
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware
+from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.cost import Form
+from preduce.topo.timing.stages import of_period, of_prologue
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 MAX_CELLS = 50_000_000
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schedulers.protocols.base import Machine, Note, Received, Send
-from topo.errors import InputError
+from preduce.schedulers.protocols.base import Machine, Note, Received, Send
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

@@ -12,12 +12,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from runtime.join import root_store
+from preduce.runtime.join import root_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from runtime.torch_api import Store
+    from preduce.runtime.torch_api import Store
 
 BEAT_SECONDS = 0.5
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.factors import fewest_factors, prime_factors
-from topo.phase import Phase
-from topo.strategies.neighbor import Round
+from preduce.schedulers.factors import fewest_factors, prime_factors
+from preduce.topo.phase import Phase
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
     import numpy.typing as npt

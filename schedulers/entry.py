@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from topo.errors import ScheduleError
+from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 Value = int | float | str | tuple[int, ...] | None
 """What a parameter may hold; None means that the entry chooses for the cluster."""

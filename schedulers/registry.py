@@ -5,56 +5,56 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from schedulers.entry import Entry, hint
-from topo.errors import ScheduleError
+from preduce.schedulers.entry import Entry, hint
+from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 _MODULES = {
     # rules: phases for any number of nodes
-    "prague-figure-10": "schedulers.rules.prague_figure_10",
-    "prague-inter-intra": "schedulers.rules.prague_inter_intra",
-    "allreduce": "schedulers.rules.allreduce",
-    "local-sgd": "schedulers.rules.local_sgd",
-    "node-then-all": "schedulers.rules.node_then_all",
-    "pairs-pairs-all": "schedulers.rules.pairs_pairs_all",
-    "hierarchy": "schedulers.rules.hierarchy",
-    "rotating-heads": "schedulers.rules.rotating_heads",
-    "node-digits": "schedulers.rules.node_digits",
-    "hyper-cuboid": "schedulers.rules.hyper_cuboid",
+    "prague-figure-10": "preduce.schedulers.rules.prague_figure_10",
+    "prague-inter-intra": "preduce.schedulers.rules.prague_inter_intra",
+    "allreduce": "preduce.schedulers.rules.allreduce",
+    "local-sgd": "preduce.schedulers.rules.local_sgd",
+    "node-then-all": "preduce.schedulers.rules.node_then_all",
+    "pairs-pairs-all": "preduce.schedulers.rules.pairs_pairs_all",
+    "hierarchy": "preduce.schedulers.rules.hierarchy",
+    "rotating-heads": "preduce.schedulers.rules.rotating_heads",
+    "node-digits": "preduce.schedulers.rules.node_digits",
+    "hyper-cuboid": "preduce.schedulers.rules.hyper_cuboid",
     # constructions: fixed graphs
-    "ring": "schedulers.constructions.ring",
-    "ring-based": "schedulers.constructions.ring_based",
-    "double-ring": "schedulers.constructions.double_ring",
-    "hop-figure-21": "schedulers.constructions.hop_figure_21",
-    "torus": "schedulers.constructions.torus",
-    "grid": "schedulers.constructions.grid",
-    "star": "schedulers.constructions.star",
-    "complete": "schedulers.constructions.complete",
-    "hypercube": "schedulers.constructions.hypercube",
-    "exponential": "schedulers.constructions.exponential",
-    "de-bruijn": "schedulers.constructions.de_bruijn",
-    "kautz": "schedulers.constructions.kautz",
-    "random-regular": "schedulers.constructions.random_regular",
-    "erdos-renyi": "schedulers.constructions.erdos_renyi",
-    "d-equistatic": "schedulers.constructions.d_equistatic",
-    "u-equistatic": "schedulers.constructions.u_equistatic",
+    "ring": "preduce.schedulers.constructions.ring",
+    "ring-based": "preduce.schedulers.constructions.ring_based",
+    "double-ring": "preduce.schedulers.constructions.double_ring",
+    "hop-figure-21": "preduce.schedulers.constructions.hop_figure_21",
+    "torus": "preduce.schedulers.constructions.torus",
+    "grid": "preduce.schedulers.constructions.grid",
+    "star": "preduce.schedulers.constructions.star",
+    "complete": "preduce.schedulers.constructions.complete",
+    "hypercube": "preduce.schedulers.constructions.hypercube",
+    "exponential": "preduce.schedulers.constructions.exponential",
+    "de-bruijn": "preduce.schedulers.constructions.de_bruijn",
+    "kautz": "preduce.schedulers.constructions.kautz",
+    "random-regular": "preduce.schedulers.constructions.random_regular",
+    "erdos-renyi": "preduce.schedulers.constructions.erdos_renyi",
+    "d-equistatic": "preduce.schedulers.constructions.d_equistatic",
+    "u-equistatic": "preduce.schedulers.constructions.u_equistatic",
     # constructions: another graph or other groups each round
-    "one-peer-hypercube": "schedulers.constructions.one_peer_hypercube",
-    "one-peer-exponential": "schedulers.constructions.one_peer_exponential",
-    "base-k-plus-1": "schedulers.constructions.base_k_plus_1",
-    "simple-base-k-plus-1": "schedulers.constructions.simple_base_k_plus_1",
-    "moshpit-grid": "schedulers.constructions.moshpit_grid",
-    "random-partitions": "schedulers.constructions.random_partitions",
-    "od-equidyn": "schedulers.constructions.od_equidyn",
-    "ou-equidyn": "schedulers.constructions.ou_equidyn",
-    "matcha": "schedulers.constructions.matcha",
-    "sgp": "schedulers.constructions.sgp",
-    "gossipgrad": "schedulers.constructions.gossipgrad",
+    "one-peer-hypercube": "preduce.schedulers.constructions.one_peer_hypercube",
+    "one-peer-exponential": "preduce.schedulers.constructions.one_peer_exponential",
+    "base-k-plus-1": "preduce.schedulers.constructions.base_k_plus_1",
+    "simple-base-k-plus-1": "preduce.schedulers.constructions.simple_base_k_plus_1",
+    "moshpit-grid": "preduce.schedulers.constructions.moshpit_grid",
+    "random-partitions": "preduce.schedulers.constructions.random_partitions",
+    "od-equidyn": "preduce.schedulers.constructions.od_equidyn",
+    "ou-equidyn": "preduce.schedulers.constructions.ou_equidyn",
+    "matcha": "preduce.schedulers.constructions.matcha",
+    "sgp": "preduce.schedulers.constructions.sgp",
+    "gossipgrad": "preduce.schedulers.constructions.gossipgrad",
     # analysis only
-    "ceca-2p": "schedulers.constructions.ceca_2p",
+    "ceca-2p": "preduce.schedulers.constructions.ceca_2p",
 }
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.constructions.common import SEED, rounds
-from schedulers.entry import Entry, Parameter
-from topo.strategies.neighbor import Round
+from preduce.schedulers.constructions.common import SEED, rounds
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def equistatic(*, name: str, summary: str, degree: str, undirected: bool) -> Entry:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import InputError
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from topo.hardware import Hardware
+    from preduce.topo.hardware import Hardware
 
 MAX_WORKERS = 2**31 - 1
 

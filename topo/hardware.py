@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from topo.errors import InputError
-from topo.switches import nesting_problem
+from preduce.topo.errors import InputError
+from preduce.topo.switches import nesting_problem
 
 
 @dataclass(frozen=True, slots=True)

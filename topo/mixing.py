@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.errors import InputError, ScheduleError
-from topo.phase import Phase
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.neighbor import Neighbor, Round
-from topo.strategies.static import Static
+from preduce.topo.errors import InputError, ScheduleError
+from preduce.topo.phase import Phase
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import LinearOperator
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
     Step = Phase | Round
 
@@ -167,7 +167,7 @@ def period_operator(schedule: Schedule, start: int = 0, *, minus_mean: bool = Fa
     """
     from scipy.sparse.linalg import LinearOperator
 
-    from topo.figures.chain import Chain
+    from preduce.topo.figures.chain import Chain
 
     chain = Chain.of_workers(steps_of(schedule), start)
     n = schedule.num_workers

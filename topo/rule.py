@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.phase import ONE, Group, Phase
+from preduce.topo.errors import ScheduleError
+from preduce.topo.phase import ONE, Group, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

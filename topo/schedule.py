@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo import rule
-from topo.errors import ScheduleError
-from topo.phase import Group, Phase
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.neighbor import Neighbor
-from topo.strategies.static import Static
+from preduce.topo import rule
+from preduce.topo.errors import ScheduleError
+from preduce.topo.phase import Group, Phase
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
-    from topo.strategies.base import Strategy
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.strategies.base import Strategy
 
 
 @dataclass(frozen=True, slots=True)

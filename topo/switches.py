@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from topo.hardware import Switch
+    from preduce.topo.hardware import Switch
 
 
 def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from topo.errors import RefutedError
+from preduce.topo.errors import RefutedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

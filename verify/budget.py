@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.strategies import AllReduce, Neighbor
-from verify.view import explicit_view, makes_groups, rule_view
+from preduce.topo.strategies import AllReduce, Neighbor
+from preduce.verify.view import explicit_view, makes_groups, rule_view
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.phase import Phase
-    from topo.schedule import Schedule
-    from verify.view import RuleView
+    from preduce.topo.phase import Phase
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.view import RuleView
 
 GLOO_DESCRIPTORS = 6
 GLOO_THREADS = 3

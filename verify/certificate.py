@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from verify.base import Status
+from preduce.verify.base import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from topo.schedule import Schedule
-    from verify.base import Claim
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.base import Claim
 
 FORMAT = "preduce.certificate"
 VERSION = 1
@@ -19,7 +19,7 @@ VERSION = 1
 
 def certificate_of(schedule: Schedule, claims: Iterable[Claim]) -> dict[str, Any]:
     """The entries of all proved claims under the schedule's canonical SHA-256."""
-    from topo.document import schedule_sha256
+    from preduce.topo.document import schedule_sha256
 
     return {
         "format": FORMAT,
@@ -37,9 +37,9 @@ def confirm(schedule: Schedule) -> list[str]:
     Raises:
         RefutedError: there is none, or an entry of it does not hold; the checker's sentence names the entry.
     """
-    from topo.document import dump_schedule
-    from topo.errors import RefutedError
-    from verify import checker
+    from preduce.topo.document import dump_schedule
+    from preduce.topo.errors import RefutedError
+    from preduce.verify import checker
 
     if schedule.certificate is None:
         raise RefutedError(f"schedule {schedule.name!r}: carries no certificate; write one with preduce verify")

@@ -14,14 +14,14 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from verify.view import makes_groups
+from preduce.verify.view import makes_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from topo.rule import Block
-    from verify.rational import Matrix
-    from verify.view import RuleView
+    from preduce.topo.rule import Block
+    from preduce.verify.rational import Matrix
+    from preduce.verify.view import RuleView
 
 MAX_DIGITS = 12
 MAX_SIZE = 64

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.rule import nodes_of_group
-from verify.base import Claim, proved, refuted, some
-from verify.view import explicit_view, rule_view
+from preduce.topo.rule import nodes_of_group
+from preduce.verify.base import Claim, proved, refuted, some
+from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
-    from topo.phase import Phase
-    from topo.rule import Block
-    from topo.schedule import Schedule
-    from verify.view import RuleView
+    from preduce.topo.phase import Phase
+    from preduce.topo.rule import Block
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.view import RuleView
 
 NAME = "conflict-free"
 RULE = "each worker is in at most one group of a phase"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verify.base import Claim, not_proved, proved, refuted, some
-from verify.trees import tree_of_groups, tree_of_phases
-from verify.view import contracts, every_relax_tame, explicit_view, makes_groups, rule_view
+from preduce.verify.base import Claim, not_proved, proved, refuted, some
+from preduce.verify.trees import tree_of_groups, tree_of_phases
+from preduce.verify.view import contracts, every_relax_tame, explicit_view, makes_groups, rule_view
 
 if TYPE_CHECKING:
-    from topo.phase import Phase
-    from topo.schedule import Schedule
-    from verify.view import RuleView
+    from preduce.topo.phase import Phase
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.view import RuleView
 
 NAME = "consensus"
 GROUND = -1
@@ -42,7 +42,7 @@ def prove_consensus(schedule: Schedule) -> Claim:
 
 
 def _by_norm(schedule: Schedule) -> Claim:
-    from verify.rate import prove_power
+    from preduce.verify.rate import prove_power
 
     return prove_power(schedule, NAME, max_periods=1) or not_proved(
         NAME,

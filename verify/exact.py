@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.strategies import Neighbor
-from verify.base import Claim, proved
-from verify.classes import MAX_DIGITS, MAX_SIZE, class_products
-from verify.rate import scaled_product
-from verify.view import explicit_view, rule_view
+from preduce.topo.strategies import Neighbor
+from preduce.verify.base import Claim, proved
+from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_products
+from preduce.verify.rate import scaled_product
+from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.phase import Phase
-    from topo.schedule import Schedule
-    from verify.view import RuleView
+    from preduce.topo.phase import Phase
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.view import RuleView
 
 NAME = "exact-consensus"
 PROBABLE = "exact-consensus-probable"
@@ -154,7 +154,7 @@ def _modular(schedule: Schedule, phases: tuple[Phase, ...]) -> Claim | None:
     small = all(max(abs(f.numerator), f.denominator) <= MAX_PART for f in factors)
     if not small or schedule.num_workers * len(phases) > MAX_MODULAR:
         return None
-    from topo.document import schedule_sha256
+    from preduce.topo.document import schedule_sha256
 
     seed = schedule_sha256(schedule)
     if not all(_equal_modulo(phases, f"{seed}/{trial}") for trial in range(TRIALS)):

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topo.errors import InputError
-from topo.phase import Group, Phase
-from topo.schedule import Schedule
-from topo.strategies import Static
-from verify.base import Claim, Proof, Status, not_proved, refuted, some
-from verify.prove import prove
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Group, Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Static
+from preduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
+from preduce.verify.prove import prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
     PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]
 

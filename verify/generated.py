@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from topo.errors import ScheduleError
-from topo.strategies.generated import Division, Generated
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies.generated import Division, Generated
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

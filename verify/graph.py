@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verify.base import Claim, Status, not_proved, proved, refuted, some
-from verify.exact import prove_exact
-from verify.rate import prove_contraction, prove_power
-from verify.spectral import prove_gaps
-from verify.stochastic import prove_graph_sums
+from preduce.verify.base import Claim, Status, not_proved, proved, refuted, some
+from preduce.verify.exact import prove_exact
+from preduce.verify.rate import prove_contraction, prove_power
+from preduce.verify.spectral import prove_gaps
+from preduce.verify.stochastic import prove_graph_sums
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
-    from topo.strategies import Neighbor, Round
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import Neighbor, Round
 
 NAME = "consensus"
 MAX_POWER = 12

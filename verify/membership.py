@@ -6,16 +6,16 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from topo.rule import Block, group_of
-from verify.base import Claim, not_proved, proved, refuted
-from verify.symbolic import UnprovedError, prove_identity
-from verify.view import rule_view
+from preduce.topo.rule import Block, group_of
+from preduce.verify.base import Claim, not_proved, proved, refuted
+from preduce.verify.symbolic import UnprovedError, prove_identity
+from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from topo.schedule import Schedule
-    from verify.view import RuleView
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.view import RuleView
 
 NAME = "membership"
 EXHAUSTIVE = 64

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from topo.strategies import Generated, Pairwise, Server
-from verify.base import Claim, Status, not_proved
+from preduce.topo.strategies import Generated, Pairwise, Server
+from preduce.verify.base import Claim, Status, not_proved
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def prove_on_request(schedule: Schedule) -> tuple[Claim, ...] | None:
@@ -41,7 +41,7 @@ def prove_on_request(schedule: Schedule) -> tuple[Claim, ...] | None:
 
 
 def _convergence(strategy: Generated, cluster: Cluster) -> Claim:
-    from verify.generated import convergence_conditions
+    from preduce.verify.generated import convergence_conditions
 
     found = convergence_conditions(strategy, cluster)
     second = found.second_eigenvalue

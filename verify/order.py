@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verify.base import Claim, proved
-from verify.view import explicit_view, makes_groups, rule_view
+from preduce.verify.base import Claim, proved
+from preduce.verify.view import explicit_view, makes_groups, rule_view
 
 if TYPE_CHECKING:
-    from topo.phase import Phase
-    from topo.schedule import Schedule
-    from verify.view import RuleView
+    from preduce.topo.phase import Phase
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.view import RuleView
 
 NAME = "deadlock-free"
 

@@ -6,13 +6,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.adpsgd import Ask, Choose, all_both
-from schedulers.protocols.base import Received
-from schedulers.protocols.digraph import Digraph
-from verify.explore import NoDeadlock, explore, replay
+from preduce.schedulers.protocols.adpsgd import Ask, Choose, all_both
+from preduce.schedulers.protocols.base import Received
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.verify.explore import NoDeadlock, explore, replay
 
 if TYPE_CHECKING:
-    from verify.explore import Trace
+    from preduce.verify.explore import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topo.errors import InputError
-from topo.strategies import AllReduce, Static
-from verify.base import Claim, proved, refuted, some
-from verify.order import NAME
+from preduce.topo.errors import InputError
+from preduce.topo.strategies import AllReduce, Static
+from preduce.verify.base import Claim, proved, refuted, some
+from preduce.verify.order import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from topo.errors import ScheduleError
-from topo.strategies import AllReduce, Neighbor, Static
-from verify.base import Claim, Proof, Status, not_proved
-from verify.budget import budgets
-from verify.certificate import certificate_of
-from verify.conflict import prove_conflict_free
-from verify.consensus import prove_consensus
-from verify.exact import prove_exact
-from verify.membership import prove_membership
-from verify.on_request import prove_on_request
-from verify.order import prove_deadlock_free
-from verify.rate import prove_contraction
-from verify.rounds import prove_rounds
-from verify.stochastic import DOUBLY, prove_doubly_stochastic
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies import AllReduce, Neighbor, Static
+from preduce.verify.base import Claim, Proof, Status, not_proved
+from preduce.verify.budget import budgets
+from preduce.verify.certificate import certificate_of
+from preduce.verify.conflict import prove_conflict_free
+from preduce.verify.consensus import prove_consensus
+from preduce.verify.exact import prove_exact
+from preduce.verify.membership import prove_membership
+from preduce.verify.on_request import prove_on_request
+from preduce.verify.order import prove_deadlock_free
+from preduce.verify.rate import prove_contraction
+from preduce.verify.rounds import prove_rounds
+from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 def prove(schedule: Schedule) -> Proof:
@@ -41,7 +41,7 @@ def prove(schedule: Schedule) -> Proof:
     if isinstance(schedule.strategy, Static | AllReduce):
         claims = _group_claims(schedule)
     elif isinstance(schedule.strategy, Neighbor):
-        from verify.graph import prove_graph
+        from preduce.verify.graph import prove_graph
 
         claims = prove_graph(schedule, schedule.strategy)
     else:

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.strategies import Neighbor
-from verify.base import Claim, not_proved, proved
-from verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products, distinct_classes
-from verify.rational import least_square
-from verify.view import explicit_view, rule_view
+from preduce.topo.strategies import Neighbor
+from preduce.verify.base import Claim, not_proved, proved
+from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products, distinct_classes
+from preduce.verify.rational import least_square
+from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.phase import Phase
-    from topo.schedule import Schedule
-    from topo.strategies import Round
-    from verify.rational import Matrix
-    from verify.view import RuleView
+    from preduce.topo.phase import Phase
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import Round
+    from preduce.verify.rational import Matrix
+    from preduce.verify.view import RuleView
 
 NAME = "contraction"
 MAX_EXACT = 48

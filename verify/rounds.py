@@ -18,13 +18,13 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-from topo.strategies import Neighbor
-from verify.base import Claim, proved
-from verify.stochastic import explicit_pairs, rule_pairs
-from verify.view import rule_view
+from preduce.topo.strategies import Neighbor
+from preduce.verify.base import Claim, proved
+from preduce.verify.stochastic import explicit_pairs, rule_pairs
+from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 NAME = "rounds"
 NEVER = "never"

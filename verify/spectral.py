@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.strategies import Neighbor
-from verify.base import Claim, not_proved, proved, refuted
-from verify.rational import Matrix, gram, pivots, to_floats
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies import Neighbor
+from preduce.verify.base import Claim, not_proved, proved, refuted
+from preduce.verify.rational import Matrix, gram, pivots, to_floats
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
-    from topo.strategies import Round
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import Round
 
 KINDS = ("hop", "slem", "sigma")
 MAX_WORKERS = 48

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verify.base import Claim, proved, refuted
-from verify.view import explicit_view, makes_groups, rule_view
+from preduce.verify.base import Claim, proved, refuted
+from preduce.verify.view import explicit_view, makes_groups, rule_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from topo.schedule import Schedule
-    from topo.strategies import Round
-    from verify.view import RuleView
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import Round
+    from preduce.verify.view import RuleView
 
 DOUBLY = "doubly-stochastic"
 SUMS = "unit-sums"

@@ -15,10 +15,10 @@ from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from topo import rule
+from preduce.topo import rule
 
 if TYPE_CHECKING:
-    from topo.rule import RulePhase
+    from preduce.topo.rule import RulePhase
 
 
 class UnprovedError(Exception):

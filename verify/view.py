@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topo.rule import Block, RulePhase
-from topo.strategies import AllReduce, Static
+from preduce.topo.rule import Block, RulePhase
+from preduce.topo.strategies import AllReduce, Static
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from topo.phase import Phase
-    from topo.schedule import Schedule
+    from preduce.topo.phase import Phase
+    from preduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from typing import Any
 
 from generator_rig import KILL_POINTS, ServiceProcess, check_orders, run_workers, setting_of, started_by
 
-from runtime.generator.keys import JobKeys
-from schedulers.protocols.group_draw import GeneratorSetting
-from topo.cluster import Cluster
-from topo.document import write_schedule
-from topo.schedule import Schedule
-from topo.strategies.generated import Division, Generated
+from preduce.runtime.generator.keys import JobKeys
+from preduce.schedulers.protocols.group_draw import GeneratorSetting
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import write_schedule
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.generated import Division, Generated
 
 WORKERS = 4
 

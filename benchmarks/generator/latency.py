@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from runtime.generator.client import GeneratorClient
-from runtime.generator.keys import JobKeys
-from runtime.generator.service import GeneratorService
-from schedulers.protocols.group_draw import GeneratorSetting
-from topo.strategies.generated import Division
+from preduce.runtime.generator.client import GeneratorClient
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.service import GeneratorService
+from preduce.schedulers.protocols.group_draw import GeneratorSetting
+from preduce.topo.strategies.generated import Division
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

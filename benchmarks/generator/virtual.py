@@ -6,10 +6,10 @@ import heapq
 import random
 from typing import TYPE_CHECKING, Any
 
-from schedulers.protocols.base import Send
-from schedulers.protocols.group_draw import GeneratorSetting
-from schedulers.protocols.group_generator import Ask, Grant, GroupGenerator, Later
-from topo.strategies.generated import Division, InitiatorRule
+from preduce.schedulers.protocols.base import Send
+from preduce.schedulers.protocols.group_draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator import Ask, Grant, GroupGenerator, Later
+from preduce.topo.strategies.generated import Division, InitiatorRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,8 +22,8 @@ from lab.results import write
 from lab.setting import GRID, MODEL_BYTES
 from lab.tasks import Samples, read_data, write_data
 
-from topo.cluster import Cluster
-from topo.document import dump_schedule, load_cluster, write_schedule
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import dump_schedule, load_cluster, write_schedule
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lab.network import Network
     from lab.setting import Setting
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 60.0
@@ -236,7 +236,7 @@ class Campaign:
         """The cells that the simulator can predict; hierarchical all-reduce runs all-reduce's schedule in its form."""
         from statistics import median
 
-        from schedulers.registry import build
+        from preduce.schedulers.registry import build
 
         found = []
         for setting in self.settings:

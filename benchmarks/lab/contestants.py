@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from topo.schedule import Schedule
-from topo.strategies.base import Averaging
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lab.setting import Setting
 
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
     Pick = Callable[[Cluster, Setting], Schedule | None]
 
@@ -60,14 +60,14 @@ class Contestant:
 
 def _cannot_run(schedule: Schedule) -> str | None:
     kind = schedule.strategy.kind
-    if kind in ("static", "allreduce") or find_spec(f"runtime.strategies.{kind}") is not None:
+    if kind in ("static", "allreduce") or find_spec(f"preduce.runtime.strategies.{kind}") is not None:
         return None
     return f"the runtime has no strategy {kind!r} yet"
 
 
 def _entry(name: str, *, overlap: bool = False, **parameters: object) -> Callable[[Cluster, Setting], Schedule]:
     def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
-        from schedulers.registry import build
+        from preduce.schedulers.registry import build
 
         schedule = build(name, cluster, **parameters)
         return _with(schedule, overlap=True) if overlap else schedule
@@ -94,7 +94,7 @@ def _paced(
     """
 
     def make(cluster: Cluster, setting: Setting) -> Schedule | None:
-        from schedulers.registry import build
+        from preduce.schedulers.registry import build
 
         slowest = max([1.0, *(value for _, value in setting.slow)])
         if slowest == 1:
@@ -116,7 +116,7 @@ def _strategy(name: str, make: Callable[[Cluster], object]) -> Callable[[Cluster
 
 def _server(*, synchronous: bool) -> Callable[[Cluster], object]:
     def make(cluster: Cluster) -> object:
-        from topo.strategies.server import Server
+        from preduce.topo.strategies.server import Server
 
         size = cluster.workers_per_node or 1
         hosts = tuple(range(0, cluster.num_workers, size))
@@ -127,7 +127,7 @@ def _server(*, synchronous: bool) -> Callable[[Cluster], object]:
 
 def _pairwise(*, overlap: bool) -> Callable[[Cluster], object]:
     def make(cluster: Cluster) -> object:
-        from topo.strategies.pairwise import Pairwise
+        from preduce.topo.strategies.pairwise import Pairwise
 
         return Pairwise(active=tuple(range(0, cluster.num_workers, 2)), overlap=overlap)
 
@@ -136,7 +136,7 @@ def _pairwise(*, overlap: bool) -> Callable[[Cluster], object]:
 
 def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 - fields of Generated
     def make(cluster: Cluster) -> object:  # noqa: ARG001 - independent of it
-        from topo.strategies.generated import Division, Generated, InitiatorRule
+        from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
         return Generated(
             group_size=options.get("group_size", 3),

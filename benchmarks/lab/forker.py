@@ -25,7 +25,7 @@ def serve_workers(node: int) -> None:
     from lab.tasks import read_data
     from lab.worker import work
 
-    from runtime.launch import launch
+    from preduce.runtime.launch import launch
 
     measurements = {"profile": profiled.profile, "placement": placement.measure}
     samples: dict[str, object] = {}
@@ -48,15 +48,15 @@ def _import_runtime() -> None:
     import torch._dynamo
     import torch.distributed.algorithms.model_averaging.averagers  # noqa: F401 - as said
 
-    import runtime
+    import preduce.runtime
 
-    for found in pkgutil.walk_packages(runtime.__path__, "runtime."):
+    for found in pkgutil.walk_packages(preduce.runtime.__path__, "preduce.runtime."):
         importlib.import_module(found.name)
 
 
 def serve_store(address: str) -> None:
     """Open a fresh store for every line and say its port; the one before it is closed."""
-    from runtime.torch_api import TCPStore
+    from preduce.runtime.torch_api import TCPStore
 
     _say("ready")
     store = None

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from topo.hardware import Hardware, Link
-from topo.timing.compute import RandomSlowdown
-from topo.timing.cost import Form
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.timing.compute import RandomSlowdown
+from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from lab.setting import Setting
 
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 PLAN_SECONDS = 20.0
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.virtual import simulate
-from topo.hardware import Hardware, Link
-from topo.mixing import steps_of
-from topo.phase import Phase
-from topo.timing.compute import ComputeTimes, RandomSlowdown
-from topo.timing.cost import Form
-from topo.timing.stages import of_period
+from preduce.runtime.virtual import simulate
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.mixing import steps_of
+from preduce.topo.phase import Phase
+from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from preduce.topo.timing.cost import Form
+from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from lab.setting import Setting
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 CLOSE = 0.15
 STEPS = 48

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def profile(job: Job, node: int) -> None:
     """Profile the run's links with all its workers; rank 0 leaves a cluster file and the errors of its check."""
-    from runtime.profile import profile as measure
-    from topo.cluster import Cluster
-    from topo.document import write_cluster
+    from preduce.runtime.profile import profile as measure
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.document import write_cluster
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(job.limit + 60))

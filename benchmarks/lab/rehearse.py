@@ -33,16 +33,16 @@ from lab.plan import Planner
 from lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting
 from lab.tasks import evaluated, make_model, read_data, shard, write_data
 
-from topo.cluster import Cluster
-from topo.mixing import mixing_matrix, steps_of
-from topo.strategies.base import Averaging
+from preduce.topo.cluster import Cluster
+from preduce.topo.mixing import mixing_matrix, steps_of
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lab.tasks import Samples
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
@@ -208,7 +208,7 @@ def generated(rehearsal: Rehearsal, strategy: Any, size: int) -> Any:  # noqa: A
 
 def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule | None, size: int) -> Any:  # noqa: ANN401
     """What one step of a contestant does."""
-    from schedulers.registry import build
+    from preduce.schedulers.registry import build
 
     cluster = Cluster.regular(rehearsal.count // size, size)
     if schedule is None:
@@ -224,7 +224,7 @@ def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule 
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
     alpha = None
     if "drift_correction" in contestant.options:
-        from runtime.drift_correction import chosen_alpha
+        from preduce.runtime.drift_correction import chosen_alpha
 
         alpha = chosen_alpha("auto", schedule, torch.optim.SGD([torch.zeros(1)], lr=rehearsal.rate))
     return by_schedule(rehearsal, schedule, alpha)

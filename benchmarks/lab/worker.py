@@ -24,7 +24,7 @@ from lab.gates import Clock
 from lab.tasks import Samples, make_model, shard
 
 import preduce
-from topo.errors import PreduceError
+from preduce.topo.errors import PreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -35,14 +35,14 @@ def measure(megabytes: list[int], repetitions: int) -> None:
     """Run by every worker; rank 0 prints one line of JSON per size."""
     import torch
 
-    from runtime.buffers import Lane
-    from runtime.commit import commit_mean
-    from runtime.communicators import GlooWorld
-    from runtime.join import connect_store
-    from runtime.recorder import Recorder
-    from runtime.reduction import Reducer
-    from runtime.watch import Watch
-    from topo.phase import Group
+    from preduce.runtime.buffers import Lane
+    from preduce.runtime.commit import commit_mean
+    from preduce.runtime.communicators import GlooWorld
+    from preduce.runtime.join import connect_store
+    from preduce.runtime.recorder import Recorder
+    from preduce.runtime.reduction import Reducer
+    from preduce.runtime.watch import Watch
+    from preduce.topo.phase import Group
 
     timeout = timedelta(seconds=120)
     store = connect_store(timeout)
@@ -98,7 +98,7 @@ def summary(line: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def loopback(workers: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from runtime.launch import launch
+    from preduce.runtime.launch import launch
 
     output = io.StringIO()
     code = launch(lambda: measure(arguments.megabytes, arguments.repetitions), num_workers=workers, output=output)

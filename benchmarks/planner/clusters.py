@@ -17,8 +17,8 @@ from pathlib import Path
 from comparison import RESULTS, TARGET, Answer, answer, machine, place_rows
 
 from preduce.planner import Job
-from topo.cluster import Cluster
-from topo.hardware import Hardware, Link
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
 
 EVEN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 UNEVEN = replace(EVEN, node_nic=((3, Link.of_bandwidth(2.5e9)),), slowdown=tuple((worker, 2.0) for worker in range(4)))

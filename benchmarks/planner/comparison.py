@@ -17,7 +17,7 @@ from baseline import Point, catalogue_points
 
 from preduce.planner import plan
 from preduce.planner.competitors import MAX_CONVEX_WORKERS
-from schedulers.synthesis import Problem
+from preduce.schedulers.synthesis import Problem
 
 if TYPE_CHECKING:
     from preduce.planner import Job, Option, Plan

@@ -21,9 +21,9 @@ import numpy as np
 from comparison import RESULTS, TARGET, Answer, answer, best_within, machine, place_rows
 
 from preduce.planner import Job, Objective
-from topo.cluster import Cluster
-from topo.hardware import Hardware, Link
-from topo.timing.cost import Form
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.timing.cost import Form
 
 MODEL = 552_000_000
 BUDGET = 0.1104

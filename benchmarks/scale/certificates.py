@@ -22,15 +22,15 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from schedulers.registry import build
-from topo.cluster import Cluster
-from topo.document.writer import write_schedule
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import Static
-from verify import Proof, prove
-from verify.certificate import certificate_bytes
-from verify.conflict import prove_conflict_free
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.writer import write_schedule
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Static
+from preduce.verify import Proof, prove
+from preduce.verify.certificate import certificate_bytes
+from preduce.verify.conflict import prove_conflict_free
 
 CHECKER = Path(__file__).parents[2] / "verify" / "checker.py"
 

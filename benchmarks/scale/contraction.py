@@ -29,14 +29,14 @@ from pathlib import Path
 
 import numpy as np
 
-from topo.cluster import Cluster
-from topo.figures import Limits, contraction, figures
-from topo.figures.limits import DEFAULT
-from topo.mixing import mixing_sparse, steps_of
-from topo.phase import Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import Static
+from preduce.topo.cluster import Cluster
+from preduce.topo.figures import Limits, contraction, figures
+from preduce.topo.figures.limits import DEFAULT
+from preduce.topo.mixing import mixing_sparse, steps_of
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Static
 
 PERIOD = 8
 GROUP = 4

@@ -34,9 +34,9 @@ def in_process(rule: str, workers: int) -> None:
     import resource
 
     import preduce
-    from topo.document import load_schedule, write_schedule
-    from topo.figures import figures
-    from verify import prove
+    from preduce.topo.document import load_schedule, write_schedule
+    from preduce.topo.figures import figures
+    from preduce.verify import prove
 
     def way(cluster: str, path: Path) -> dict[str, float]:
         clock, work = time.perf_counter(), time.process_time()

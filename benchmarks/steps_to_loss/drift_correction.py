@@ -27,15 +27,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are too small
 import numpy as np
 from virtual_training import BATCH, HIDDEN, Data, _gradients, _loss, load_digits, shards
 
-from schedulers.registry import build
-from topo.document import load_cluster
-from topo.figures.correction import best_alpha, noise_factor
-from topo.hardware import Hardware
-from topo.strategies import AllReduce
-from topo.timing.cost import communication
+from preduce.schedulers.registry import build
+from preduce.topo.document import load_cluster
+from preduce.topo.figures.correction import best_alpha, noise_factor
+from preduce.topo.hardware import Hardware
+from preduce.topo.strategies import AllReduce
+from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 MODES = ("per-worker", "per-node", "shuffled")
 RATES = (0.1, 0.2, 0.4)

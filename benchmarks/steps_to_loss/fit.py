@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from virtual_training import Data, load_digits, steps_to_loss
 
-from topo.cluster import Cluster
-from topo.figures import disagreement, drift, radius
-from topo.rule import Block, RulePhase
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Static
+from preduce.topo.cluster import Cluster
+from preduce.topo.figures import disagreement, drift, radius
+from preduce.topo.rule import Block, RulePhase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,14 +20,14 @@ import numpy as np
 from drift_correction import steps_to_loss
 from fit import fit, options_of
 
-from schedulers.registry import build
-from topo.figures import disagreement, drift
-from topo.figures.correction import best_alpha
+from preduce.schedulers.registry import build
+from preduce.topo.figures import disagreement, drift
+from preduce.topo.figures.correction import best_alpha
 
 if TYPE_CHECKING:
     from virtual_training import Data
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 MODES = ("per-worker", "per-node")
 MOST = 8

@@ -30,9 +30,9 @@ from lab.rehearse import Rehearsal, by_schedule, steps_to
 from lab.tasks import read_data, write_data
 from scipy.optimize import minimize_scalar
 
-from schedulers.registry import build
-from topo.cluster import Cluster
-from topo.figures import disagreement
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.figures import disagreement
 
 OUTPUT = RESULT.with_name("steps_to_loss_second.json")
 TARGET, RATE, MOST = 0.1, 0.4, 120

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.mixing import mixing_matrix
-from topo.strategies import AllReduce
+from preduce.topo.mixing import mixing_matrix
+from preduce.topo.strategies import AllReduce
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 HIDDEN = 64
 BATCH = 16

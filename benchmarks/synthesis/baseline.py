@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from schedulers import registry
-from topo import figures
-from topo.errors import PreduceError
-from topo.strategies.neighbor import Neighbor
-from topo.timing.cost import communication
+from preduce.schedulers import registry
+from preduce.topo import figures
+from preduce.topo.errors import PreduceError
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from schedulers.synthesis import Candidate, Problem
+    from preduce.schedulers.synthesis import Candidate, Problem
 
 SWEPT = {"every": range(1, 25), "node_rounds": range(1, 24), "pair_rounds": range(1, 24), "rounds": range(1, 9)}
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from baseline import catalogue_points, gain
 
-from schedulers.synthesis import Problem, synthesise
-from topo.cluster import Cluster
-from topo.hardware import Hardware, Link
+from preduce.schedulers.synthesis import Problem, synthesise
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
 
 EVEN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 UNEVEN = replace(

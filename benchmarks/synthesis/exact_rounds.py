@@ -12,13 +12,13 @@ import time
 from functools import partial
 from pathlib import Path
 
-from schedulers.synthesis.exact_algebra import has_weights
-from schedulers.synthesis.exact_constructions import base_2_length
-from schedulers.synthesis.exact_cyclic import search_cyclic
-from schedulers.synthesis.exact_matchings import all_matchings
-from schedulers.synthesis.exact_rounds import fewest_means, fewest_rounds, product_is_mean
-from schedulers.synthesis.exact_search import search_matchings, search_pairs, search_rounds
-from schedulers.synthesis.problem import Status
+from preduce.schedulers.synthesis.exact_algebra import has_weights
+from preduce.schedulers.synthesis.exact_constructions import base_2_length
+from preduce.schedulers.synthesis.exact_cyclic import search_cyclic
+from preduce.schedulers.synthesis.exact_matchings import all_matchings
+from preduce.schedulers.synthesis.exact_rounds import fewest_means, fewest_rounds, product_is_mean
+from preduce.schedulers.synthesis.exact_search import search_matchings, search_pairs, search_rounds
+from preduce.schedulers.synthesis.problem import Status
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
 

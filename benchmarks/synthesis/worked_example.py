@@ -10,9 +10,9 @@ import argparse
 import numpy as np
 from baseline import catalogue_points, gain
 
-from schedulers.synthesis import Front, Limits, Objective, Problem, synthesise
-from topo.cluster import Cluster
-from topo.hardware import Hardware, Link
+from preduce.schedulers.synthesis import Front, Limits, Objective, Problem, synthesise
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
 
 MODEL = 552_000_000
 

@@ -7,8 +7,8 @@ import typer
 from preduce.commands.options import Json
 
 if TYPE_CHECKING:
-    from schedulers.entry import Entry
-    from topo.cluster import Cluster
+    from preduce.schedulers.entry import Entry
+    from preduce.topo.cluster import Cluster
 
 
 def command(
@@ -19,8 +19,8 @@ def command(
 ) -> None:
     """List and explain the schedules that can be built by name."""
     from preduce.console import emit_json
-    from schedulers import registry
-    from topo.document import load_cluster
+    from preduce.schedulers import registry
+    from preduce.topo.document import load_cluster
 
     place = None if cluster is None else load_cluster(cluster)
     chosen = [registry.entry(name)] if name is not None else [registry.entry(each) for each in registry.names()]

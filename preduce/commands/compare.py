@@ -8,9 +8,9 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
-    from topo.hardware import Hardware
-    from topo.schedule import Schedule
-    from topo.timing.cost import Form
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.timing.cost import Form
 
 
 def command(
@@ -34,9 +34,9 @@ def command(
     """Put communication, step time, disagreement and drift of several schedules side by side."""
     from preduce.console import console, emit_json, number, seconds, size, table
     from preduce.report.levels import levels
-    from topo.document import load_cluster, load_schedule
-    from topo.errors import InputError
-    from topo.timing.cost import Form
+    from preduce.topo.document import load_cluster, load_schedule
+    from preduce.topo.errors import InputError
+    from preduce.topo.timing.cost import Form
 
     if form not in list(Form):
         raise typer.BadParameter(f"{form!r} is not one of {', '.join(Form)}", param_hint="--form")
@@ -81,10 +81,10 @@ def command(
 def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form") -> dict[str, Any]:
     """One line of the comparison."""
     from preduce.commands.verify import figures_of
-    from topo.timing.compute import ComputeTimes
-    from topo.timing.cost import communication
-    from topo.timing.event_graph import cycle_time
-    from topo.timing.sampling import sample
+    from preduce.topo.timing.compute import ComputeTimes
+    from preduce.topo.timing.cost import communication
+    from preduce.topo.timing.event_graph import cycle_time
+    from preduce.topo.timing.sampling import sample
 
     cost = communication(schedule, hardware, form=form)
     times = ComputeTimes.of(hardware)

@@ -28,7 +28,7 @@ def command(
         require(module, purpose)
     from preduce.demo import stages
     from preduce.demo.train import Plan
-    from runtime import merge_traces
+    from preduce.runtime import merge_traces
 
     stages.make_folder(output)
     candidates = stages.prepare(output, "2x4")

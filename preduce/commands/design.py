@@ -8,7 +8,7 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 def command(
@@ -78,7 +78,7 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
 
     from preduce.api import design
     from preduce.console import console, emit_json
-    from topo.document import dump_schedule, schedule_sha256, write_schedule
+    from preduce.topo.document import dump_schedule, schedule_sha256, write_schedule
 
     schedule = design(cluster, using=using, **parameters_of(param))
     if name is not None:
@@ -108,7 +108,7 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
 
 def phases_of(schedule: "Schedule") -> tuple[int | None, int | None]:
     """The period and the number of distinct phases, or None for strategies that have no fixed phases."""
-    from topo.strategies import AllReduce, Neighbor, Static
+    from preduce.topo.strategies import AllReduce, Neighbor, Static
 
     if isinstance(schedule.strategy, Static | AllReduce | Neighbor):
         return schedule.period, schedule.num_distinct_phases()
@@ -121,7 +121,7 @@ def parameters_of(entries: list[str]) -> dict[str, object]:
     Raises:
         InputError: an entry without `=`, or a key given twice.
     """
-    from topo.errors import InputError
+    from preduce.topo.errors import InputError
 
     found: dict[str, object] = {}
     for entry in entries:

@@ -57,9 +57,9 @@ def job_of(request: Request) -> Job:
     """
     from preduce.commands.options import compute_of, hardware_of, quantity
     from preduce.planner import Data, Job, Objective
-    from topo.document import load_cluster
-    from topo.timing.cost import Form
-    from topo.units import parse_time
+    from preduce.topo.document import load_cluster
+    from preduce.topo.timing.cost import Form
+    from preduce.topo.units import parse_time
 
     cluster = load_cluster(request.cluster)
     known = cluster.hardware is not None and cluster.hardware.model_bytes is not None
@@ -93,7 +93,7 @@ def search(request: Request, *, output: Path | None, front: Path | None, plot: P
     from preduce.console import console, emit_json, write_text
     from preduce.planner import plan
     from preduce.report.front import draw_front
-    from topo.document import write_schedule
+    from preduce.topo.document import write_schedule
 
     job = job_of(request)
     _refuse_lost_work(output, front, plot)
@@ -119,7 +119,7 @@ def search(request: Request, *, output: Path | None, front: Path | None, plot: P
 def _refuse_lost_work(output: Path | None, front: Path | None, plot: Path | None) -> None:
     """Refuse what could not be written after the search before it starts."""
     from preduce.report.picture import check_ending
-    from topo.errors import FileProblem
+    from preduce.topo.errors import FileProblem
 
     if plot is not None:
         check_ending(plot)

@@ -8,9 +8,9 @@ import typer
 from preduce.commands.options import Json
 
 if TYPE_CHECKING:
-    from schedulers.protocols.digraph import Digraph
-    from schedulers.protocols.hop import HopSetting
-    from verify.gaps import Gaps
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.verify.gaps import Gaps
 
 MAX_MATRIX = 1024
 SHOWN = 20
@@ -40,9 +40,9 @@ def command(
     """Bound the iteration gaps: as published, exactly, and as attained by exploring every interleaving."""
     from preduce.console import console, emit_json
     from preduce.graph_input import load_graph
-    from schedulers.protocols.hop import HopSetting
-    from topo.errors import InputError, UnknownError
-    from verify.gaps import gaps
+    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.topo.errors import InputError, UnknownError
+    from preduce.verify.gaps import gaps
 
     loaded = load_graph(graph, directed=directed)
     if loaded.num_workers > MAX_MATRIX:
@@ -64,7 +64,7 @@ def command(
     else:
         _print(found, graph)
         if certificate is not None:
-            from verify import checker_gaps
+            from preduce.verify import checker_gaps
 
             console().print(f"certificate written to {certificate}; check it with", style="dim", markup=False)
             console().print(f"  python -I {Path(checker_gaps.__file__)} {certificate}", style="dim", markup=False)
@@ -82,7 +82,7 @@ def _write(graph: "Digraph", setting: "HopSetting", path: Path, *, every_pair: b
     import json
 
     from preduce.console import write_text
-    from verify.gaps.certificate import gap_certificate
+    from preduce.verify.gaps.certificate import gap_certificate
 
     document = gap_certificate(graph, setting, every_pair=every_pair)
     write_text(path, json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n")
@@ -105,7 +105,7 @@ def words(setting: "HopSetting") -> str:
 
 
 def _backups(text: str) -> int | tuple[int, ...]:
-    from topo.errors import InputError
+    from preduce.topo.errors import InputError
 
     parts = text.split(",")
     if not all(part.strip().isascii() and part.strip().isdigit() and len(part) <= 9 for part in parts):

@@ -23,12 +23,12 @@ def command(
     import signal
 
     from preduce.console import console
-    from runtime.generator.keys import JobKeys
-    from runtime.generator.service import GeneratorService
-    from schedulers.protocols.group_draw import GeneratorSetting
-    from topo.document import load_schedule, schedule_sha256
-    from topo.errors import InputError
-    from topo.strategies.generated import Generated
+    from preduce.runtime.generator.keys import JobKeys
+    from preduce.runtime.generator.service import GeneratorService
+    from preduce.schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.topo.document import load_schedule, schedule_sha256
+    from preduce.topo.errors import InputError
+    from preduce.topo.strategies.generated import Generated
 
     loaded = load_schedule(schedule)
     if not isinstance(loaded.strategy, Generated):

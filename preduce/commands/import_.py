@@ -32,8 +32,8 @@ def command(
 ) -> None:
     """Turn a networkx, BlueFog, decentralizepy, Base-(k+1) or MATCHA file into a schedule; `verify` then judges it."""
     from preduce.console import console, emit_json
-    from schedulers.imports import import_schedule
-    from topo.document import dump_schedule, load_cluster, schedule_sha256, write_schedule
+    from preduce.schedulers.imports import import_schedule
+    from preduce.topo.document import dump_schedule, load_cluster, schedule_sha256, write_schedule
 
     schedule = import_schedule(
         file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,

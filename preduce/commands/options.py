@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.hardware import Hardware
-    from topo.timing.compute import ComputeTimes, Disturbance
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.timing.compute import ComputeTimes, Disturbance
 
 T = TypeVar("T")
 
@@ -60,8 +60,8 @@ def hardware_of(
     Raises:
         InputError: a quantity that is not understood.
     """
-    from topo.hardware import Hardware, Link
-    from topo.units import parse_bandwidth, parse_size, parse_time
+    from preduce.topo.hardware import Hardware, Link
+    from preduce.topo.units import parse_bandwidth, parse_size, parse_time
 
     stated = cluster.hardware if cluster is not None else None
     base = stated or Hardware(
@@ -92,7 +92,7 @@ def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
     Raises:
         InputError: a quantity that is not understood.
     """
-    from topo.errors import InputError
+    from preduce.topo.errors import InputError
 
     try:
         return parse(text)
@@ -106,8 +106,8 @@ def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:
     Raises:
         InputError: an entry that is not WORKER:FACTOR, or a worker named twice.
     """
-    from topo.errors import InputError
-    from topo.units import parse_factor
+    from preduce.topo.errors import InputError
+    from preduce.topo.units import parse_factor
 
     found: dict[int, float] = {}
     for entry in entries:
@@ -128,8 +128,8 @@ def compute_of(hardware: "Hardware", *, disturbance: str | None = None, trace: P
     Raises:
         InputError: a disturbance that is not understood.
     """
-    from topo.timing.compute import ComputeTimes
-    from topo.timing.sampling import read_trace
+    from preduce.topo.timing.compute import ComputeTimes
+    from preduce.topo.timing.sampling import read_trace
 
     times = ComputeTimes.of(hardware)
     if trace is not None:
@@ -138,9 +138,9 @@ def compute_of(hardware: "Hardware", *, disturbance: str | None = None, trace: P
 
 
 def _disturbance(text: str) -> "Disturbance":
-    from topo.errors import InputError
-    from topo.timing.compute import RandomDelay, RandomSlowdown, ShiftingDelay
-    from topo.units import parse_factor, parse_time
+    from preduce.topo.errors import InputError
+    from preduce.topo.timing.compute import RandomDelay, RandomSlowdown, ShiftingDelay
+    from preduce.topo.units import parse_factor, parse_time
 
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:

@@ -10,7 +10,7 @@ import typer
 from preduce.commands.options import Json
 
 if TYPE_CHECKING:
-    from runtime.profile import Profile
+    from preduce.runtime.profile import Profile
 
 
 def command(
@@ -33,8 +33,8 @@ def command(
 ) -> int:
     """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""
     from preduce.lazy import require_torch
-    from topo.errors import InputError
-    from topo.units import parse_size
+    from preduce.topo.errors import InputError
+    from preduce.topo.units import parse_size
 
     require_torch()
     size = int(parse_size(model_bytes))
@@ -53,7 +53,7 @@ def command(
             "profile: runs inside a job; start it with --workers N here, or on the cluster with "
             "torchrun … -m preduce profile -o cluster.yaml"
         )
-    from runtime.launch import launch
+    from preduce.runtime.launch import launch
 
     return launch(measure, num_workers=workers, num_nodes=nodes)
 
@@ -67,9 +67,9 @@ def _measure(
 
     import torch
 
-    from runtime.join import default_world
-    from runtime.profile import profile
-    from runtime.profile.surroundings import cluster_of, gpu_topology, num_rails, slurm_switches
+    from preduce.runtime.join import default_world
+    from preduce.runtime.profile import profile
+    from preduce.runtime.profile.surroundings import cluster_of, gpu_topology, num_rails, slurm_switches
 
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else 0)
     if not torch.cuda.is_available():
@@ -96,8 +96,8 @@ def _measure(
 
 def _report(found: "Profile", output: Path, *, as_json: bool) -> None:
     from preduce.console import console, emit_json, seconds, table
-    from runtime.profile.surroundings import slurm_words
-    from topo.document import dump_cluster, write_cluster
+    from preduce.runtime.profile.surroundings import slurm_words
+    from preduce.topo.document import dump_cluster, write_cluster
 
     write_cluster(output, found.cluster)
     notes = _notes(found)
@@ -149,7 +149,7 @@ def _function(text: str) -> Callable[[], object]:
     """
     import runpy
 
-    from topo.errors import InputError
+    from preduce.topo.errors import InputError
 
     path, _, name = text.rpartition(":")
     if not path or not Path(path).is_file():

@@ -35,8 +35,8 @@ def command(
     environment: dict[str, str] = {}
     generated = False
     if schedule is not None:
-        from topo.document import load_schedule
-        from topo.errors import InputError
+        from preduce.topo.document import load_schedule
+        from preduce.topo.errors import InputError
 
         loaded = load_schedule(schedule)
         if workers is not None and workers != loaded.num_workers:
@@ -49,11 +49,11 @@ def command(
     if workers is None:
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
     require_torch()
-    from runtime.launch import launch
+    from preduce.runtime.launch import launch
 
     with contextlib.ExitStack() as stack:
         if generated and schedule is not None:
-            from runtime.generator.beside import generator_beside
+            from preduce.runtime.generator.beside import generator_beside
 
             environment |= stack.enter_context(generator_beside(schedule.resolve()))
         return launch(

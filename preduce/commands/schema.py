@@ -15,7 +15,7 @@ def command(
     import json
 
     from preduce.console import console, emit_json, write_text
-    from topo.document.schema import cluster_schema, schedule_schema
+    from preduce.topo.document.schema import cluster_schema, schedule_schema
 
     if format_ not in {"schedule", "cluster"}:
         raise typer.BadParameter(f"{format_!r} is not one of schedule, cluster", param_hint="FORMAT")

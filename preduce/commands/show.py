@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from preduce.report.grid import Grid
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 def command(
@@ -27,9 +27,9 @@ def command(
 ) -> None:
     """Draw the phases: rows are workers, columns steps, a colour and letter per group; a skip is blank."""
     from preduce.console import console, emit_json, write_text
-    from topo.document import load_schedule
-    from topo.strategies import Neighbor
-    from topo.units import parse_size
+    from preduce.topo.document import load_schedule
+    from preduce.topo.strategies import Neighbor
+    from preduce.topo.units import parse_size
 
     loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
     if isinstance(loaded.strategy, Neighbor):
@@ -81,7 +81,7 @@ def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
 
 def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:
     from preduce.console import console, emit_json, table, write_text
-    from topo.strategies import Neighbor
+    from preduce.topo.strategies import Neighbor
 
     assert isinstance(schedule.strategy, Neighbor)
     if as_json:

@@ -8,8 +8,8 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
-    from runtime.virtual import Timeline
-    from topo.schedule import Schedule
+    from preduce.runtime.virtual import Timeline
+    from preduce.topo.schedule import Schedule
 
 Disturb = Annotated[
     str | None,
@@ -47,10 +47,10 @@ def command(
 ) -> None:
     """Predict step times, waiting and communication; without --model-bytes communication takes no time."""
     from preduce.console import emit_json
-    from runtime.virtual import simulate
-    from topo.document import load_cluster, load_schedule
-    from topo.errors import InputError
-    from topo.timing.cost import Form
+    from preduce.runtime.virtual import simulate
+    from preduce.topo.document import load_cluster, load_schedule
+    from preduce.topo.errors import InputError
+    from preduce.topo.timing.cost import Form
 
     loaded = load_schedule(schedule)
     if form not in list(Form):
@@ -69,7 +69,7 @@ def command(
     timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=Form(form))
     facts = facts_of(loaded, timeline)
     if times.is_fixed:
-        from topo.timing.event_graph import cycle_time
+        from preduce.topo.timing.event_graph import cycle_time
 
         steady = cycle_time(loaded, hardware, times, form=Form(form))
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}

@@ -9,8 +9,8 @@ import typer
 from preduce.commands.options import Json
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
-    from verify.base import Claim, Proof
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.base import Claim, Proof
 
 MARK = {"proved": "[green]proved[/]", "refuted": "[bold red]refuted[/]", "not proved": "[yellow]not proved[/]"}
 
@@ -38,10 +38,10 @@ def command(
     import json
 
     from preduce.console import console, emit_json, write_text
-    from topo.document import load_schedule, write_schedule
-    from topo.errors import InputError
-    from topo.units import parse_size
-    from verify.prove import prove
+    from preduce.topo.document import load_schedule, write_schedule
+    from preduce.topo.errors import InputError
+    from preduce.topo.units import parse_size
+    from preduce.verify.prove import prove
 
     if schedule.stem.endswith(".py") or ".py:" in schedule.name:
         loaded, proof = _of_function(str(schedule), cluster, period)
@@ -79,7 +79,7 @@ def command(
     else:
         _print(loaded, proof, figures, explain=explain)
         if certificate is not None:
-            from verify import checker
+            from preduce.verify import checker
 
             console().print(f"certificate written to {certificate}; check it with", style="dim")
             console().print(f"  python -I {Path(checker.__file__)} {certificate} {schedule}", style="dim")
@@ -92,9 +92,9 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[
     Raises:
         InputError: the cluster or period is missing, or the function cannot be run.
     """
-    from topo.document import load_cluster
-    from topo.errors import InputError
-    from verify.functions import load_function, prove_function
+    from preduce.topo.document import load_cluster
+    from preduce.topo.errors import InputError
+    from preduce.verify.functions import load_function, prove_function
 
     if cluster is None or period is None:
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
@@ -111,8 +111,8 @@ def _gap_claim(schedule: "Schedule", text: str) -> "Claim":
     """
     from fractions import Fraction
 
-    from topo.errors import InputError
-    from verify.spectral import prove_gap
+    from preduce.topo.errors import InputError
+    from preduce.verify.spectral import prove_gap
 
     kind, _, value = text.partition(":")
     try:
@@ -126,8 +126,8 @@ def figures_of(schedule: "Schedule | None") -> dict[str, Any]:
     """The figures as plain numbers (null where there is none), with the kind and method of each under `how`."""
     if schedule is None:
         return {"how": {}}
-    from topo.errors import ScheduleError
-    from topo.figures import figures
+    from preduce.topo.errors import ScheduleError
+    from preduce.topo.figures import figures
 
     try:
         return figures(schedule).to_json()

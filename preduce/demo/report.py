@@ -10,7 +10,7 @@ from preduce.report import page
 from preduce.report.curves import draw_curves, draw_operations
 from preduce.report.grid import grid_of
 from preduce.report.picture import draw_schedule
-from topo.figures import figures
+from preduce.topo.figures import figures
 
 if TYPE_CHECKING:
     from preduce.demo.results import Result

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.errors import FileProblem
+from preduce.topo.errors import FileProblem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 TRAIN_IMAGES = 1438
 TEST_IMAGES = 359

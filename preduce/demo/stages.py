@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 from preduce.api import design
 from preduce.demo.results import Result, read_result
-from topo.document import write_schedule
-from topo.errors import FileProblem, UnavailableError
-from topo.hardware import Hardware, Link
-from topo.timing.compute import ComputeTimes
-from topo.timing.cost import Form
-from topo.timing.event_graph import cycle_time
-from verify.prove import prove
+from preduce.topo.document import write_schedule
+from preduce.topo.errors import FileProblem, UnavailableError
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.cost import Form
+from preduce.topo.timing.event_graph import cycle_time
+from preduce.verify.prove import prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.demo.train import Plan
-    from topo.schedule import Schedule
-    from verify.base import Proof
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.base import Proof
 
 CHOICES: dict[str, tuple[str, dict[str, object]]] = {
     "All-Reduce": ("allreduce", {}),

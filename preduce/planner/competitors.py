@@ -11,19 +11,19 @@ import numpy as np
 
 from preduce.planner.job import Data
 from preduce.planner.option import Option, measure
-from schedulers import registry
-from schedulers.synthesis.shape import derived_paces
-from topo.errors import PreduceError
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Static
-from topo.strategies.base import Averaging
-from topo.timing.cost import Form
+from preduce.schedulers import registry
+from preduce.schedulers.synthesis.shape import derived_paces
+from preduce.topo.errors import PreduceError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Static
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from preduce.planner.job import Job
-    from schedulers.entry import Entry
+    from preduce.schedulers.entry import Entry
 
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""

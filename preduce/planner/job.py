@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from topo.errors import InputError
-from topo.timing.compute import ComputeTimes
-from topo.timing.cost import Form, bytes_of
+from preduce.topo.errors import InputError
+from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.cost import Form, bytes_of
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.hardware import Hardware
-    from topo.timing.compute import Disturbance
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.timing.compute import Disturbance
 
 
 class Data(StrEnum):

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.planner.job import Data
 from preduce.planner.steps_model import CORRECTED, FITTED
-from topo.errors import PreduceError
-from topo.timing.cost import Form, communication
-from topo.timing.event_graph import cycle_time
-from topo.timing.sampling import sample
+from preduce.topo.errors import PreduceError
+from preduce.topo.timing.cost import Form, communication
+from preduce.topo.timing.event_graph import cycle_time
+from preduce.topo.timing.sampling import sample
 
 if TYPE_CHECKING:
     from preduce.planner.job import Job
-    from topo.figures.base import Figure
-    from topo.schedule import Schedule
+    from preduce.topo.figures.base import Figure
+    from preduce.topo.schedule import Schedule
 
 MAX_SAMPLED_WORKERS = 4096
 
@@ -95,8 +95,8 @@ def measure(
     Raises:
         PreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
     """
-    from topo.figures import contraction, disagreement, drift
-    from topo.figures.correction import is_correctable
+    from preduce.topo.figures import contraction, disagreement, drift
+    from preduce.topo.figures.correction import is_correctable
 
     chosen = form or job.form
     cost = communication(schedule, job.hardware, form=chosen)

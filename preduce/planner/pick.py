@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from preduce.planner.job import Data, Objective
 from preduce.planner.steps_model import CORRECTED, FITTED
-from topo.errors import UnknownError
-from topo.timing.cost import Form
+from preduce.topo.errors import UnknownError
+from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,10 +15,10 @@ from preduce.planner.pick import cautions, pick, reasons
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedulers.synthesis.explore import Progress
-    from schedulers.synthesis.problem import Candidate, Front
-    from topo.schedule import Schedule
-    from verify import Proof
+    from preduce.schedulers.synthesis.explore import Progress
+    from preduce.schedulers.synthesis.problem import Candidate, Front
+    from preduce.topo.schedule import Schedule
+    from preduce.verify import Proof
 
 CATALOGUE_SHARE = 0.25
 """Of the time limit, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
@@ -70,7 +70,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         InputError: the job cannot be.
         UnknownError: nothing within the limits was found in the time.
     """
-    from verify import prove
+    from preduce.verify import prove
 
     say = progress or (lambda _: None)
     started = monotonic()
@@ -114,7 +114,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
 
 def _asked_first(found: Front) -> list[Candidate]:
     """The search's best, then its front in an order of which every beginning is spread over the whole."""
-    from schedulers.synthesis.front import scattered
+    from preduce.schedulers.synthesis.front import scattered
 
     rest = scattered([candidate for candidate in found.candidates if candidate is not found.best])
     return rest if found.best is None else [found.best, *rest]
@@ -132,7 +132,7 @@ def _by_communication(option: Option) -> float:
 
 def _exact(job: Job) -> list[Option]:
     """The fewest rounds of exact consensus known for groups of the job's size, with the bound on their number."""
-    from schedulers.synthesis.exact_rounds import fewest_rounds
+    from preduce.schedulers.synthesis.exact_rounds import fewest_rounds
 
     n = job.cluster.num_workers
     if n > MAX_EXACT_WORKERS:
@@ -144,9 +144,9 @@ def _exact(job: Job) -> list[Option]:
 
 
 def _search(job: Job, hints: tuple[Schedule, ...], seconds: float, say: Callable[[str], None]) -> Front:
-    from schedulers.synthesis.front import synthesise
-    from schedulers.synthesis.problem import Limits, Problem
-    from schedulers.synthesis.problem import Objective as Goal
+    from preduce.schedulers.synthesis.front import synthesise
+    from preduce.schedulers.synthesis.problem import Limits, Problem
+    from preduce.schedulers.synthesis.problem import Objective as Goal
 
     goal = {
         Objective.COMMUNICATION: Goal.COMMUNICATION,

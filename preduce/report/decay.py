@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.strategies import AllReduce, Neighbor, Static
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies import AllReduce, Neighbor, Static
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 def decay(schedule: Schedule, *, num_rounds: int = 64, columns: int = 32, seed: int = 0) -> npt.NDArray[np.float64]:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from verify.explore import Trace
-    from verify.gaps import Gaps
-    from verify.gaps.paper import Matrix
+    from preduce.verify.explore import Trace
+    from preduce.verify.gaps import Gaps
+    from preduce.verify.gaps.paper import Matrix
 
 MAX_STEPS = 80
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from preduce.report.grid import PALETTE
 from preduce.report.picture import INK, PALE, new_figure
-from topo.errors import InputError
-from topo.strategies import Neighbor
+from preduce.topo.errors import InputError
+from preduce.topo.strategies import Neighbor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 MAX_WORKERS = 512
 MAX_ROUNDS = 12

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.strategies import AllReduce, Static
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies import AllReduce, Static
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 PALETTE = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#a0cbe8",

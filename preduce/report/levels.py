@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from topo.switches import above
+from preduce.topo.switches import above
 
 if TYPE_CHECKING:
-    from topo.hardware import Hardware, Switch
+    from preduce.topo.hardware import Hardware, Switch
 
 
 def levels(hardware: Hardware, num_nodes: int) -> str:

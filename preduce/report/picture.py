@@ -6,7 +6,7 @@ from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from topo.errors import FileProblem, InputError, MissingFeatureError
+from preduce.topo.errors import FileProblem, InputError, MissingFeatureError
 
 if TYPE_CHECKING:
     from pathlib import Path

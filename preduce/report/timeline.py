@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from runtime.virtual import Timeline
-    from topo.cluster import Cluster
+    from preduce.runtime.virtual import Timeline
+    from preduce.topo.cluster import Cluster
 
     Times = npt.NDArray[np.float64]
 

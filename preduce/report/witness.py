@@ -14,8 +14,8 @@ import numpy as np
 from preduce.report.decay import decay
 from preduce.report.grid import PALETTE
 from preduce.report.picture import INK, PALE, new_figure, save
-from topo.errors import InputError
-from topo.strategies import Neighbor
+from preduce.topo.errors import InputError
+from preduce.topo.strategies import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from topo.schedule import Schedule
-    from verify.base import Claim, Proof
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.base import Claim, Proof
 
 MAX_WORKERS = 256
 ALARM = "#d62728"

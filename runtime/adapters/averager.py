@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.facts import read_schedule
-from runtime.join import place
-from runtime.primitive import p_reduce
-from topo.errors import InputError
+from preduce.runtime.facts import read_schedule
+from preduce.runtime.join import place
+from preduce.runtime.primitive import p_reduce
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
     from typing import Any
 
-    from runtime.communicators import World
-    from topo.schedule import Schedule
+    from preduce.runtime.communicators import World
+    from preduce.topo.schedule import Schedule
 
 
 class ScheduleAverager:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.adapters.averager import refuse_strategy
-from runtime.facts import read_schedule
-from runtime.join import place
-from runtime.primitive import p_reduce
-from runtime.torch_api import GradBucket
-from topo.errors import InputError
-from topo.phase import Group
+from preduce.runtime.adapters.averager import refuse_strategy
+from preduce.runtime.facts import read_schedule
+from preduce.runtime.join import place
+from preduce.runtime.primitive import p_reduce
+from preduce.runtime.torch_api import GradBucket
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runtime.communicators import World
-    from topo.schedule import Schedule
+    from preduce.runtime.communicators import World
+    from preduce.topo.schedule import Schedule
 
 
 class HookGradients(StrEnum):

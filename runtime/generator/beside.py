@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.generator.keys import JobKeys
-from topo.errors import UnavailableError
+from preduce.runtime.generator.keys import JobKeys
+from preduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

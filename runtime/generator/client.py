@@ -15,10 +15,10 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runtime.generator.wire import FromWorker, Heard, Refused, pack_request, unpack_reply
-from schedulers.protocols.base import Send
-from schedulers.protocols.group_generator import Ask
-from schedulers.protocols.group_worker import (
+from preduce.runtime.generator.wire import FromWorker, Heard, Refused, pack_request, unpack_reply
+from preduce.schedulers.protocols.base import Send
+from preduce.schedulers.protocols.group_generator import Ask
+from preduce.schedulers.protocols.group_worker import (
     ASKED,
     ENDED,
     FENCED,
@@ -31,12 +31,12 @@ from schedulers.protocols.group_worker import (
     NextRound,
     WorkerState,
 )
-from topo.errors import FencedError, InputError, UnavailableError
+from preduce.topo.errors import FencedError, InputError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.generator.keys import JobKeys
+    from preduce.runtime.generator.keys import JobKeys
 
 RETRY_SECONDS = 0.5
 COST_ROUNDS = 4

@@ -12,7 +12,7 @@ import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from topo.errors import FileProblem, InputError, MissingFeatureError
+from preduce.topo.errors import FileProblem, InputError, MissingFeatureError
 
 KEY_LENGTH = 40
 

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topo.errors import FileProblem, UnavailableError
+from preduce.topo.errors import FileProblem, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

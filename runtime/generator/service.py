@@ -11,8 +11,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from runtime.generator.log import Log
-from runtime.generator.wire import (
+from preduce.runtime.generator.log import Log
+from preduce.runtime.generator.wire import (
     MAX_REQUEST_BYTES,
     FromWorker,
     Heard,
@@ -24,16 +24,16 @@ from runtime.generator.wire import (
     unpack_request,
     unpack_state,
 )
-from schedulers.protocols.base import Crashed, Note, Send
-from schedulers.protocols.group_generator import DEAD, Bye, GroupGenerator
-from topo.errors import InputError, UnavailableError
+from preduce.schedulers.protocols.base import Crashed, Note, Send
+from preduce.schedulers.protocols.group_generator import DEAD, Bye, GroupGenerator
+from preduce.topo.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from runtime.generator.keys import JobKeys
-    from schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.runtime.generator.keys import JobKeys
+    from preduce.schedulers.protocols.group_draw import GeneratorSetting
 
 LEASE_SECONDS = 10.0
 COMPACT_BYTES = 2 * 2**20

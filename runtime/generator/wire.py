@@ -6,9 +6,19 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from schedulers.protocols.group_buffers import GroupBuffers, Outstanding
-from schedulers.protocols.group_generator import Alone, Ask, Bye, Fenced, GeneratorState, Grant, Later, Reply, Void
-from topo.errors import InputError
+from preduce.schedulers.protocols.group_buffers import GroupBuffers, Outstanding
+from preduce.schedulers.protocols.group_generator import (
+    Alone,
+    Ask,
+    Bye,
+    Fenced,
+    GeneratorState,
+    Grant,
+    Later,
+    Reply,
+    Void,
+)
+from preduce.topo.errors import InputError
 
 MAX_REQUEST_BYTES = 1024
 MAX_NUMBER = 2**53

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import least_squares
 
-from topo.hardware import Hardware, Link
-from topo.timing.cost import group_seconds
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.timing.cost import group_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from runtime.profile.measure import Measurement
-    from topo.cluster import Cluster
+    from preduce.runtime.profile.measure import Measurement
+    from preduce.topo.cluster import Cluster
 
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
 NEGLIGIBLE = 1e-3

@@ -11,8 +11,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.communicators import World
-    from topo.phase import Phase
+    from preduce.runtime.communicators import World
+    from preduce.topo.phase import Phase
 
 WARM_UP = 1
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from runtime.join import default_world
-from runtime.profile.fit import fit_hardware, predicted_seconds
-from runtime.profile.measure import Measurement, measure_phases
-from runtime.profile.phases import calibration_phases, random_phases
-from topo.hardware import Hardware
-from topo.schedule import Schedule
-from topo.strategies import Static
+from preduce.runtime.join import default_world
+from preduce.runtime.profile.fit import fit_hardware, predicted_seconds
+from preduce.runtime.profile.measure import Measurement, measure_phases
+from preduce.runtime.profile.phases import calibration_phases, random_phases
+from preduce.topo.hardware import Hardware
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from runtime.communicators import World
-    from topo.cluster import Cluster
-    from topo.phase import Phase
+    from preduce.runtime.communicators import World
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.phase import Phase
 
 STEP_REPETITIONS = 10
 

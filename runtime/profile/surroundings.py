@@ -7,13 +7,13 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from topo.cluster import Cluster
-from topo.hardware import Switch
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from runtime.communicators import World
+    from preduce.runtime.communicators import World
 
 NEAR = {"PIX", "PXB"}
 """Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""

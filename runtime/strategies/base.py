@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from runtime.buffers import FlatModel
-    from runtime.reduction import Reducer
-    from topo.schedule import Schedule
+    from preduce.runtime.buffers import FlatModel
+    from preduce.runtime.reduction import Reducer
+    from preduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.commit import commit_mean, commit_riders, rescale_progress
-from runtime.communicators import GlooWorld
-from runtime.generator.client import GeneratorClient
-from runtime.generator.keys import JobKeys
-from runtime.survivors import Survivors
-from topo.errors import InputError, MissingFeatureError
-from topo.phase import Group
-from topo.strategies.base import Averaging
+from preduce.runtime.commit import commit_mean, commit_riders, rescale_progress
+from preduce.runtime.communicators import GlooWorld
+from preduce.runtime.generator.client import GeneratorClient
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.survivors import Survivors
+from preduce.topo.errors import InputError, MissingFeatureError
+from preduce.topo.phase import Group
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from runtime.strategies.base import Run
+    from preduce.runtime.strategies.base import Run
 
 ADDRESS = "PREDUCE_GENERATOR"
 KEYS = "PREDUCE_GENERATOR_KEYS"

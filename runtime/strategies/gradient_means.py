@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.commit import commit_gradients, commit_riders
+from preduce.runtime.commit import commit_gradients, commit_riders
 
 if TYPE_CHECKING:
-    from runtime.strategies.base import Run
+    from preduce.runtime.strategies.base import Run
 
 
 class GradientMeans:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.commit import commit_delayed, commit_mean, commit_riders, rescale_progress, snapshot_riders
-from topo.strategies.base import Averaging
+from preduce.runtime.commit import commit_delayed, commit_mean, commit_riders, rescale_progress, snapshot_riders
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from runtime.reduction import Reduction
-    from runtime.strategies.base import Run
-    from topo.phase import Group
+    from preduce.runtime.reduction import Reduction
+    from preduce.runtime.strategies.base import Run
+    from preduce.topo.phase import Group
 
 
 class GroupMeans:

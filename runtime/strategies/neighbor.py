@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.neighbourhood import Neighbourhood, PeerReducer
-from runtime.strategies.group_means import GroupMeans
-from topo.errors import InputError
-from topo.strategies.neighbor import Neighbor
+from preduce.runtime.neighbourhood import Neighbourhood, PeerReducer
+from preduce.runtime.strategies.group_means import GroupMeans
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
-    from runtime.strategies.base import Run
-    from topo.phase import Group
+    from preduce.runtime.strategies.base import Run
+    from preduce.topo.phase import Group
 
 
 class NeighborMeans(GroupMeans):

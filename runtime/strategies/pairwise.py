@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.post import Letter, Post
-from runtime.reduction import GoneError
-from runtime.through_servers import from_bytes, to_bytes
-from schedulers.protocols.adpsgd import Answer, Ask, Choose, two_sides
-from schedulers.protocols.base import Note, Received, Send
-from schedulers.protocols.digraph import Digraph
-from topo.errors import InputError
-from topo.strategies.base import Averaging
-from topo.strategies.pairwise import Pairwise
+from preduce.runtime.post import Letter, Post
+from preduce.runtime.reduction import GoneError
+from preduce.runtime.through_servers import from_bytes, to_bytes
+from preduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, two_sides
+from preduce.schedulers.protocols.base import Note, Received, Send
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.pairwise import Pairwise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runtime.recorder import Operation
-    from runtime.strategies.base import Run
-    from topo.strategies.base import Strategy
+    from preduce.runtime.recorder import Operation
+    from preduce.runtime.strategies.base import Run
+    from preduce.topo.strategies.base import Strategy
 
 
 class PairMeans:

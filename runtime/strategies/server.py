@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.post import Letter, Post
-from runtime.reduction import GoneError, Reducer
-from runtime.strategies.gradient_means import GradientMeans
-from runtime.strategies.group_means import GroupMeans
-from runtime.through_servers import ServerCommunicator, ThroughServers, from_bytes, shard_bounds, to_bytes
-from topo.errors import InputError
-from topo.schedule import Schedule
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.base import Averaging
-from topo.strategies.server import Server
+from preduce.runtime.post import Letter, Post
+from preduce.runtime.reduction import GoneError, Reducer
+from preduce.runtime.strategies.gradient_means import GradientMeans
+from preduce.runtime.strategies.group_means import GroupMeans
+from preduce.runtime.through_servers import ServerCommunicator, ThroughServers, from_bytes, shard_bounds, to_bytes
+from preduce.topo.errors import InputError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.server import Server
 
 if TYPE_CHECKING:
-    from runtime.recorder import Operation
-    from runtime.strategies.base import Run, Strategy
+    from preduce.runtime.recorder import Operation
+    from preduce.runtime.strategies.base import Run, Strategy
 
 
 class SynchronousServer:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.base_graph import as_phase, as_round, base
-from schedulers.entry import Entry, Parameter
-from topo.schedule import Schedule
-from topo.strategies.neighbor import Neighbor
-from topo.strategies.static import Static
+from preduce.schedulers.base_graph import as_phase, as_round, base
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from schedulers.base_graph import Exchange
-    from topo.cluster import Cluster
+    from preduce.schedulers.base_graph import Exchange
+    from preduce.topo.cluster import Cluster
 
 
 def schedule(name: str, cluster: Cluster, exchanges: list[Exchange]) -> Schedule:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn
 
-from schedulers.entry import Entry
+from preduce.schedulers.entry import Entry
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
     Matrix = list[list[Fraction]]
 

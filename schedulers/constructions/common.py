@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.entry import Parameter
-from schedulers.factors import divisors
-from topo.graphs.weights import METHODS, weigh
-from topo.schedule import Schedule
-from topo.strategies.neighbor import Neighbor, Round
+from preduce.schedulers.entry import Parameter
+from preduce.schedulers.factors import divisors
+from preduce.topo.graphs.weights import METHODS, weigh
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.neighbor import Neighbor, Round
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
-    from topo.graphs.base import Graph
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.graphs.base import Graph
 
 WEIGHTS = Parameter(
     name="weights", kind="text", default="metropolis", choices=tuple(METHODS), help="how edges are weighed"

@@ -1,6 +1,6 @@
 """D-EquiStatic graph: the directed one."""
 
-from schedulers.shifts import equistatic
+from preduce.schedulers.shifts import equistatic
 
 ENTRY = equistatic(
     name="d-equistatic",

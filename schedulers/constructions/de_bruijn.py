@@ -5,15 +5,15 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import rounds
-from schedulers.entry import Entry, Parameter
-from schedulers.factors import divisors
-from topo.graphs.de_bruijn import de_bruijn
-from topo.graphs.weights.constant import constant
+from preduce.schedulers.constructions.common import rounds
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.factors import divisors
+from preduce.topo.graphs.de_bruijn import de_bruijn
+from preduce.topo.graphs.weights.constant import constant
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def length_of(num_workers: int, base: int) -> int | None:

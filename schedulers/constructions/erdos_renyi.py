@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import SEED, WEIGHTS, fixed
-from schedulers.entry import Entry, Parameter
-from topo.graphs.erdos_renyi import erdos_renyi
+from preduce.schedulers.constructions.common import SEED, WEIGHTS, fixed
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.graphs.erdos_renyi import erdos_renyi
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, probability: float | None, seed: int, weights: str) -> Schedule:

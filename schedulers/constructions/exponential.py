@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import WEIGHTS, fixed
-from schedulers.entry import Entry, always
-from topo.graphs.exponential import exponential
+from preduce.schedulers.constructions.common import WEIGHTS, fixed
+from preduce.schedulers.entry import Entry, always
+from preduce.topo.graphs.exponential import exponential
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, weights: str) -> Schedule:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.constructions.common import SEED, rounds
-from schedulers.entry import Entry, Parameter
-from schedulers.factors import ceil_log2
-from topo.strategies.neighbor import Round
+from preduce.schedulers.constructions.common import SEED, rounds
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.factors import ceil_log2
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, sweeps: int, seed: int) -> Schedule:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import WEIGHTS, fixed
-from schedulers.entry import Entry, Parameter
-from topo.graphs.hop_figure_21 import hop_figure_21
+from preduce.schedulers.constructions.common import WEIGHTS, fixed
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.graphs.hop_figure_21 import hop_figure_21
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, setting: str, weights: str) -> Schedule:

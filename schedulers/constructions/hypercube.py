@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import WEIGHTS, fixed, nearest_powers
-from schedulers.entry import Entry
-from schedulers.factors import ceil_log2
-from topo.graphs.hypercube import hypercube
+from preduce.schedulers.constructions.common import WEIGHTS, fixed, nearest_powers
+from preduce.schedulers.entry import Entry
+from preduce.schedulers.factors import ceil_log2
+from preduce.topo.graphs.hypercube import hypercube
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, weights: str) -> Schedule:

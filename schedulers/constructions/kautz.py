@@ -5,14 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import rounds
-from schedulers.entry import Entry, Parameter
-from topo.graphs.kautz import kautz
-from topo.graphs.weights.constant import constant
+from preduce.schedulers.constructions.common import rounds
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.graphs.kautz import kautz
+from preduce.topo.graphs.weights.constant import constant
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def shape_of(num_workers: int, degree: int | None) -> tuple[int, int] | None:

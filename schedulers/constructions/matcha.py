@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.constructions.common import ROUNDS, SEED, sides
-from schedulers.constructions.common import rounds as of_rounds
-from schedulers.entry import Entry, Parameter
-from topo.graphs.matchings import activation, matchings, mixing_weight, sample
+from preduce.schedulers.constructions.common import ROUNDS, SEED, sides
+from preduce.schedulers.constructions.common import rounds as of_rounds
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.graphs.base import Graph
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.graphs.base import Graph
+    from preduce.topo.schedule import Schedule
 
 MAX_EDGES = 2000
 
 
 def base_graph(num_workers: int, name: str, seed: int) -> Graph:
     """The graph that is decomposed."""
-    from topo.graphs import complete, erdos_renyi, ring, torus
+    from preduce.topo.graphs import complete, erdos_renyi, ring, torus
 
     if name == "ring":
         return ring.ring(num_workers)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.entry import Entry, Parameter
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies.static import Static
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 def dimensions(num_workers: int, side: int) -> int:

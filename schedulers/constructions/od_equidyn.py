@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.constructions.common import ROUNDS, SEED, shift
-from schedulers.constructions.common import rounds as of_rounds
-from schedulers.entry import Entry
+from preduce.schedulers.constructions.common import ROUNDS, SEED, shift
+from preduce.schedulers.constructions.common import rounds as of_rounds
+from preduce.schedulers.entry import Entry
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 ETA = Fraction(1, 2)
 

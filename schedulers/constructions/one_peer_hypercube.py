@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import nearest_powers
-from schedulers.entry import Entry
-from schedulers.factors import ceil_log2
-from schedulers.rules.algebra import schedule
-from schedulers.rules.hyper_cuboid import explicit_phases, rule
-from topo.schedule import Schedule
-from topo.strategies.static import Static
+from preduce.schedulers.constructions.common import nearest_powers
+from preduce.schedulers.entry import Entry
+from preduce.schedulers.factors import ceil_log2
+from preduce.schedulers.rules.algebra import schedule
+from preduce.schedulers.rules.hyper_cuboid import explicit_phases, rule
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 def make(cluster: Cluster) -> Schedule:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.constructions.common import ROUNDS, SEED, symmetric
-from schedulers.constructions.common import rounds as of_rounds
-from schedulers.constructions.od_equidyn import draw, refuse
-from schedulers.entry import Entry
+from preduce.schedulers.constructions.common import ROUNDS, SEED, symmetric
+from preduce.schedulers.constructions.common import rounds as of_rounds
+from preduce.schedulers.constructions.od_equidyn import draw, refuse
+from preduce.schedulers.entry import Entry
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
-    from topo.strategies.neighbor import Round
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.neighbor import Round
 
 ETA = Fraction(1, 2)
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.constructions.common import SEED
-from schedulers.entry import Entry, Parameter
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies.static import Static
+from preduce.schedulers.constructions.common import SEED
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 def phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:
@@ -35,7 +35,7 @@ def make(cluster: Cluster, group: int | None, phases: int, seed: int) -> Schedul
 
 
 def _connected(phases: list[Phase]) -> bool:
-    from topo.graphs.base import Graph
+    from preduce.topo.graphs.base import Graph
 
     first = [np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in phases]
     members = [p.members for p in phases]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import SEED, WEIGHTS, fixed
-from schedulers.entry import Entry, Parameter
-from topo.graphs.random_regular import random_regular
+from preduce.schedulers.constructions.common import SEED, WEIGHTS, fixed
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.graphs.random_regular import random_regular
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, degree: int, seed: int, weights: str) -> Schedule:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import WEIGHTS, fixed
-from schedulers.entry import Entry
-from topo.graphs.ring_based import ring_based
+from preduce.schedulers.constructions.common import WEIGHTS, fixed
+from preduce.schedulers.entry import Entry
+from preduce.topo.graphs.ring_based import ring_based
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, weights: str) -> Schedule:

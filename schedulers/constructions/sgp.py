@@ -5,13 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import rounds, shift
-from schedulers.entry import Entry, Parameter
-from schedulers.factors import ceil_log2
+from preduce.schedulers.constructions.common import rounds, shift
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.factors import ceil_log2
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def hops(num_workers: int, variant: str) -> list[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.base_graph import simple_base
-from schedulers.constructions.base_k_plus_1 import K, refuse, schedule
-from schedulers.entry import Entry
+from preduce.schedulers.base_graph import simple_base
+from preduce.schedulers.constructions.base_k_plus_1 import K, refuse, schedule
+from preduce.schedulers.entry import Entry
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, k: int) -> Schedule:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.constructions.common import WEIGHTS, fixed, sides, why_not_sides
-from schedulers.entry import Entry, Parameter
-from topo.graphs.torus import torus
+from preduce.schedulers.constructions.common import WEIGHTS, fixed, sides, why_not_sides
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.topo.graphs.torus import torus
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 LEAST_SIDE = 3
 

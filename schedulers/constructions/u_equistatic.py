@@ -1,6 +1,6 @@
 """U-EquiStatic graph: the undirected one."""
 
-from schedulers.shifts import equistatic
+from preduce.schedulers.shifts import equistatic
 
 ENTRY = equistatic(
     name="u-equistatic",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.imports.base import exact, from_edges
-from topo.errors import DocumentError, ScheduleError
+from preduce.schedulers.imports.base import exact, from_edges
+from preduce.topo.errors import DocumentError, ScheduleError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from schedulers.imports.base import Imported
+    from preduce.schedulers.imports.base import Imported
 
 MAX_WORKERS = 20_000
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.imports.balance import balanced
-from topo.cluster import Cluster
-from topo.errors import ScheduleError
-from topo.graphs.base import Graph
-from topo.graphs.weights import weigh
-from topo.schedule import Schedule
-from topo.strategies.neighbor import Neighbor, Round
+from preduce.schedulers.imports.balance import balanced
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
+from preduce.topo.graphs.base import Graph
+from preduce.topo.graphs.weights import weigh
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.neighbor import Neighbor, Round
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.registry import build
-from topo.cluster import Cluster
-from topo.document import parse_json
-from topo.errors import DocumentError
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import parse_json
+from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 def read(data: bytes, source: str, *, cluster: Cluster | None = None, k: int = 1) -> Schedule:

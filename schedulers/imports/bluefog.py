@@ -8,18 +8,18 @@ from itertools import islice
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from schedulers.imports.base import schedule
-from topo.errors import ScheduleError
-from topo.strategies.neighbor import Round
+from preduce.schedulers.imports.base import schedule
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import networkx as nx
 
-    from topo.cluster import Cluster
-    from topo.graphs.base import Graph
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.graphs.base import Graph
+    from preduce.topo.schedule import Schedule
 
     Ranks = tuple[Sequence[int], Sequence[int]]
 
@@ -62,7 +62,7 @@ def one_peer(
     Raises:
         ScheduleError: as `one_peer_rounds`, or a cluster of another size.
     """
-    from topo.graphs.base import Graph
+    from preduce.topo.graphs.base import Graph
 
     return schedule(name, one_peer_rounds(Graph.from_networkx(graph)), cluster)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.imports.base import from_edges
-from schedulers.imports.edge_list import lines_of, rank
-from topo.errors import DocumentError
+from preduce.schedulers.imports.base import from_edges
+from preduce.schedulers.imports.edge_list import lines_of, rank
+from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
-    from schedulers.imports.base import Imported
+    from preduce.schedulers.imports.base import Imported
 
 
 def read_edges(data: bytes, source: str) -> Imported:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from schedulers.imports.base import exact, from_edges
-from topo.errors import DocumentError
+from preduce.schedulers.imports.base import exact, from_edges
+from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from fractions import Fraction
 
-    from schedulers.imports.base import Imported
+    from preduce.schedulers.imports.base import Imported
 
 
 _ATTRIBUTES = re.compile(r"\{(?:[^{}]*['\"]weight['\"]\s*:\s*([^,{}\s]+))?[^{}]*\}\s*$")

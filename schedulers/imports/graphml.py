@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import ParseError
 
-from schedulers.imports.networkx_graph import read_graph
-from topo.errors import DocumentError
+from preduce.schedulers.imports.networkx_graph import read_graph
+from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
-    from schedulers.imports.base import Imported
+    from preduce.schedulers.imports.base import Imported
 
 
 def read(data: bytes, source: str) -> Imported:

@@ -6,8 +6,8 @@ import inspect
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from schedulers.entry import hint
-from schedulers.imports import (
+from preduce.schedulers.entry import hint
+from preduce.schedulers.imports import (
     adjacency,
     base_graph_json,
     decentralizepy,
@@ -16,17 +16,17 @@ from schedulers.imports import (
     matcha_matchings,
     node_link,
 )
-from schedulers.imports.base import Imported, round_of, schedule
-from schedulers.imports.bluefog import one_peer_rounds
-from topo.document import parse_json, parse_schedule, read_bytes
-from topo.errors import InputError, ScheduleError
+from preduce.schedulers.imports.base import Imported, round_of, schedule
+from preduce.schedulers.imports.bluefog import one_peer_rounds
+from preduce.topo.document import parse_json, parse_schedule, read_bytes
+from preduce.topo.errors import InputError, ScheduleError
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 _GRAPHS: dict[str, Callable[..., Imported]] = {
     "node-link": node_link.read,

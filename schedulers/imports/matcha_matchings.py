@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.imports.base import schedule
-from topo.document import parse_json
-from topo.errors import DocumentError
-from topo.graphs.base import Graph
-from topo.graphs.matchings import activation, mixing_weight, sample
+from preduce.schedulers.imports.base import schedule
+from preduce.topo.document import parse_json
+from preduce.topo.errors import DocumentError
+from preduce.topo.graphs.base import Graph
+from preduce.topo.graphs.matchings import activation, mixing_weight, sample
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 MAX_WORKERS = 500
 

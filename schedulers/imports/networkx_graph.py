@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedulers.imports.base import Imported, exact, from_edges, round_of, schedule
-from topo.errors import ScheduleError
+from preduce.schedulers.imports.base import Imported, exact, from_edges, round_of, schedule
+from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
     import networkx as nx
 
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def read_graph(graph: nx.Graph[Any] | nx.DiGraph[Any]) -> Imported:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from schedulers.protocols.digraph import Digraph, automorphisms
-from topo.errors import InputError
+from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from preduce.schedulers.protocols.digraph import Digraph, automorphisms
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from topo.errors import InputError
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

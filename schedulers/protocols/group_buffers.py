@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.base import Note, Outcome
+from preduce.schedulers.protocols.base import Note, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from schedulers.protocols.base import Action, Crashed, Note, Send
-from schedulers.protocols.group_buffers import GroupBuffers, Locking
-from schedulers.protocols.group_draw import Drawing, GeneratorSetting, Situation, salt_of
+from preduce.schedulers.protocols.base import Action, Crashed, Note, Send
+from preduce.schedulers.protocols.group_buffers import GroupBuffers, Locking
+from preduce.schedulers.protocols.group_draw import Drawing, GeneratorSetting, Situation, salt_of
 
 if TYPE_CHECKING:
-    from schedulers.protocols.group_buffers import Outstanding
+    from preduce.schedulers.protocols.group_buffers import Outstanding
 
 ACTIVE, LEFT, DEAD = "active", "left", "dead"
 T = TypeVar("T")

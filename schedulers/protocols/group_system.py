@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from schedulers.protocols.base import Note, Outcome, Received
-from schedulers.protocols.group_generator import (
+from preduce.schedulers.protocols.base import Note, Outcome, Received
+from preduce.schedulers.protocols.group_generator import (
     ACTIVE,
     Alone,
     Ask,
@@ -20,7 +20,7 @@ from schedulers.protocols.group_generator import (
     Restarted,
     Void,
 )
-from schedulers.protocols.group_worker import (
+from preduce.schedulers.protocols.group_worker import (
     ENDED,
     FENCED,
     Broke,
@@ -36,8 +36,8 @@ from schedulers.protocols.group_worker import (
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from schedulers.protocols.group_buffers import GroupBuffers
-    from schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.schedulers.protocols.group_buffers import GroupBuffers
+    from preduce.schedulers.protocols.group_draw import GeneratorSetting
 
 MODULUS = 4
 """Where request numbers wrap in endless runs: more than the requests of one worker that can be on their way."""

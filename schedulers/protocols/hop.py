@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from schedulers.protocols.digraph import Digraph, automorphisms
-from topo.errors import InputError
+from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from preduce.schedulers.protocols.digraph import Digraph, automorphisms
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from topo.errors import InputError
+from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

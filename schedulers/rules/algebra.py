@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.phase import Phase
-from topo.rule import Block, RulePhase, strides_of
-from topo.schedule import Schedule
-from topo.strategies.static import Static
+from preduce.topo.errors import ScheduleError
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block, RulePhase, strides_of
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.entry import Entry, Parameter, always
-from topo.schedule import Schedule
-from topo.strategies.allreduce import AllReduce
+from preduce.schedulers.entry import Entry, Parameter, always
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 def every_h_steps(*, name: str, summary: str, source: str, default: int, minimum: int) -> Entry:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from schedulers.entry import Entry, Parameter
-from schedulers.factors import divisors
-from schedulers.rules.algebra import Rule, compose, local_ranks, repeat, schedule
-from topo.rule import Block
-from topo.switches import regular_levels
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.factors import divisors
+from preduce.schedulers.rules.algebra import Rule, compose, local_ranks, repeat, schedule
+from preduce.topo.rule import Block
+from preduce.topo.switches import regular_levels
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 MAX_PERIOD = 100_000
 

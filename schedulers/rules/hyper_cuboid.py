@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.entry import Entry, Parameter
-from schedulers.factors import fewest_factors, largest_prime_factor
-from schedulers.rules.algebra import Rule, schedule
-from topo.phase import Phase
-from topo.rule import Block, RulePhase, strides_of
-from topo.schedule import Schedule
-from topo.strategies.static import Static
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.factors import fewest_factors, largest_prime_factor
+from preduce.schedulers.rules.algebra import Rule, schedule
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block, RulePhase, strides_of
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 def rule(node_radices: tuple[int, ...], local_radices: tuple[int, ...]) -> Rule:

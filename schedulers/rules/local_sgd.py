@@ -1,6 +1,6 @@
 """Local SGD: every worker takes H steps alone, then everybody averages parameters; all-reduce under another name."""
 
-from schedulers.rules.allreduce import every_h_steps
+from preduce.schedulers.rules.allreduce import every_h_steps
 
 ENTRY = every_h_steps(
     name="local-sgd",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from schedulers.entry import Entry, Parameter
-from schedulers.factors import prime_factors
-from schedulers.rules.algebra import Rule, local_ranks, schedule
-from topo.rule import Block
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.factors import prime_factors
+from preduce.schedulers.rules.algebra import Rule, local_ranks, schedule
+from preduce.topo.rule import Block
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster, radices: tuple[int, ...] | None) -> Schedule:

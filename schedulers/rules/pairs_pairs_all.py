@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.entry import Entry, Parameter
-from schedulers.rules.algebra import Rule, all_digits, local_ranks, schedule
-from topo.rule import Block
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.rules.algebra import Rule, all_digits, local_ranks, schedule
+from preduce.topo.rule import Block
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def pairs(size: int, shift: int) -> tuple[Block, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.entry import Entry
-from schedulers.factors import smallest_prime_factor
-from schedulers.rules.algebra import Rule, local_ranks, schedule
-from topo.rule import Block
+from preduce.schedulers.entry import Entry
+from preduce.schedulers.factors import smallest_prime_factor
+from preduce.schedulers.rules.algebra import Rule, local_ranks, schedule
+from preduce.topo.rule import Block
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def rule(num_nodes: int, workers_per_node: int) -> Rule:

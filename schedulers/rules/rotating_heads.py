@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.entry import Entry
-from schedulers.rules.algebra import Rule, all_digits, interleave, local_ranks, schedule
-from topo.rule import Block
+from preduce.schedulers.entry import Entry
+from preduce.schedulers.rules.algebra import Rule, all_digits, interleave, local_ranks, schedule
+from preduce.topo.rule import Block
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
 
 
 def make(cluster: Cluster) -> Schedule:

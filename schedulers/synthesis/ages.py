@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.alphabet import Alphabet
 
     Floats = npt.NDArray[np.float64]
 

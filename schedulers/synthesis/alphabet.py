@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis import scoring
-from topo.schedule import Schedule
-from topo.strategies.static import Static
+from preduce.schedulers.synthesis import scoring
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.scoring import Space, Stretch
-    from topo.cluster import Cluster
-    from topo.phase import Phase
-    from topo.rule import RulePhase
+    from preduce.schedulers.synthesis.scoring import Space, Stretch
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.phase import Phase
+    from preduce.topo.rule import RulePhase
 
     Floats = npt.NDArray[np.float64]
 

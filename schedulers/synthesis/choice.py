@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis.problem import Objective
+from preduce.schedulers.synthesis.problem import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedulers.synthesis.problem import Candidate, Problem
+    from preduce.schedulers.synthesis.problem import Candidate, Problem
 
 
 def pareto(found: list[Candidate]) -> tuple[Candidate, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-    from schedulers.synthesis.variables import CompositionVariables, PhaseVariables
+    from preduce.schedulers.synthesis.variables import CompositionVariables, PhaseVariables
 
 SCALE = 10**9
 """Seconds become nanoseconds; disagreements become billionths."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
-from topo.errors import InputError
+from preduce.topo.errors import InputError
 
 MAX_PRICE = 4
 """Prices of a prime tried in the bound of several primes."""

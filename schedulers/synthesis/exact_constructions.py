@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from schedulers.synthesis.exact_euclid import is_exact_slide, slide_rounds, slides
-from schedulers.synthesis.exact_pairs import HALF
-from schedulers.synthesis.exact_table import found_rounds
+from preduce.schedulers.synthesis.exact_euclid import is_exact_slide, slide_rounds, slides
+from preduce.schedulers.synthesis.exact_pairs import HALF
+from preduce.schedulers.synthesis.exact_table import found_rounds
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from schedulers.synthesis.exact_pairs import WeightedRound
+    from preduce.schedulers.synthesis.exact_pairs import WeightedRound
 
     Rounds = tuple[WeightedRound, ...]
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis.exact_fit import SOLVED, Linearised, as_fractions, fit
-from schedulers.synthesis.exact_pairs import PairSearchReport, contracts, is_exact, reaches_all
+from preduce.schedulers.synthesis.exact_fit import SOLVED, Linearised, as_fractions, fit
+from preduce.schedulers.synthesis.exact_pairs import PairSearchReport, contracts, is_exact, reaches_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.exact_pairs import WeightedRound
+    from preduce.schedulers.synthesis.exact_pairs import WeightedRound
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]

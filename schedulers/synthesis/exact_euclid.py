@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedulers.synthesis.exact_pairs import WeightedRound
+    from preduce.schedulers.synthesis.exact_pairs import WeightedRound
 
     Slide = tuple[int, Fraction]
     """Shift and weight of one round."""

@@ -20,9 +20,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedulers.synthesis.problem import Status
-from schedulers.synthesis.solve import enumerate_all, new_model, solve
-from topo.errors import InputError
+from preduce.schedulers.synthesis.problem import Status
+from preduce.schedulers.synthesis.solve import enumerate_all, new_model, solve
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

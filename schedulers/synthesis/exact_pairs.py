@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis.exact_fit import SOLVED, Linearised, as_fractions, fit
+from preduce.schedulers.synthesis.exact_fit import SOLVED, Linearised, as_fractions, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,18 +7,25 @@ from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING
 
-from schedulers.synthesis.exact_bounds import RoundsBound, check, least_factors, log_bound, mean_bound, pair_bound
-from schedulers.synthesis.exact_constructions import pair_rounds
-from schedulers.synthesis.exact_search import search_rounds
-from schedulers.synthesis.problem import Status
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.phase import Group, Phase
-from topo.schedule import Schedule
-from topo.strategies.static import Static
+from preduce.schedulers.synthesis.exact_bounds import (
+    RoundsBound,
+    check,
+    least_factors,
+    log_bound,
+    mean_bound,
+    pair_bound,
+)
+from preduce.schedulers.synthesis.exact_constructions import pair_rounds
+from preduce.schedulers.synthesis.exact_search import search_rounds
+from preduce.schedulers.synthesis.problem import Status
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Group, Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from schedulers.synthesis.exact_pairs import WeightedRound
+    from preduce.schedulers.synthesis.exact_pairs import WeightedRound
 
 MAX_WORKERS = 4096
 

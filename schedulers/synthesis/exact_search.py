@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis.exact_cyclic import search_cyclic
-from schedulers.synthesis.exact_matchings import all_matchings
-from schedulers.synthesis.exact_pairs import PairSearchReport, reaches_all, solve_pairs
+from preduce.schedulers.synthesis.exact_cyclic import search_cyclic
+from preduce.schedulers.synthesis.exact_matchings import all_matchings
+from preduce.schedulers.synthesis.exact_pairs import PairSearchReport, reaches_all, solve_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.exact_matchings import Partners
-    from schedulers.synthesis.exact_pairs import WeightedRound
+    from preduce.schedulers.synthesis.exact_matchings import Partners
+    from preduce.schedulers.synthesis.exact_pairs import WeightedRound
 
     Ints = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from schedulers.synthesis.exact_pairs import WeightedRound
+    from preduce.schedulers.synthesis.exact_pairs import WeightedRound
 
 FOUND: dict[int, tuple[str, ...]] = {
     5: (

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis.alphabet import Alphabet
-from schedulers.synthesis.constraints import DisjointGroups, GroupSizeAtMost, NicCapacity, PreferMeetings
-from schedulers.synthesis.hints import group_rounds
-from schedulers.synthesis.scoring import Space
-from schedulers.synthesis.solve import new_model, solve
-from schedulers.synthesis.variables import PhaseVariables
-from topo.phase import Phase
-from topo.switches import above
-from topo.timing import loads
+from preduce.schedulers.synthesis.alphabet import Alphabet
+from preduce.schedulers.synthesis.constraints import DisjointGroups, GroupSizeAtMost, NicCapacity, PreferMeetings
+from preduce.schedulers.synthesis.hints import group_rounds
+from preduce.schedulers.synthesis.scoring import Space
+from preduce.schedulers.synthesis.solve import new_model, solve
+from preduce.schedulers.synthesis.variables import PhaseVariables
+from preduce.topo.phase import Phase
+from preduce.topo.switches import above
+from preduce.topo.timing import loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.problem import Problem
-    from topo.cluster import Cluster
+    from preduce.schedulers.synthesis.problem import Problem
+    from preduce.topo.cluster import Cluster
 
     Floats = npt.NDArray[np.float64]
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis import scoring
-from schedulers.synthesis.archive import Archive
-from schedulers.synthesis.hints import budgets_of, letters_of
-from schedulers.synthesis.problem import Objective
-from schedulers.synthesis.rebuild import rebuild
-from schedulers.synthesis.renewal import compositions, segments_of, sketch_front
-from schedulers.synthesis.search import Target, Walk
+from preduce.schedulers.synthesis import scoring
+from preduce.schedulers.synthesis.archive import Archive
+from preduce.schedulers.synthesis.hints import budgets_of, letters_of
+from preduce.schedulers.synthesis.problem import Objective
+from preduce.schedulers.synthesis.rebuild import rebuild
+from preduce.schedulers.synthesis.renewal import compositions, segments_of, sketch_front
+from preduce.schedulers.synthesis.search import Target, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.alphabet import Alphabet
-    from schedulers.synthesis.problem import Limits, Problem
-    from schedulers.synthesis.search import Letters
+    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.problem import Limits, Problem
+    from preduce.schedulers.synthesis.search import Letters
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from schedulers.synthesis.ages import DualBound, dual_bound
-from schedulers.synthesis.choice import nearest, pareto, preferred
-from schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from schedulers.synthesis.explore import Progress, explore, within_limits
-from schedulers.synthesis.hints import budgets_of
-from schedulers.synthesis.problem import Candidate, Front, Objective, Status
-from schedulers.synthesis.profiles import profile_bound
-from schedulers.synthesis.rule_alphabet import rule_alphabet
-from schedulers.synthesis.shape import crossing_bound, derived_paces, is_even, node_radices
-from topo import figures
-from topo.errors import InputError
-from topo.timing.cost import communication
-from topo.timing.event_graph import cycle_time
+from preduce.schedulers.synthesis.ages import DualBound, dual_bound
+from preduce.schedulers.synthesis.choice import nearest, pareto, preferred
+from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from preduce.schedulers.synthesis.explore import Progress, explore, within_limits
+from preduce.schedulers.synthesis.hints import budgets_of
+from preduce.schedulers.synthesis.problem import Candidate, Front, Objective, Status
+from preduce.schedulers.synthesis.profiles import profile_bound
+from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from preduce.schedulers.synthesis.shape import crossing_bound, derived_paces, is_even, node_radices
+from preduce.topo import figures
+from preduce.topo.errors import InputError
+from preduce.topo.timing.cost import communication
+from preduce.topo.timing.event_graph import cycle_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedulers.synthesis.alphabet import Alphabet
-    from schedulers.synthesis.archive import Archive
-    from schedulers.synthesis.problem import Problem
-    from schedulers.synthesis.search import Letters
+    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.archive import Archive
+    from preduce.schedulers.synthesis.problem import Problem
+    from preduce.schedulers.synthesis.search import Letters
 
     Found = tuple[float, float, Letters]
 

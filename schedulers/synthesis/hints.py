@@ -11,20 +11,20 @@ from math import prod
 from operator import mul
 from typing import TYPE_CHECKING, TypeVar
 
-from topo.errors import PreduceError
-from topo.phase import Phase
-from topo.rule import Block
-from topo.strategies import AllReduce, Static
-from topo.timing.cost import communication
+from preduce.topo.errors import PreduceError
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block
+from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from schedulers.synthesis.alphabet import Alphabet
-    from schedulers.synthesis.problem import Problem
-    from topo.rule import RulePhase
-    from topo.schedule import Schedule
-    from topo.strategies import Pace
+    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.problem import Problem
+    from preduce.topo.rule import RulePhase
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import Pace
 
 Letters = tuple[int, ...]
 Round = TypeVar("Round")

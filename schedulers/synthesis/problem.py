@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from topo.errors import InputError
-from topo.timing.cost import Form, bytes_of
+from preduce.topo.errors import InputError
+from preduce.topo.timing.cost import Form, bytes_of
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.hardware import Hardware
-    from topo.schedule import Schedule
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
 
 Push = Literal["worker", "node"]
 

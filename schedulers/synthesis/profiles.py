@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis.ages import AgeTables, DualBound, lines_of
-from schedulers.synthesis.explicit_alphabet import explicit_space, partition_cost, plain_means
-from topo.timing.cost import Form
+from preduce.schedulers.synthesis.ages import AgeTables, DualBound, lines_of
+from preduce.schedulers.synthesis.explicit_alphabet import explicit_space, partition_cost, plain_means
+from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.problem import Problem
+    from preduce.schedulers.synthesis.problem import Problem
 
     Floats = npt.NDArray[np.float64]
 

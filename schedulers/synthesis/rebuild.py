@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis import scoring
-from schedulers.synthesis.renewal import worth_extending
+from preduce.schedulers.synthesis import scoring
+from preduce.schedulers.synthesis.renewal import worth_extending
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from schedulers.synthesis.scoring import Stretch
-    from schedulers.synthesis.search import Letters, Target, Walk
+    from preduce.schedulers.synthesis.scoring import Stretch
+    from preduce.schedulers.synthesis.search import Letters, Target, Walk
 
     Floats = npt.NDArray[np.float64]
 

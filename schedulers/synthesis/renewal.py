@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis import scoring
-from schedulers.synthesis.constraints import SCALE, CostAtMost, DistinctPhasesAtMost, PeriodIs, ValueAtMost
-from schedulers.synthesis.solve import new_model, solve
-from schedulers.synthesis.variables import CompositionVariables, Segment
+from preduce.schedulers.synthesis import scoring
+from preduce.schedulers.synthesis.constraints import SCALE, CostAtMost, DistinctPhasesAtMost, PeriodIs, ValueAtMost
+from preduce.schedulers.synthesis.solve import new_model, solve
+from preduce.schedulers.synthesis.variables import CompositionVariables, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.alphabet import Alphabet
-    from schedulers.synthesis.problem import Limits, Status
+    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.problem import Limits, Status
 
     Floats = npt.NDArray[np.float64]
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis.alphabet import Alphabet
-from schedulers.synthesis.hints import rule_rounds
-from schedulers.synthesis.scoring import Space
-from topo.rule import Block
-from topo.timing import loads
+from preduce.schedulers.synthesis.alphabet import Alphabet
+from preduce.schedulers.synthesis.hints import rule_rounds
+from preduce.schedulers.synthesis.scoring import Space
+from preduce.topo.rule import Block
+from preduce.topo.timing import loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.problem import Problem
-    from topo.rule import RulePhase
+    from preduce.schedulers.synthesis.problem import Problem
+    from preduce.topo.rule import RulePhase
 
     Floats = npt.NDArray[np.float64]
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedulers.synthesis import scoring
+from preduce.schedulers.synthesis import scoring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from schedulers.synthesis.alphabet import Alphabet
-    from schedulers.synthesis.archive import Archive
-    from schedulers.synthesis.scoring import Stretch
+    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.archive import Archive
+    from preduce.schedulers.synthesis.scoring import Stretch
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedulers.synthesis.problem import Status
-from topo.errors import MissingFeatureError
+from preduce.schedulers.synthesis.problem import Status
+from preduce.topo.errors import MissingFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -20,7 +20,7 @@ from lab.results import page
 from lab.setting import Setting, settings
 from lab.table import Row, baseline, block
 
-from topo.cluster import Cluster
+from preduce.topo.cluster import Cluster
 
 HOME = Path(__file__).resolve().parents[2]
 PLAIN = Setting(name="plain", compute=0.06)
@@ -65,7 +65,7 @@ def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
 
 
 def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases():
-    from verify import prove
+    from preduce.verify import prove
 
     for contestant in contestants(lambda *_: None):
         for setting in (PLAIN, SLOW):
@@ -96,7 +96,7 @@ def test_calibration_finds_the_figures_that_made_the_step_times():
 def test_a_host_that_costs_nothing_leaves_the_simulators_step_times():
     import numpy as np
 
-    from topo.hardware import Hardware, Link
+    from preduce.topo.hardware import Hardware, Link
 
     nic = Link(1e-4, 1.1 * 8e-6 / PLAIN.megabits)
     for contestant in contestants(lambda *_: None):
@@ -159,8 +159,8 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
     from lab.measure import read_cell
     from lab.tasks import read_data, write_data
 
-    from schedulers.registry import build
-    from topo.document import write_schedule
+    from preduce.schedulers.registry import build
+    from preduce.topo.document import write_schedule
 
     cluster = Cluster.regular(2, 2)
     write_data("digits", tmp_path / "digits.npz")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import verify.prove  # noqa: F401 - replaced below by name
+import preduce.verify.prove  # noqa: F401 - replaced below by name
 from preduce.__main__ import main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -95,7 +95,7 @@ def test_every_option_is_documented():
 
 
 def test_every_exit_code_is_documented():
-    from topo import errors
+    from preduce.topo import errors
 
     text = (ROOT / "docs" / "command-line.md").read_text()
     codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.PreduceError)}
@@ -190,10 +190,10 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     }  # fmt: skip
     from fractions import Fraction
 
-    from topo.cluster import Cluster
-    from topo.document import write_schedule
-    from topo.schedule import Schedule
-    from topo.strategies import Neighbor, Round
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.document import write_schedule
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import Neighbor, Round
 
     edges = Round.from_edges(5, [(i, (i + 1) % 5, Fraction(1, 2)) for i in range(5)])
     write_schedule(path, Schedule(document["name"], Cluster.regular(1, 5), Neighbor(rounds=(edges,))))
@@ -237,7 +237,7 @@ def test_compare_reproduces_the_worked_example(capsys, figure_10, tmp_path):
 
 
 def test_catalogue_lists_and_explains(capsys):
-    from schedulers import registry
+    from preduce.schedulers import registry
 
     document = answer(capsys, "catalogue", "--json")
     assert [e["name"] for e in document["entries"]] == registry.names()
@@ -250,7 +250,7 @@ def test_catalogue_lists_and_explains(capsys):
 
 
 def test_schema_is_what_the_loader_uses(capsys):
-    from topo.document.schema import schedule_schema
+    from preduce.topo.document.schema import schedule_schema
 
     assert answer(capsys, "schema") == schedule_schema()
 
@@ -307,7 +307,7 @@ def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figu
     def broken(*arguments, **named):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(sys.modules["verify.prove"], "prove", broken)
+    monkeypatch.setattr(sys.modules["preduce.verify.prove"], "prove", broken)
     line = refusal(capsys, "verify", figure_10, code=70)
     report = Path(line.split("the traceback is in ")[1].split(" (")[0])
     assert "ZeroDivisionError" in report.read_text()
@@ -320,7 +320,7 @@ def test_interruption_is_130(capsys, monkeypatch, figure_10):
     def interrupted(*arguments, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["verify.prove"], "prove", interrupted)
+    monkeypatch.setattr(sys.modules["preduce.verify.prove"], "prove", interrupted)
     assert main(["verify", str(figure_10)]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
@@ -336,10 +336,10 @@ def test_a_reader_that_leaves_is_no_error(figure_10, options):
 
 @pytest.mark.parametrize("verb", ["show", "simulate", "compare"])
 def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path, verb):
-    from topo.cluster import Cluster
-    from topo.document import write_schedule
-    from topo.schedule import Schedule
-    from topo.strategies import Generated
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.document import write_schedule
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import Generated
 
     path = tmp_path / "generated.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
 from preduce.report.gaps import draw_gaps, draw_trace
-from schedulers.protocols.digraph import Digraph
-from schedulers.protocols.hop import HopSetting
-from topo.errors import DocumentError, InputError, UnknownError
-from verify.gaps import gaps
-from verify.pairing import shortest_deadlock
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import HopSetting
+from preduce.topo.errors import DocumentError, InputError, UnknownError
+from preduce.verify.gaps import gaps
+from preduce.verify.pairing import shortest_deadlock
 
 KEYS = ["paper_bound", "exact_bound", "attained", "update_queue_capacity", "token_queue_capacity", "live"]
 

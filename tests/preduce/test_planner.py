@@ -14,11 +14,11 @@ from preduce.planner.front import front
 from preduce.planner.option import measure
 from preduce.planner.pick import cautions, pick, reasons
 from preduce.planner.steps_model import CORRECTED, FITTED
-from schedulers import registry
-from topo.cluster import Cluster
-from topo.errors import InputError, UnknownError
-from topo.hardware import Hardware, Link
-from topo.timing.cost import Form
+from preduce.schedulers import registry
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError, UnknownError
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.timing.cost import Form
 
 WORKED_EXAMPLE = Hardware(
     inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import preduce
-from preduce.house import ShadowedError, check_house
 
 ROOT = Path(preduce.__file__).parent.parent
+FLOORS = ("topo", "schedulers", "verify", "runtime")
 
 
 def test_every_public_name_can_be_imported_and_is_documented():
@@ -37,7 +37,7 @@ def test_the_list_of_names_is_complete_and_sorted():
 
 
 def test_every_error_is_public():
-    errors = importlib.import_module("topo.errors")
+    errors = importlib.import_module("preduce.topo.errors")
     tree = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, errors.PreduceError)}
     assert tree <= set(preduce.__all__)
 
@@ -53,34 +53,31 @@ def test_importing_preduce_imports_nothing_heavy():
     assert done.stdout == "[]\n"
 
 
-def test_the_packages_lie_beside_the_front_door():
-    check_house()
-
-
-@pytest.mark.parametrize("kind", ["package", "module", "namespace"])
-def test_a_shadowing_folder_is_named_with_both_paths(tmp_path, kind):
+@pytest.mark.parametrize("name", FLOORS)
+@pytest.mark.parametrize("kind", ["package", "module"])
+def test_a_users_module_of_a_floors_name_changes_nothing(tmp_path, name, kind):
     if kind == "module":
-        (tmp_path / "runtime.py").write_text("")
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the user's own module was imported')")
     else:
-        (tmp_path / "runtime").mkdir()
-        if kind == "package":
-            (tmp_path / "runtime" / "__init__.py").write_text("")
-    code = f"import sys; sys.path.append({str(ROOT)!r}); import preduce.__main__ as m; sys.exit(m.main(['schema']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
-    if kind == "namespace":
-        # A folder without __init__.py never wins over a package that stands later on the path.
-        assert done.returncode == 0
-        return
-    assert done.returncode == 69
-    assert done.stderr.count("\n") == 1
-    assert str(tmp_path / "runtime") in done.stderr
-    assert str(ROOT / "runtime") in done.stderr
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the user's own package was imported')")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path.append({str(ROOT)!r})\n"
+        "import preduce\n"
+        "schedule = preduce.design('2x4', using='prague-figure-10')\n"
+        "print(preduce.prove(schedule).verdict)"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "proved\n"
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("preduce.house.find_spec", lambda name: None)
-    with pytest.raises(ShadowedError, match=r"needs the package .*topo, which is missing"):
-        check_house()
+@pytest.mark.parametrize("name", FLOORS)
+def test_a_floor_cannot_be_imported_twice(name):
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"this folder is the package preduce.{name}; import it by that name" in done.stderr
 
 
 def test_design_builds_from_a_shorthand():

@@ -14,13 +14,13 @@ from preduce.planner import Data, Job, Objective, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.pick import pick
 from preduce.report.levels import levels
-from runtime.virtual import simulate
-from schedulers import registry
-from topo.document import load_cluster
-from topo.timing.cost import Form, communication
+from preduce.runtime.virtual import simulate
+from preduce.schedulers import registry
+from preduce.topo.document import load_cluster
+from preduce.topo.timing.cost import Form, communication
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -106,7 +106,7 @@ def test_irregular_racks_are_planned_with_explicit_groups() -> None:
 
 
 def cluster_of_text(text: str) -> Cluster:
-    from topo.document.cluster import cluster_of
-    from topo.document.yaml_reader import parse_yaml
+    from preduce.topo.document.cluster import cluster_of
+    from preduce.topo.document.yaml_reader import parse_yaml
 
     return cluster_of(parse_yaml(text.encode()))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.facts import read_schedule
-from schedulers import registry
-from topo.cluster import Cluster
-from topo.document import load_schedule, write_schedule
-from topo.errors import RefutedError
-from verify.prove import prove
+from preduce.runtime.facts import read_schedule
+from preduce.schedulers import registry
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import load_schedule, write_schedule
+from preduce.topo.errors import RefutedError
+from preduce.verify.prove import prove
 
 if TYPE_CHECKING:
     from pathlib import Path

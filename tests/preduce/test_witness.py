@@ -8,13 +8,13 @@ import networkx as nx
 import pytest
 
 from preduce.report.witness import draw_witness, meetings
-from schedulers import registry
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import Static
-from verify.prove import prove
+from preduce.schedulers import registry
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Static
+from preduce.verify.prove import prove
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,14 +10,14 @@ import threading
 import time
 from pathlib import Path
 
-from runtime.generator.client import GeneratorClient
-from runtime.generator.keys import JobKeys
-from runtime.generator.log import Log
-from runtime.generator.service import GeneratorService
-from runtime.generator.wire import ask_of
-from schedulers.protocols.group_draw import GeneratorSetting
-from schedulers.protocols.group_generator import GroupGenerator
-from topo.strategies.generated import Division, InitiatorRule
+from preduce.runtime.generator.client import GeneratorClient
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.log import Log
+from preduce.runtime.generator.service import GeneratorService
+from preduce.runtime.generator.wire import ask_of
+from preduce.schedulers.protocols.group_draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator import GroupGenerator
+from preduce.topo.strategies.generated import Division, InitiatorRule
 
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -171,8 +171,8 @@ CHILD = """
 import os, signal, sys
 sys.path.insert(0, {root!r}); sys.path.insert(0, {tests!r})
 from generator_rig import setting_of
-from runtime.generator.keys import JobKeys
-from runtime.generator.service import GeneratorService
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.service import GeneratorService
 left = {after}
 def probe(point):
     global left

@@ -9,13 +9,13 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from runtime.optimizer import DistributedOptimizer
-from topo.cluster import Cluster
-from topo.phase import Group, Phase
-from topo.schedule import Schedule
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.base import Averaging
-from topo.strategies.static import Static
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Group, Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.static import Static
 
 WIDTH = 3
 MAX_WORKERS = 6

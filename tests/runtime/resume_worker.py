@@ -18,15 +18,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 import torch
 
-from runtime.adapters.averager import ScheduleAverager
-from runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
-from runtime.checkpoint import load_checkpoint, save_checkpoint
-from runtime.launch import launch
-from runtime.optimizer import DistributedOptimizer
-from topo.cluster import Cluster
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Pairwise, Round, Server, Static
+from preduce.runtime.adapters.averager import ScheduleAverager
+from preduce.runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
+from preduce.runtime.checkpoint import load_checkpoint, save_checkpoint
+from preduce.runtime.launch import launch
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Pairwise, Round, Server, Static
 
 
 def schedule(kind: str, n: int) -> Schedule:

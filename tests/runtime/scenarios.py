@@ -22,19 +22,19 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 import torch
 from random_schedules import make_case, run_case
 
-from runtime.communicators import GlooWorld
-from runtime.join import connect_store
-from runtime.launch import launch
-from runtime.optimizer import DistributedOptimizer
-from runtime.primitive import p_reduce
-from runtime.torch_api import PrefixStore
-from topo.cluster import Cluster
-from topo.errors import PreduceError
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.generated import Generated
-from topo.strategies.static import Static
+from preduce.runtime.communicators import GlooWorld
+from preduce.runtime.join import connect_store
+from preduce.runtime.launch import launch
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.primitive import p_reduce
+from preduce.runtime.torch_api import PrefixStore
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import PreduceError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.static import Static
 
 
 def rank() -> int:

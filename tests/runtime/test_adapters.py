@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
-from runtime.adapters.averager import ScheduleAverager
-from runtime.adapters.ddp_hook import HookGradients, ScheduleHookState
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.phase import Group, Phase
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Pairwise, Static
+from preduce.runtime.adapters.averager import ScheduleAverager
+from preduce.runtime.adapters.ddp_hook import HookGradients, ScheduleHookState
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Group, Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Pairwise, Static
 
 
 @pytest.fixture(scope="module")

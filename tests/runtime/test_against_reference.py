@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from random_schedules import MAX_WORKERS, make_case, reference, run_case
 
-from runtime import reduction
-from runtime.communicators import GlooWorld
-from runtime.strategies import group_means
+from preduce.runtime import reduction
+from preduce.runtime.communicators import GlooWorld
+from preduce.runtime.strategies import group_means
 
 CASES = 2000
 BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))

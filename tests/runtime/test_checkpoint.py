@@ -17,13 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
-from runtime import checkpoint
-from runtime.checkpoint import load_checkpoint, save_checkpoint
-from runtime.optimizer import DistributedOptimizer
-from topo.cluster import Cluster
-from topo.errors import FileProblem, InputError
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Pairwise, Server
+from preduce.runtime import checkpoint
+from preduce.runtime.checkpoint import load_checkpoint, save_checkpoint
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import FileProblem, InputError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Pairwise, Server
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_no_checkpoint_is_none_and_the_last_two_are_kept(ranks, tmp_path):
 
 
 def _all(n):
-    from topo.phase import Group
+    from preduce.topo.phase import Group
 
     return Group(tuple(range(n)))
 

@@ -7,19 +7,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.buffers import BufferPolicy, FlatModel, StatePolicy, state_keys
-from runtime.communicators import GlooWorld
-from runtime.handshake import compare
-from runtime.needed_groups import check_budget, distinct_partitions, member_sets
-from runtime.optimizer import DistributedOptimizer
-from runtime.recorder import RING_LENGTH, Recorder, merge_traces
-from runtime.tags import sums_agree, tag_of
-from topo.cluster import Cluster
-from topo.errors import FileProblem, InputError, UnavailableError
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.static import Static
+from preduce.runtime.buffers import BufferPolicy, FlatModel, StatePolicy, state_keys
+from preduce.runtime.communicators import GlooWorld
+from preduce.runtime.handshake import compare
+from preduce.runtime.needed_groups import check_budget, distinct_partitions, member_sets
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces
+from preduce.runtime.tags import sums_agree, tag_of
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import FileProblem, InputError, UnavailableError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.static import Static
 
 
 def flat_of(model, optimizer=None, state="local"):

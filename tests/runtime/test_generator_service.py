@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from generator_rig import KILL_POINTS, ServiceProcess, check_orders, randomised_run, run_workers, setting_of, started_by
 
-from runtime.generator.client import GeneratorClient
-from runtime.generator.keys import JobKeys
-from runtime.generator.log import MAGIC, Log
-from runtime.generator.service import GeneratorService
-from runtime.generator.wire import (
+from preduce.runtime.generator.client import GeneratorClient
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.log import MAGIC, Log
+from preduce.runtime.generator.service import GeneratorService
+from preduce.runtime.generator.wire import (
     MAX_REQUEST_BYTES,
     FromWorker,
     Heard,
@@ -29,8 +29,8 @@ from runtime.generator.wire import (
     unpack_request,
     unpack_state,
 )
-from schedulers.protocols.group_generator import Ask, Grant, GroupGenerator, Void
-from topo.errors import FencedError, FileProblem, InputError, UnavailableError
+from preduce.schedulers.protocols.group_generator import Ask, Grant, GroupGenerator, Void
+from preduce.topo.errors import FencedError, FileProblem, InputError, UnavailableError
 
 zmq = pytest.importorskip("zmq")
 
@@ -292,7 +292,7 @@ def test_a_client_without_a_service_names_the_address():
 
 
 def test_a_reply_of_a_former_life_is_not_executed():
-    from schedulers.protocols.group_worker import GroupWorker
+    from preduce.schedulers.protocols.group_worker import GroupWorker
 
     worker = GroupWorker(-1, collective=False)
     state, _ = worker.start(0, None)

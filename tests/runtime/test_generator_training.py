@@ -13,14 +13,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from generator_rig import check_orders
 from thread_ranks import ThreadRanks
 
-from runtime.generator.keys import JobKeys
-from runtime.generator.service import GeneratorService
-from runtime.optimizer import DistributedOptimizer
-from schedulers.protocols.group_draw import GeneratorSetting
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.schedule import Schedule
-from topo.strategies.generated import Division, Generated, InitiatorRule
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.service import GeneratorService
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.schedulers.protocols.group_draw import GeneratorSetting
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
 pytest.importorskip("zmq")
 

@@ -12,17 +12,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
-from runtime import hierarchical
-from runtime.communicators import Communicator, NcclWorld
-from runtime.hierarchical import HierarchicalCommunicator, HierarchicalWorld, chosen_form, formed, levels_of
-from runtime.optimizer import DistributedOptimizer
-from topo.cluster import Cluster
-from topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Static
-from topo.strategies.generated import Division, Generated
-from topo.timing.cost import Form
+from preduce.runtime import hierarchical
+from preduce.runtime.communicators import Communicator, NcclWorld
+from preduce.runtime.hierarchical import HierarchicalCommunicator, HierarchicalWorld, chosen_form, formed, levels_of
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.strategies.generated import Division, Generated
+from preduce.topo.timing.cost import Form
 
 MOST = 8
 _building = threading.Lock()
@@ -246,9 +246,9 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
 
 def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
     pytest.importorskip("zmq")
-    from runtime.generator.keys import JobKeys
-    from runtime.generator.service import GeneratorService
-    from schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.runtime.generator.keys import JobKeys
+    from preduce.runtime.generator.service import GeneratorService
+    from preduce.schedulers.protocols.group_draw import GeneratorSetting
 
     schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=4, division=Division.GLOBAL))
     keys = JobKeys.make()

@@ -158,10 +158,10 @@ def test_a_stopped_worker_is_named_after_the_timeout(driver):
 def generator():
     """A group generator for four workers on one node; yields (environment of the workers, what the machine noted)."""
     pytest.importorskip("zmq")
-    from runtime.generator.keys import JobKeys
-    from runtime.generator.service import GeneratorService
-    from schedulers.protocols.group_draw import GeneratorSetting
-    from topo.strategies.generated import Division
+    from preduce.runtime.generator.keys import JobKeys
+    from preduce.runtime.generator.service import GeneratorService
+    from preduce.schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.topo.strategies.generated import Division
 
     keys, notes = JobKeys.make(), []
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
@@ -320,7 +320,7 @@ def test_launcher_prefixes_lines_and_passes_on_the_first_failure(driver):
 
 
 def test_traces_are_written_and_merge(driver, tmp_path):
-    from runtime.recorder import merge_traces
+    from preduce.runtime.recorder import merge_traces
 
     answer = driver.run("traced", environment={"TRACE": str(tmp_path)})
     assert answer["code"] == 0, answer["output"][-2000:]
@@ -336,10 +336,10 @@ SCRIPT = """
 import sys, torch
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from runtime import DistributedOptimizer
-from topo.cluster import Cluster
-from topo.schedule import Schedule
-from topo.strategies.allreduce import AllReduce
+from preduce.runtime import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
 model = torch.nn.Linear(2, 1)
 schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
 optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=30)

@@ -10,13 +10,13 @@ import sys
 import numpy as np
 import pytest
 
-from runtime.profile import Measurement, fit_hardware
-from runtime.profile.fit import predicted_seconds
-from runtime.profile.phases import calibration_phases, random_phases
-from runtime.profile.surroundings import num_rails, slurm_words, switches_of
-from topo.cluster import Cluster
-from topo.document import load_cluster
-from topo.hardware import Hardware, Link, Switch
+from preduce.runtime.profile import Measurement, fit_hardware
+from preduce.runtime.profile.fit import predicted_seconds
+from preduce.runtime.profile.phases import calibration_phases, random_phases
+from preduce.runtime.profile.surroundings import num_rails, slurm_words, switches_of
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import load_cluster
+from preduce.topo.hardware import Hardware, Link, Switch
 
 TABLE = (
     "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tCPU Affinity\n"

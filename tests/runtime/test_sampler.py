@@ -11,13 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
-from runtime.optimizer import DistributedOptimizer
-from runtime.sampler import RoundSampler
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Static
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.sampler import RoundSampler
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Static
 
 
 def schedule(pace, n=3):

@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_schedules import Quadratic
 from thread_ranks import ThreadRanks
 
-from runtime.optimizer import DistributedOptimizer
-from topo.cluster import Cluster
-from topo.errors import InputError, PeerLostError
-from topo.schedule import Schedule
-from topo.strategies.base import Averaging
-from topo.strategies.neighbor import Neighbor, Round
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError, PeerLostError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.neighbor import Neighbor, Round
 
 WIDTH = 3
 CASES = 150

@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_schedules import Quadratic
 from thread_ranks import ThreadRanks
 
-from runtime.optimizer import DistributedOptimizer
-from runtime.strategies import pairwise as pairwise_module
-from schedulers.protocols.adpsgd import Role, two_sides
-from topo.cluster import Cluster
-from topo.errors import InputError, PeerLostError
-from topo.schedule import Schedule
-from topo.strategies.pairwise import Pairwise
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.strategies import pairwise as pairwise_module
+from preduce.schedulers.protocols.adpsgd import Role, two_sides
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError, PeerLostError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.pairwise import Pairwise
 
 
 @pytest.fixture(scope="module")

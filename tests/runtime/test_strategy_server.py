@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_schedules import Quadratic
 from thread_ranks import ThreadRanks
 
-from runtime.optimizer import DistributedOptimizer
-from runtime.strategies import server as server_module
-from topo.cluster import Cluster
-from topo.errors import InputError, PeerLostError
-from topo.schedule import Schedule
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.server import Server
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.strategies import server as server_module
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError, PeerLostError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.server import Server
 
 
 @pytest.fixture(scope="module")

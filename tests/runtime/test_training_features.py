@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
-from runtime.optimizer import DistributedOptimizer
-from runtime.reduction import LOOK_SECONDS
-from topo.cluster import Cluster
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Pairwise, Round, Server, Static
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.reduction import LOOK_SECONDS
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Pairwise, Round, Server, Static
 
 N = 3
 _building = threading.Lock()

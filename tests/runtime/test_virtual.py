@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from runtime.virtual import simulate
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.hardware import Hardware, Link
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Static
-from topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
-from topo.timing.sampling import read_trace, sample
+from preduce.runtime.virtual import simulate
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
+from preduce.topo.timing.sampling import read_trace, sample
 
 PAIR = Schedule("p", Cluster.regular(1, 3), Static(phases=(Phase.from_groups(3, [(0, 1)]),)))
 UNIT = Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1)

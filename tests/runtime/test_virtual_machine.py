@@ -5,16 +5,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from runtime.virtual import simulate
-from runtime.virtual_machine import VirtualMachine
-from schedulers.protocols.adpsgd import Choose, Pairing, Role
-from schedulers.protocols.digraph import Digraph
-from schedulers.protocols.hop import Advance, Hop, HopSetting
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.schedule import Schedule
-from topo.strategies import Neighbor, Round
-from topo.timing.compute import ComputeTimes
+from preduce.runtime.virtual import simulate
+from preduce.runtime.virtual_machine import VirtualMachine
+from preduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import Advance, Hop, HopSetting
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Neighbor, Round
+from preduce.topo.timing.compute import ComputeTimes
 
 
 def both_ways(pairs):

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import combinations, product
 
-from schedulers.protocols.group_draw import LAGGARD_SIZE, PATIENCE, Situation
-from topo.strategies.generated import Division, InitiatorRule
+from preduce.schedulers.protocols.group_draw import LAGGARD_SIZE, PATIENCE, Situation
+from preduce.topo.strategies.generated import Division, InitiatorRule
 
 
 def situations(setting, *, salts=(0, 1, 5, 11), known=()):

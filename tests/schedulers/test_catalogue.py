@@ -11,16 +11,16 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from schedulers import base_graph, registry
-from schedulers.constructions import ceca_2p
-from schedulers.constructions.ou_equidyn import matching
-from schedulers.constructions.random_partitions import phase as random_phase
-from schedulers.imports import one_peer
-from schedulers.shifts import round_of, shifts
-from topo.cluster import Cluster
-from topo.errors import ScheduleError
-from topo.figures import n_eff
-from topo.strategies import Neighbor
+from preduce.schedulers import base_graph, registry
+from preduce.schedulers.constructions import ceca_2p
+from preduce.schedulers.constructions.ou_equidyn import matching
+from preduce.schedulers.constructions.random_partitions import phase as random_phase
+from preduce.schedulers.imports import one_peer
+from preduce.schedulers.shifts import round_of, shifts
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
+from preduce.topo.figures import n_eff
+from preduce.topo.strategies import Neighbor
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
@@ -314,7 +314,7 @@ def test_effective_neighbours_of_32_workers(index):
 
 
 def test_a_refuted_import_says_which_law_it_breaks():
-    from verify import prove
+    from preduce.verify import prove
 
     proof = prove(one_peer(nx.star_graph(5).to_directed()))
     assert proof.verdict == "refuted"

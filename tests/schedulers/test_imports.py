@@ -12,14 +12,14 @@ import pytest
 from scipy.io import mmwrite
 from scipy.sparse import coo_array
 
-from schedulers import registry
-from schedulers.imports import formats, from_networkx, import_schedule, one_peer, sampled_generator
-from schedulers.imports.balance import balanced
-from topo.cluster import Cluster
-from topo.errors import FileProblem, InputError, ScheduleError
-from topo.graphs.exponential import exponential
-from topo.graphs.ring import ring
-from topo.graphs.weights import weigh
+from preduce.schedulers import registry
+from preduce.schedulers.imports import formats, from_networkx, import_schedule, one_peer, sampled_generator
+from preduce.schedulers.imports.balance import balanced
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import FileProblem, InputError, ScheduleError
+from preduce.topo.graphs.exponential import exponential
+from preduce.topo.graphs.ring import ring
+from preduce.topo.graphs.weights import weigh
 
 
 def dense(round_):
@@ -231,7 +231,7 @@ def test_matcha_matchings(tmp_path):
 
 
 def test_our_own_schedules_pass_through(tmp_path):
-    from topo.document import write_schedule
+    from preduce.topo.document import write_schedule
 
     schedule = registry.build("prague-figure-10", Cluster.parse("4x4"))
     write_schedule(tmp_path / "s.json", schedule)

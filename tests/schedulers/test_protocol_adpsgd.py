@@ -5,11 +5,11 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
-from schedulers.protocols.adpsgd import Ask, Pairing, Role, all_both, two_sides
-from schedulers.protocols.digraph import Digraph
-from topo.errors import InputError
-from verify.explore import NoDeadlock, PerPair, Progress, explore
-from verify.pairing import shortest_deadlock, shortest_odd_cycle, two_sides_of
+from preduce.schedulers.protocols.adpsgd import Ask, Pairing, Role, all_both, two_sides
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.topo.errors import InputError
+from preduce.verify.explore import NoDeadlock, PerPair, Progress, explore
+from preduce.verify.pairing import shortest_deadlock, shortest_odd_cycle, two_sides_of
 
 
 def cycle(n):

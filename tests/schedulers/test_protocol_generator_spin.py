@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schedulers.protocols.group_buffers import LockVector
-from verify.explore import explore
+from preduce.schedulers.protocols.group_buffers import LockVector
+from preduce.verify.explore import explore
 
 MODEL = Path(__file__).parents[2] / "verify" / "models" / "lock_vector.pml"
 CONFIGURATIONS = [(2, 2, 2), (2, 2, 4), (3, 2, 1), (3, 2, 2), (3, 2, 3), (3, 3, 3), (3, 2, 4), (4, 2, 2), (4, 2, 3),

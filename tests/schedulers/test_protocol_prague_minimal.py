@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from schedulers.protocols.base import Received, Send
-from schedulers.protocols.prague_minimal import (
+from preduce.schedulers.protocols.base import Received, Send
+from preduce.schedulers.protocols.prague_minimal import (
     Computed,
     Done,
     Draw,
@@ -17,9 +17,9 @@ from schedulers.protocols.prague_minimal import (
     Request,
     Result,
 )
-from topo.errors import InputError
-from verify.explore import Network, Progress, explore
-from verify.protocols.prague_minimal import prague_properties
+from preduce.topo.errors import InputError
+from preduce.verify.explore import Network, Progress, explore
+from preduce.verify.protocols.prague_minimal import prague_properties
 
 CONFIGURATIONS = {
     "random, 2 workers, 3 rounds": (PragueModel(2, 2, 3), 464),

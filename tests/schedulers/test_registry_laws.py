@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from schedulers import registry
-from schedulers.entry import Entry
-from topo import document
-from topo.cluster import Cluster
-from topo.errors import ScheduleError
-from topo.strategies import AllReduce, Neighbor, Static
+from preduce.schedulers import registry
+from preduce.schedulers.entry import Entry
+from preduce.topo import document
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies import AllReduce, Neighbor, Static
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 CLUSTERS = ["2x4", "4x4", "3x4", "5x3", "8x2", "1x8", "9x1", "16x1", "3,3,2", "5,3", "1,1,4"]
 CASES = [(name, cluster) for name in registry.names() for cluster in CLUSTERS]
@@ -132,7 +132,7 @@ def test_one_worker_is_refused_in_one_line(name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("package", ["schedulers.rules", "schedulers.constructions"])
+@pytest.mark.parametrize("package", ["preduce.schedulers.rules", "preduce.schedulers.constructions"])
 def test_every_file_in_the_folder_is_registered(package):
     registered = set(registry.modules().values())
     for module in pkgutil.iter_modules(import_module(package).__path__, package + "."):

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schedulers import registry
-from schedulers.factors import divisors, fewest_factors, largest_power, prime_factors, smallest_prime_factor
-from schedulers.rules import prague_figure_10
-from schedulers.rules.algebra import Rule, compose, interleave, overlay, refine, repeat
-from topo.cluster import Cluster
-from topo.errors import ScheduleError
-from topo.rule import Block, expand
-from topo.strategies import Static
+from preduce.schedulers import registry
+from preduce.schedulers.factors import divisors, fewest_factors, largest_power, prime_factors, smallest_prime_factor
+from preduce.schedulers.rules import prague_figure_10
+from preduce.schedulers.rules.algebra import Rule, compose, interleave, overlay, refine, repeat
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
+from preduce.topo.rule import Block, expand
+from preduce.topo.strategies import Static
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 

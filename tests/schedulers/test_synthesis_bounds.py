@@ -6,14 +6,14 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from schedulers.synthesis import Limits, Objective, Problem, Status, scoring, synthesise
-from schedulers.synthesis.ages import age_tables, cycle_mean_bound, dual_bound
-from schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from schedulers.synthesis.front import TOLERANCE
-from schedulers.synthesis.renewal import compose, segments_of, sketch_front
-from schedulers.synthesis.rule_alphabet import rule_alphabet
-from topo.cluster import Cluster
-from topo.hardware import Hardware, Link
+from preduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring, synthesise
+from preduce.schedulers.synthesis.ages import age_tables, cycle_mean_bound, dual_bound
+from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from preduce.schedulers.synthesis.front import TOLERANCE
+from preduce.schedulers.synthesis.renewal import compose, segments_of, sketch_front
+from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
 

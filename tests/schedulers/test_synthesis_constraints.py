@@ -2,7 +2,7 @@
 
 import pytest
 
-from schedulers.synthesis.constraints import (
+from preduce.schedulers.synthesis.constraints import (
     CostAtMost,
     DisjointGroups,
     DistinctPhasesAtMost,
@@ -12,9 +12,9 @@ from schedulers.synthesis.constraints import (
     PreferMeetings,
     ValueAtMost,
 )
-from schedulers.synthesis.problem import Status
-from schedulers.synthesis.solve import new_model, solve
-from schedulers.synthesis.variables import CompositionVariables, PhaseVariables, Segment
+from preduce.schedulers.synthesis.problem import Status
+from preduce.schedulers.synthesis.solve import new_model, solve
+from preduce.schedulers.synthesis.variables import CompositionVariables, PhaseVariables, Segment
 
 SEGMENTS = (Segment((0,), 0.2, 0.0), Segment((1, 0), 0.2, 0.9), Segment((2, 3, 0), 0.3, 0.6))
 PAIRS = ((0, 1), (1, 2), (2, 3), (0, 1, 2, 3))

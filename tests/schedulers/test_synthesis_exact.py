@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schedulers.synthesis import Status
-from schedulers.synthesis.exact_bounds import least_factors, mean_bound, pair_bound
-from schedulers.synthesis.exact_constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
-from schedulers.synthesis.exact_euclid import is_exact_slide, pieces, slide_rounds, slides, word_of
-from schedulers.synthesis.exact_pairs import contracts, exact_product, is_exact
-from schedulers.synthesis.exact_rounds import fewest_means, fewest_rounds, product_is_mean
-from schedulers.synthesis.exact_table import FOUND, found_rounds
-from topo import figures
-from topo.errors import InputError
+from preduce.schedulers.synthesis import Status
+from preduce.schedulers.synthesis.exact_bounds import least_factors, mean_bound, pair_bound
+from preduce.schedulers.synthesis.exact_constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
+from preduce.schedulers.synthesis.exact_euclid import is_exact_slide, pieces, slide_rounds, slides, word_of
+from preduce.schedulers.synthesis.exact_pairs import contracts, exact_product, is_exact
+from preduce.schedulers.synthesis.exact_rounds import fewest_means, fewest_rounds, product_is_mean
+from preduce.schedulers.synthesis.exact_table import FOUND, found_rounds
+from preduce.topo import figures
+from preduce.topo.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
 BETTER = {

@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schedulers import registry
-from schedulers.synthesis import Limits, Problem, scoring
-from schedulers.synthesis.archive import Archive
-from schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from schedulers.synthesis.explore import explore
-from schedulers.synthesis.hints import letters_of, rule_rounds
-from schedulers.synthesis.rebuild import rebuild
-from schedulers.synthesis.rule_alphabet import rule_alphabet
-from schedulers.synthesis.search import Target, Walk
-from topo import figures
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.hardware import Hardware, Link
-from topo.timing.cost import communication
+from preduce.schedulers import registry
+from preduce.schedulers.synthesis import Limits, Problem, scoring
+from preduce.schedulers.synthesis.archive import Archive
+from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from preduce.schedulers.synthesis.explore import explore
+from preduce.schedulers.synthesis.hints import letters_of, rule_rounds
+from preduce.schedulers.synthesis.rebuild import rebuild
+from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from preduce.schedulers.synthesis.search import Target, Walk
+from preduce.topo import figures
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.timing.cost import communication
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
 HINTS = [

@@ -6,12 +6,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from schedulers.synthesis import Problem, scoring
-from schedulers.synthesis.explicit_alphabet import explicit_alphabet, partition_cost, partition_matrix, partitions
-from schedulers.synthesis.profiles import allowed, levels_of, profile_bound, profile_tables
-from topo.cluster import Cluster
-from topo.hardware import Hardware, Link
-from topo.timing.cost import Form
+from preduce.schedulers.synthesis import Problem, scoring
+from preduce.schedulers.synthesis.explicit_alphabet import (
+    explicit_alphabet,
+    partition_cost,
+    partition_matrix,
+    partitions,
+)
+from preduce.schedulers.synthesis.profiles import allowed, levels_of, profile_bound, profile_tables
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.timing.cost import Form
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
 SLOW_NIC = replace(HARDWARE, node_nic=((1, Link.of_bandwidth(2e9)),))

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from schedulers import registry
-from schedulers.synthesis import Limits, Problem
-from schedulers.synthesis.explicit_alphabet import explicit_alphabet, patterns
-from schedulers.synthesis.front import alphabets_of
-from schedulers.synthesis.rule_alphabet import MAX_DIGITS, rule_cost
-from schedulers.synthesis.shape import crossing_bound, is_even, node_radices
-from topo.cluster import Cluster
-from topo.hardware import Hardware, Link, Switch
-from topo.rule import Block
-from topo.timing.cost import communication
+from preduce.schedulers import registry
+from preduce.schedulers.synthesis import Limits, Problem
+from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, patterns
+from preduce.schedulers.synthesis.front import alphabets_of
+from preduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, rule_cost
+from preduce.schedulers.synthesis.shape import crossing_bound, is_even, node_radices
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link, Switch
+from preduce.topo.rule import Block
+from preduce.topo.timing.cost import communication
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10.0), nic=Link.of_bandwidth(5.0), model_bytes=10)
 THIN = Link.of_bandwidth(1.0)

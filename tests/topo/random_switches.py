@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from topo.hardware import Link, Switch
+from preduce.topo.hardware import Link, Switch
 
 
 @st.composite

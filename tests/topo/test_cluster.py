@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topo.cluster import MAX_WORKERS, Cluster
-from topo.errors import InputError
-from topo.hardware import Hardware, Link
+from preduce.topo.cluster import MAX_WORKERS, Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware, Link
 
 
 @pytest.mark.parametrize(

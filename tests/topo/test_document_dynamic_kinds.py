@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from topo.cluster import Cluster
-from topo.document import canonical_bytes, dump_schedule, parse_schedule
-from topo.errors import DocumentError, ScheduleError
-from topo.strategies import Division, Generated, InitiatorRule
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import canonical_bytes, dump_schedule, parse_schedule
+from preduce.topo.errors import DocumentError, ScheduleError
+from preduce.topo.strategies import Division, Generated, InitiatorRule
 
 
 def document(strategy):

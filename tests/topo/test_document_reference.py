@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from topo import units
-from topo.document import dump_cluster, dump_schedule, load_cluster, parse_schedule, schedule_text
-from topo.document.schema import schedule_schema
+from preduce.topo import units
+from preduce.topo.document import dump_cluster, dump_schedule, load_cluster, parse_schedule, schedule_text
+from preduce.topo.document.schema import schedule_schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+) (schedule|cluster)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -16,7 +16,7 @@ SCHEDULES = [text for _, what, text in BLOCKS if what == "schedule"]
 
 
 def test_the_page_has_examples_of_every_kind():
-    from topo.document.kinds import MODULES
+    from preduce.topo.document.kinds import MODULES
 
     assert {json.loads(text)["strategy"]["kind"] for text in SCHEDULES} == set(MODULES)
     assert [language for language, what, _ in BLOCKS if what == "cluster"] == ["yaml", "json"]

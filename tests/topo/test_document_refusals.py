@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topo.document import load_schedule, parse_json, parse_schedule, read_json
-from topo.errors import DocumentError, FileProblem, ScheduleError
+from preduce.topo.document import load_schedule, parse_json, parse_schedule, read_json
+from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
 
 RULE = {
     "format": "preduce.schedule",

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topo.cluster import Cluster
-from topo.document import (
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import (
     canonical_bytes,
     dump_schedule,
     load_schedule,
@@ -20,13 +20,13 @@ from topo.document import (
     schedule_text,
     write_schedule,
 )
-from topo.document.groups import is_clean, phase_text, plain_phase
-from topo.document.kinds.static import GroupModel
-from topo.errors import DocumentError, FileProblem, ScheduleError
-from topo.phase import Group, Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import (
+from preduce.topo.document.groups import is_clean, phase_text, plain_phase
+from preduce.topo.document.kinds.static import GroupModel
+from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import (
     AllReduce,
     Averaging,
     Division,

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from topo.document.schema import FOLDER, main, stale, texts
+from preduce.topo.document.schema import FOLDER, main, stale, texts
 
 
 def test_schemas_are_current():
@@ -41,7 +41,7 @@ def test_every_object_is_closed():
 
 
 def test_schedule_schema_knows_every_kind():
-    from topo.document.kinds import MODULES
+    from preduce.topo.document.kinds import MODULES
 
     schema = json.loads((FOLDER / "schedule.schema.json").read_text())
     kinds = {s["properties"]["kind"]["const"] for s in objects_of(schema) if "kind" in s["properties"]}
@@ -49,16 +49,17 @@ def test_schedule_schema_knows_every_kind():
 
 
 def test_import_of_the_package_stays_cheap():
-    """The front door imports topo.document; pydantic and yaml come with the first use."""
-    code = "import sys, topo.document; print([m for m in ('pydantic', 'yaml', 'json.decoder') if m in sys.modules])"
+    """The front door imports preduce.topo.document; pydantic and yaml come with the first use."""
+    heavy = ("pydantic", "yaml", "json.decoder")
+    code = f"import sys, preduce.topo.document; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=FOLDER.parent)
     assert done.stdout.strip() == "[]"
 
 
 def test_names_of_the_package():
-    import topo.document
+    import preduce.topo.document
 
-    for name in dir(topo.document):
-        assert getattr(topo.document, name) is not None
-    assert "load_schedule" in dir(topo.document)
-    assert not hasattr(topo.document, "load_anything")
+    for name in dir(preduce.topo.document):
+        assert getattr(preduce.topo.document, name) is not None
+    assert "load_schedule" in dir(preduce.topo.document)
+    assert not hasattr(preduce.topo.document, "load_anything")

@@ -10,19 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topo.cluster import Cluster
-from topo.errors import InputError, ScheduleError, UnknownError
-from topo.figures import Limits, contraction, disagreement, drift, exact_class_matrices, exact_disagreement, figures
-from topo.figures.classes import merged_classes, rule_of, rule_sectors
-from topo.figures.dense import dense_sectors
-from topo.figures.noise import disagreement_of
-from topo.figures.push import drift_of
-from topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
-from topo.mixing import exact_mixing_matrix, mixing_matrix, period_product
-from topo.phase import Group, Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Averaging, Static
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError, ScheduleError, UnknownError
+from preduce.topo.figures import (
+    Limits,
+    contraction,
+    disagreement,
+    drift,
+    exact_class_matrices,
+    exact_disagreement,
+    figures,
+)
+from preduce.topo.figures.classes import merged_classes, rule_of, rule_sectors
+from preduce.topo.figures.dense import dense_sectors
+from preduce.topo.figures.noise import disagreement_of
+from preduce.topo.figures.push import drift_of
+from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from preduce.topo.mixing import exact_mixing_matrix, mixing_matrix, period_product
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Averaging, Static
 
 SHAPES = [
     ((2,), 1), ((2,), 4), ((3,), 3), ((2, 2), 3), ((4,), 5), ((2, 3), 2), ((3, 2), 4), ((2, 2, 2), 2), ((5,), 3),

@@ -10,9 +10,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.figures import (
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.figures import (
     GapKind,
     expected_partition_factor,
     figures,
@@ -20,9 +20,9 @@ from topo.figures import (
     spectral_gap,
     walsh_spectrum,
 )
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import Neighbor, Round, Static
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Neighbor, Round, Static
 
 
 def test_gaps_of_a_weighted_graph_are_those_of_its_matrix() -> None:

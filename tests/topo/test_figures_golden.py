@@ -11,8 +11,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from topo.cluster import Cluster
-from topo.figures import (
+from preduce.topo.cluster import Cluster
+from preduce.topo.figures import (
     circulant_spectrum,
     contraction,
     disagreement,
@@ -28,9 +28,9 @@ from topo.figures import (
     torus_spectrum,
     walsh_spectrum,
 )
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
@@ -337,7 +337,7 @@ def test_kautz_graphs_have_second_modulus_1_over_d(d: int, depth: int) -> None:
 
 @pytest.mark.parametrize("n", [5, 6])
 def test_relaxed_pairs_reach_exact_consensus(n: int) -> None:
-    from topo.phase import Group, Phase
+    from preduce.topo.phase import Group, Phase
 
     phases = []
     for line in GOLDEN["relaxed_pairs_exact"][str(n)]:
@@ -361,6 +361,6 @@ def test_product_spectrum_is_that_of_the_kronecker_product() -> None:
 
 
 def figures_matrix(listed: Round) -> np.ndarray:
-    from topo.mixing import mixing_matrix
+    from preduce.topo.mixing import mixing_matrix
 
     return mixing_matrix(listed)

@@ -8,20 +8,20 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from topo.cluster import Cluster
-from topo.errors import InputError, UnknownError
-from topo.figures import Kind, Limits, contraction, disagreement, drift, figures, n_eff, radius, rounds_to
-from topo.figures.chain import Chain
-from topo.figures.circulant import circulant_sectors
-from topo.figures.dense import dense_sectors
-from topo.figures.lanczos import lanczos_norm
-from topo.figures.noise import disagreement_of
-from topo.figures.push import drift_of
-from topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
-from topo.mixing import period_product
-from topo.phase import Phase
-from topo.schedule import Schedule
-from topo.strategies import Averaging, Neighbor, Round, Static
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError, UnknownError
+from preduce.topo.figures import Kind, Limits, contraction, disagreement, drift, figures, n_eff, radius, rounds_to
+from preduce.topo.figures.chain import Chain
+from preduce.topo.figures.circulant import circulant_sectors
+from preduce.topo.figures.dense import dense_sectors
+from preduce.topo.figures.lanczos import lanczos_norm
+from preduce.topo.figures.noise import disagreement_of
+from preduce.topo.figures.push import drift_of
+from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from preduce.topo.mixing import period_product
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Averaging, Neighbor, Round, Static
 
 LARGE = Limits(dense_workers=1, probes=4, seconds=20.0)
 

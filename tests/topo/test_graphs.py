@@ -13,26 +13,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topo.errors import ScheduleError
-from topo.graphs import Graph
-from topo.graphs.complete import complete
-from topo.graphs.de_bruijn import de_bruijn
-from topo.graphs.double_ring import double_ring
-from topo.graphs.erdos_renyi import erdos_renyi
-from topo.graphs.exponential import exponential
-from topo.graphs.grid import grid
-from topo.graphs.hop_figure_21 import hop_figure_21
-from topo.graphs.hypercube import hypercube
-from topo.graphs.kautz import kautz
-from topo.graphs.matchings import activation, matchings, mixing_weight, sample
-from topo.graphs.random_regular import random_regular
-from topo.graphs.ring import ring
-from topo.graphs.ring_based import ring_based
-from topo.graphs.star import star
-from topo.graphs.torus import torus
-from topo.graphs.weights import METHODS, weigh
-from topo.graphs.weights.best_constant import best_constant
-from topo.graphs.weights.constant import constant
+from preduce.topo.errors import ScheduleError
+from preduce.topo.graphs import Graph
+from preduce.topo.graphs.complete import complete
+from preduce.topo.graphs.de_bruijn import de_bruijn
+from preduce.topo.graphs.double_ring import double_ring
+from preduce.topo.graphs.erdos_renyi import erdos_renyi
+from preduce.topo.graphs.exponential import exponential
+from preduce.topo.graphs.grid import grid
+from preduce.topo.graphs.hop_figure_21 import hop_figure_21
+from preduce.topo.graphs.hypercube import hypercube
+from preduce.topo.graphs.kautz import kautz
+from preduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
+from preduce.topo.graphs.random_regular import random_regular
+from preduce.topo.graphs.ring import ring
+from preduce.topo.graphs.ring_based import ring_based
+from preduce.topo.graphs.star import star
+from preduce.topo.graphs.torus import torus
+from preduce.topo.graphs.weights import METHODS, weigh
+from preduce.topo.graphs.weights.best_constant import best_constant
+from preduce.topo.graphs.weights.constant import constant
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 

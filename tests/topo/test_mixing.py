@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topo.cluster import Cluster
-from topo.errors import InputError, ScheduleError
-from topo.mixing import (
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError, ScheduleError
+from preduce.topo.mixing import (
     exact_mixing_matrix,
     exact_period_product,
     has_negative_entries,
@@ -22,9 +22,9 @@ from topo.mixing import (
     period_product,
     steps_of,
 )
-from topo.phase import Group, Phase
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.phase import Group, Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
 FEW = settings(max_examples=80, deadline=None, derandomize=True)

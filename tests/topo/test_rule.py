@@ -6,10 +6,10 @@ from math import prod
 
 import pytest
 
-from topo.cluster import Cluster
-from topo.errors import ScheduleError
-from topo.phase import Phase
-from topo.rule import Block, check_rule, digit_of, expand, group_of, nodes_of_group, representative, strides_of
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block, check_rule, digit_of, expand, group_of, nodes_of_group, representative, strides_of
 
 RADICES = [(), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (4, 2), (3, 3)]
 

@@ -4,13 +4,13 @@ from fractions import Fraction
 
 import pytest
 
-from topo.cluster import Cluster
-from topo.errors import ScheduleError
-from topo.hardware import Hardware
-from topo.phase import Group, Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
+from preduce.topo.hardware import Hardware
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
 
 CLUSTER = Cluster.regular(4, 2)
 RULE = Static(phases=((Block((0,), (0, 1)),), (Block((0, 1)),), ()), node_radices=(2, 2), prologue=2)

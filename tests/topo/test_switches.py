@@ -14,17 +14,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from random_switches import switches_over
 
-from runtime.virtual import simulate
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.hardware import Hardware, Link, Switch
-from topo.phase import Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Round, Static
-from topo.switches import above, regular_levels
-from topo.timing.compute import ComputeTimes
-from topo.timing.cost import Form, communication, group_seconds, phase_loads, round_seconds
+from preduce.runtime.virtual import simulate
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware, Link, Switch
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.switches import above, regular_levels
+from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.cost import Form, communication, group_seconds, phase_loads, round_seconds
 
 CLUSTER = Cluster.regular(4, 2)
 RACKS = (Switch((0, 1), Link.of_bandwidth(0.5)), Switch((2, 3), Link.of_bandwidth(0.5)))

@@ -13,14 +13,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from random_switches import switches_over
 
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.hardware import Hardware, Link
-from topo.phase import Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Round, Static
-from topo.timing.cost import Form, communication, group_seconds, round_seconds
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.timing.cost import Form, communication, group_seconds, round_seconds
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden.json").read_text())["worked_example_16_workers"]
 C = Cluster.regular(4, 4)

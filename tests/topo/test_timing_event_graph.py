@@ -13,17 +13,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from random_switches import switches_over
 
-from runtime.virtual import simulate
-from topo.cluster import Cluster
-from topo.hardware import Hardware, Link, Switch
-from topo.phase import Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Round, Static
-from topo.timing import event_graph
-from topo.timing.compute import ComputeTimes
-from topo.timing.event_graph import cycle_time
-from topo.timing.stages import Stage
+from preduce.runtime.virtual import simulate
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link, Switch
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.timing import event_graph
+from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.event_graph import cycle_time
+from preduce.topo.timing.stages import Stage
 
 FIGURE_10 = (
     (Block((0,), (0, 1)), Block((2, 3))),

@@ -2,12 +2,12 @@
 
 import pytest
 
-from topo.cluster import Cluster
-from topo.errors import InputError
-from topo.hardware import Hardware, Link
-from topo.phase import Phase
-from topo.timing import parallax, pipe_sgd
-from topo.timing.cost import group_seconds
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.phase import Phase
+from preduce.topo.timing import parallax, pipe_sgd
+from preduce.topo.timing.cost import group_seconds
 
 IT = pipe_sgd.Iteration(update=1.0, forward=2.0, backward=4.0, communicate=5.0)
 

@@ -9,14 +9,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from schedulers.registry import build
-from topo.cluster import Cluster
-from topo.document import dump_schedule, schedule_sha256
-from topo.phase import Group, Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Round, Static
-from verify import checker, prove
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import dump_schedule, schedule_sha256
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.verify import checker, prove
 
 COUNT = 1000
 documents = checker.documents

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from schedulers.registry import build
-from topo.cluster import Cluster
-from topo.document import dump_schedule
-from verify import checker, prove
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import dump_schedule
+from preduce.verify import checker, prove
 
 GIGABYTE, SECONDS = 2**30, 30
 PROGRAM = Path(checker.__file__)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from schedulers.protocols.digraph import Digraph
-from schedulers.protocols.hop import Hop, HopSetting
-from verify.explore import explore
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import Hop, HopSetting
+from preduce.verify.explore import explore
 
 MODEL = Path(__file__).parents[2] / "verify" / "models" / "hop_tokens.pml"
 CONFIGURATIONS = [  # workers, offsets of the targets, max_ig

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from schedulers.protocols.base import Received, Send
-from schedulers.protocols.hop import ENTERING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
-from topo.errors import InputError
-from verify.explore import explore
-from verify.gaps.exact import exact_bounds
-from verify.protocols.hop import hop_properties
-from verify.protocols.suite import SMALL
+from preduce.schedulers.protocols.base import Received, Send
+from preduce.schedulers.protocols.hop import ENTERING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
+from preduce.topo.errors import InputError
+from preduce.verify.explore import explore
+from preduce.verify.gaps.exact import exact_bounds
+from preduce.verify.protocols.hop import hop_properties
+from preduce.verify.protocols.suite import SMALL
 
 
 class TokenQueueStartsOneTooFull(Hop):

@@ -18,15 +18,15 @@ from typer.testing import CliRunner
 
 from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
-from schedulers.protocols.digraph import Digraph
-from schedulers.protocols.hop import HopSetting
-from topo.errors import InputError, UnknownError
-from verify import checker_gaps
-from verify.gaps import gaps
-from verify.gaps.certificate import gap_certificate
-from verify.gaps.event_graph import event_graph
-from verify.gaps.exact import Distances
-from verify.protocols.suite import diamond
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import HopSetting
+from preduce.topo.errors import InputError, UnknownError
+from preduce.verify import checker_gaps
+from preduce.verify.gaps import gaps
+from preduce.verify.gaps.certificate import gap_certificate
+from preduce.verify.gaps.event_graph import event_graph
+from preduce.verify.gaps.exact import Distances
+from preduce.verify.protocols.suite import diamond
 
 CHECKER = Path(checker_gaps.__file__)
 Refusal = checker_gaps.documents.Refusal

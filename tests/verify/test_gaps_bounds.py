@@ -8,16 +8,16 @@ import networkx as nx
 import pytest
 
 from preduce.graph_input import load_graph
-from schedulers.protocols.digraph import Digraph
-from schedulers.protocols.hop import HopSetting
-from topo.errors import InputError
-from verify.gaps import gaps
-from verify.gaps.event_graph import event_graph
-from verify.gaps.exact import Distances, exact_bounds
-from verify.gaps.lengths import path_lengths
-from verify.gaps.liveness import dead_cycle
-from verify.gaps.paper import paper_bounds
-from verify.protocols.suite import both_ways, diamond, ring
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import HopSetting
+from preduce.topo.errors import InputError
+from preduce.verify.gaps import gaps
+from preduce.verify.gaps.event_graph import event_graph
+from preduce.verify.gaps.exact import Distances, exact_bounds
+from preduce.verify.gaps.lengths import path_lengths
+from preduce.verify.gaps.liveness import dead_cycle
+from preduce.verify.gaps.paper import paper_bounds
+from preduce.verify.protocols.suite import both_ways, diamond, ring
 
 MAX_IG, STALENESS = 5, 3
 DIAMETER = {"ring": 8, "ring-based": 4, "double-ring": 3}

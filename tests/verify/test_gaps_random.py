@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from schedulers.protocols.digraph import Digraph
-from schedulers.protocols.hop import HopSetting
-from verify.gaps import gaps
-from verify.gaps.backup import runaways
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import HopSetting
+from preduce.verify.gaps import gaps
+from preduce.verify.gaps.backup import runaways
 
 SETTINGS = (
     "standard", "staleness", "tokens", "staleness and tokens", "NOTIFY-ACK", "NOTIFY-ACK and tokens", "backup",

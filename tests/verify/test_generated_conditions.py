@@ -8,10 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from topo.cluster import Cluster
-from topo.errors import ScheduleError
-from topo.strategies.generated import Division, Generated
-from verify.generated import convergence_conditions, inter_intra, one_group, partition
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies.generated import Division, Generated
+from preduce.verify.generated import convergence_conditions, inter_intra, one_group, partition
 
 
 def projection(n, groups):

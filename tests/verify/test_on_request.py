@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from topo.cluster import Cluster
-from topo.schedule import Schedule
-from topo.strategies import Division, Generated, Pairwise, Server
-from verify.base import Status
-from verify.prove import prove
+from preduce.topo.cluster import Cluster
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Division, Generated, Pairwise, Server
+from preduce.verify.base import Status
+from preduce.verify.prove import prove
 
 
 def of(strategy: object, cluster: str = "4x4") -> Schedule:

@@ -14,26 +14,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topo import rule as rule_module
-from topo.cluster import Cluster
-from topo.document.writer import write_schedule
-from topo.errors import InputError, RefutedError, ScheduleError
-from topo.phase import Group, Phase
-from topo.rule import Block, digit_of, strides_of
-from topo.schedule import Schedule
-from topo.strategies import Neighbor, Round, Static
-from verify import Status, checker, membership, prove
-from verify.budget import over_budget
-from verify.certificate import certificate_bytes, confirm
-from verify.classes import class_product, distinct_classes
-from verify.functions import load_function, prove_function
-from verify.plan import Plan, plan_of, prove_plan, rotated_plan
-from verify.rate import product_minus_mean
-from verify.rational import gram, pivots, shifted
-from verify.rounds import best_bound, log_bound, prime_factors
-from verify.spectral import prove_gap
-from verify.symbolic import UnprovedError, prove_identity
-from verify.view import rule_view
+from preduce.topo import rule as rule_module
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.writer import write_schedule
+from preduce.topo.errors import InputError, RefutedError, ScheduleError
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block, digit_of, strides_of
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Neighbor, Round, Static
+from preduce.verify import Status, checker, membership, prove
+from preduce.verify.budget import over_budget
+from preduce.verify.certificate import certificate_bytes, confirm
+from preduce.verify.classes import class_product, distinct_classes
+from preduce.verify.functions import load_function, prove_function
+from preduce.verify.plan import Plan, plan_of, prove_plan, rotated_plan
+from preduce.verify.rate import product_minus_mean
+from preduce.verify.rational import gram, pivots, shifted
+from preduce.verify.rounds import best_bound, log_bound, prime_factors
+from preduce.verify.spectral import prove_gap
+from preduce.verify.symbolic import UnprovedError, prove_identity
+from preduce.verify.view import rule_view
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 CHECKER = Path(checker.__file__)
@@ -51,7 +51,7 @@ def graph(n, edges):
 
 def accepted(schedule) -> list[str]:
     """The claims that the checker confirms, in this process."""
-    from topo.document import dump_schedule
+    from preduce.topo.document import dump_schedule
 
     return list(
         checker.check(
@@ -161,8 +161,8 @@ def test_the_bounds_settle_1562_of_the_1575_feasible_cases_and_never_exceed_a_co
 def test_a_forged_rate_with_honest_pivots_is_refused():
     """The best forger computes the true pivots of the matrix for a bound that is too small."""
     draw, refused = random.Random(3), 0
-    from schedulers.registry import build
-    from topo.document import dump_schedule
+    from preduce.schedulers.registry import build
+    from preduce.topo.document import dump_schedule
 
     for schedule in (
         build("prague-figure-10", Cluster.regular(4, 2)),
@@ -186,7 +186,7 @@ def test_a_forged_rate_with_honest_pivots_is_refused():
 
 @pytest.mark.parametrize("squared", ["1", "3/2"])
 def test_a_power_that_does_not_shrink_proves_no_consensus(squared):
-    from topo.document import dump_schedule
+    from preduce.topo.document import dump_schedule
 
     schedule = graph(4, [(i, (i + 1) % 4, Fraction(1)) for i in range(4)])
     certificate = json.loads(certificate_bytes(prove(schedule).certificate))

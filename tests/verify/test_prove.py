@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topo.cluster import Cluster
-from topo.document.writer import write_schedule
-from topo.phase import Group, Phase
-from topo.rule import Block
-from topo.schedule import Schedule
-from topo.strategies import AllReduce, Neighbor, Round, Static
-from verify import Status, prove
-from verify.certificate import certificate_bytes
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.writer import write_schedule
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.verify import Status, prove
+from preduce.verify.certificate import certificate_bytes
 
 CHECKER = Path(__file__).parents[2] / "verify" / "checker.py"
 ALL = Block((0, 1, 2, 3))

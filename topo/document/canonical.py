@@ -12,13 +12,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from topo.document.groups import phase_text
-from topo.document.kinds import kind_of
-from topo.document.schedule import encodable
-from topo.phase import Phase
+from preduce.topo.document.groups import phase_text
+from preduce.topo.document.kinds import kind_of
+from preduce.topo.document.schedule import encodable
+from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 def canonical_bytes(schedule: Schedule) -> bytes:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from topo.cluster import Cluster
-from topo.document.hardware import HardwareModel, dump_hardware, hardware_value
-from topo.document.model import Model, validate
-from topo.document.place import shown_path
-from topo.document.reader import MAX_BYTES, is_file, parse_json, read_bytes
-from topo.document.schedule import check_header
-from topo.document.shape import ListedShape, RegularShape, dump_shape, shape_value
-from topo.document.writer import pretty, write_file
-from topo.document.yaml_reader import MAX_YAML_BYTES, parse_yaml
-from topo.errors import DocumentError, FileProblem, InputError
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.hardware import HardwareModel, dump_hardware, hardware_value
+from preduce.topo.document.model import Model, validate
+from preduce.topo.document.place import shown_path
+from preduce.topo.document.reader import MAX_BYTES, is_file, parse_json, read_bytes
+from preduce.topo.document.schedule import check_header
+from preduce.topo.document.shape import ListedShape, RegularShape, dump_shape, shape_value
+from preduce.topo.document.writer import pretty, write_file
+from preduce.topo.document.yaml_reader import MAX_YAML_BYTES, parse_yaml
+from preduce.topo.errors import DocumentError, FileProblem, InputError
 
 FORMAT = "preduce.cluster"
 VERSION = 1

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from topo import units
-from topo.document.model import Count, Model
-from topo.document.place import child, shown
-from topo.errors import DocumentError, InputError
-from topo.hardware import Hardware, Link, Switch
-from topo.switches import nesting_problem
+from preduce.topo import units
+from preduce.topo.document.model import Count, Model
+from preduce.topo.document.place import child, shown
+from preduce.topo.errors import DocumentError, InputError
+from preduce.topo.hardware import Hardware, Link, Switch
+from preduce.topo.switches import nesting_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 def _quantity(parse: Callable[[str], float], number: str, *, positive: bool) -> tuple[Any, Any]:

@@ -21,10 +21,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from topo.document.fraction import PATTERN, parse_fraction
-from topo.document.place import child, shown
-from topo.document.reader import MAX_INTEGER
-from topo.errors import DocumentError
+from preduce.topo.document.fraction import PATTERN, parse_fraction
+from preduce.topo.document.place import child, shown
+from preduce.topo.document.reader import MAX_INTEGER
+from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from topo.document.place import child, shown, shown_path
-from topo.errors import DocumentError, FileProblem
+from preduce.topo.document.place import child, shown, shown_path
+from preduce.topo.errors import DocumentError, FileProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

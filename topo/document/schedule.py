@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from topo.document.groups import plain_phase
-from topo.document.kinds import MODULES, kind_of
-from topo.document.model import Model, Name, unknown, validate
-from topo.document.place import shown, shown_path
-from topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
-from topo.document.shape import Shape, dump_shape, placed, shape_value
-from topo.errors import DocumentError, InputError
-from topo.phase import Phase
-from topo.schedule import Schedule
+from preduce.topo.document.groups import plain_phase
+from preduce.topo.document.kinds import MODULES, kind_of
+from preduce.topo.document.model import Model, Name, unknown, validate
+from preduce.topo.document.place import shown, shown_path
+from preduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
+from preduce.topo.document.shape import Shape, dump_shape, placed, shape_value
+from preduce.topo.errors import DocumentError, InputError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
     import os

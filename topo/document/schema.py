@@ -1,6 +1,6 @@
 """JSON Schemas of the formats, generated from the models that read them.
 
-`python -m topo.document.schema` writes them into `schemas/`; with `--check` it only says whether they are current.
+`python -m preduce.topo.document.schema` writes them into `schemas/`; `--check` only says whether they are current.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, create_model
 
-from topo.document.cluster import ListedClusterModel, RegularClusterModel
-from topo.document.kinds import MODULES, kind_of
-from topo.document.schedule import ScheduleEnvelope
+from preduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
+from preduce.topo.document.kinds import MODULES, kind_of
+from preduce.topo.document.schedule import ScheduleEnvelope
 
 FOLDER = Path(__file__).resolve().parents[2] / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -74,7 +74,7 @@ def stale(folder: Path = FOLDER) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Write the schemas, or with `--check` compare them; the exit code."""
     if arguments not in ([], ["--check"]):
-        sys.stderr.write("usage: python -m topo.document.schema [--check]\n")
+        sys.stderr.write("usage: python -m preduce.topo.document.schema [--check]\n")
         return 2
     old = stale()
     if not arguments:
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
             (FOLDER / name).write_text(text, encoding="utf-8")
     elif old:
         sys.stderr.write(
-            f"schemas/{', schemas/'.join(old)}: differ from the models; run `python -m topo.document.schema`\n"
+            f"schemas/{', schemas/'.join(old)}: differ from the models; run `python -m preduce.topo.document.schema`\n"
         )
         return 1
     return 0

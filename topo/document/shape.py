@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from topo.cluster import Cluster
-from topo.document.model import Count, Index, Listed, Model, Name
-from topo.errors import DocumentError, InputError
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.model import Count, Index, Listed, Model, Name
+from preduce.topo.errors import DocumentError, InputError
 
 if TYPE_CHECKING:
-    from topo.hardware import Hardware
+    from preduce.topo.hardware import Hardware
 
 _PLACED = re.compile(r"([A-Za-z_]+(?:\[[0-9]+\]|\.[A-Za-z_]+)*): (.*)", re.DOTALL)
 

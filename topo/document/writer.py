@@ -10,15 +10,15 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from topo.document.groups import phase_text
-from topo.document.place import shown_path
-from topo.document.reader import parse_json
-from topo.document.schedule import encodable, schedule_of
-from topo.errors import DocumentError, FileProblem, ScheduleError
-from topo.phase import Phase
+from preduce.topo.document.groups import phase_text
+from preduce.topo.document.place import shown_path
+from preduce.topo.document.reader import parse_json
+from preduce.topo.document.schedule import encodable, schedule_of
+from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 _OPEN_KEYS = ("strategy", "hardware")
 _LINE_KEYS = ("phases", "rounds", "nodes")

@@ -10,9 +10,9 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from topo.document.place import child, shown
-from topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode
-from topo.errors import DocumentError
+from preduce.topo.document.place import child, shown
+from preduce.topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode
+from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

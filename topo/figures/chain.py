@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from topo.mixing import mixing_sparse
-from topo.phase import Phase
+from preduce.topo.mixing import mixing_sparse
+from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from scipy.sparse import csr_array
 
-    from topo.mixing import Step
+    from preduce.topo.mixing import Step
 
     Vector = npt.NDArray[np.float64]
 

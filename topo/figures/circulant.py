@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.errors import InputError
-from topo.figures.progress import Progress
-from topo.figures.sectors import Batch, Sectors
-from topo.mixing import averaging_strategy
-from topo.strategies.neighbor import Neighbor
+from preduce.topo.errors import InputError
+from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.sectors import Batch, Sectors
+from preduce.topo.mixing import averaging_strategy
+from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
-    from topo.schedule import Schedule
-    from topo.strategies.neighbor import Round
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.neighbor import Round
 
 
 def circulant_spectrum(num_workers: int, weights: Mapping[int, float]) -> npt.NDArray[np.complex128]:

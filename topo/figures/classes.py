@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import ScheduleError, UnknownError
-from topo.figures.progress import Progress
-from topo.figures.sectors import Batch, Sectors
-from topo.mixing import averaging_strategy
-from topo.rule import Block
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.static import Static
+from preduce.topo.errors import ScheduleError, UnknownError
+from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.sectors import Batch, Sectors
+from preduce.topo.mixing import averaging_strategy
+from preduce.topo.rule import Block
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from topo.rule import RulePhase
-    from topo.schedule import Schedule
+    from preduce.topo.rule import RulePhase
+    from preduce.topo.schedule import Schedule
 
 MAX_CLASSES = 2**14
 MAX_ENTRIES = 2**26

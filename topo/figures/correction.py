@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from topo.errors import InputError
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.base import Averaging
-from topo.strategies.static import Static
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
     _Part: TypeAlias = tuple[list[list["_Mean"]], npt.NDArray[np.float64], bool]
 

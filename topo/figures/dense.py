@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.figures.progress import Progress
-from topo.figures.sectors import Batch, Sectors
-from topo.mixing import averaging_strategy, mixing_matrix, steps_of
-from topo.phase import Phase
+from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.sectors import Batch, Sectors
+from preduce.topo.mixing import averaging_strategy, mixing_matrix, steps_of
+from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.mixing import Step
-    from topo.schedule import Schedule
+    from preduce.topo.mixing import Step
+    from preduce.topo.schedule import Schedule
 
 
 def dense_sectors(schedule: Schedule) -> Sectors:

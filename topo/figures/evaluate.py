@@ -6,22 +6,22 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from topo.errors import InputError, ScheduleError, UnknownError
-from topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
-from topo.figures.gaps import GapKind, spectral_gap
-from topo.figures.large import Large
-from topo.figures.limits import DEFAULT, Limits, sectors_of
-from topo.figures.neighbours import effective_neighbours_of
-from topo.figures.noise import disagreement_of
-from topo.figures.push import drift_of
-from topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
-from topo.figures.sectors import spectral_norms
-from topo.mixing import is_doubly_stochastic, period_product, steps_of
-from topo.strategies.neighbor import Neighbor
+from preduce.topo.errors import InputError, ScheduleError, UnknownError
+from preduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
+from preduce.topo.figures.gaps import GapKind, spectral_gap
+from preduce.topo.figures.large import Large
+from preduce.topo.figures.limits import DEFAULT, Limits, sectors_of
+from preduce.topo.figures.neighbours import effective_neighbours_of
+from preduce.topo.figures.noise import disagreement_of
+from preduce.topo.figures.push import drift_of
+from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
+from preduce.topo.figures.sectors import spectral_norms
+from preduce.topo.mixing import is_doubly_stochastic, period_product, steps_of
+from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
-    from topo.figures.sectors import Sectors
-    from topo.schedule import Schedule
+    from preduce.topo.figures.sectors import Sectors
+    from preduce.topo.schedule import Schedule
 
 MAX_START_WORK = 2**30
 """Up to this many multiplications `figures` also lists the contraction from every start."""

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from topo.errors import InputError
-from topo.figures.classes import MergedClass, Rule, merged_classes, rule_of, rule_sectors
-from topo.figures.rate import NEVER, radius_of
-from topo.mixing import averaging_strategy
-from topo.strategies.base import Averaging
+from preduce.topo.errors import InputError
+from preduce.topo.figures.classes import MergedClass, Rule, merged_classes, rule_of, rule_sectors
+from preduce.topo.figures.rate import NEVER, radius_of
+from preduce.topo.mixing import averaging_strategy
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from topo.rule import RulePhase
-    from topo.schedule import Schedule
+    from preduce.topo.rule import RulePhase
+    from preduce.topo.schedule import Schedule
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 

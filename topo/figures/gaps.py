@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.errors import InputError
-from topo.figures.circulant import first_column
-from topo.figures.sectors import spectral_norms, spectral_radii
-from topo.mixing import mixing_matrix
-from topo.phase import Phase
-from topo.strategies.neighbor import Round
+from preduce.topo.errors import InputError
+from preduce.topo.figures.circulant import first_column
+from preduce.topo.figures.sectors import spectral_norms, spectral_radii
+from preduce.topo.mixing import mixing_matrix
+from preduce.topo.phase import Phase
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
     import networkx as nx

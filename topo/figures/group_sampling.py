@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from topo.figures.chain import Partition, Transfer, inner, transfer
-from topo.figures.sampling import Sampled, follow, is_settled, summary
-from topo.mixing import averaging_strategy, steps_of
-from topo.phase import Phase
+from preduce.topo.figures.chain import Partition, Transfer, inner, transfer
+from preduce.topo.figures.sampling import Sampled, follow, is_settled, summary
+from preduce.topo.mixing import averaging_strategy, steps_of
+from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
 

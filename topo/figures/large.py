@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from topo.figures.base import Figure, Kind, absent
-from topo.figures.chain import Chain
-from topo.figures.group_sampling import GroupMotion, group_disagreement, group_drift
-from topo.figures.lanczos import lanczos_norm
-from topo.figures.rate import ZERO
-from topo.figures.sampling import Motion, Sampled, growth, sampled_disagreement, sampled_drift
-from topo.mixing import has_negative_entries, is_doubly_stochastic, steps_of
-from topo.phase import Phase
+from preduce.topo.figures.base import Figure, Kind, absent
+from preduce.topo.figures.chain import Chain
+from preduce.topo.figures.group_sampling import GroupMotion, group_disagreement, group_drift
+from preduce.topo.figures.lanczos import lanczos_norm
+from preduce.topo.figures.rate import ZERO
+from preduce.topo.figures.sampling import Motion, Sampled, growth, sampled_disagreement, sampled_drift
+from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic, steps_of
+from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from topo.figures.limits import Limits
-    from topo.mixing import Step
-    from topo.schedule import Schedule
+    from preduce.topo.figures.limits import Limits
+    from preduce.topo.mixing import Step
+    from preduce.topo.schedule import Schedule
 
 NEARLY_1 = 0.999
 QUICK_PARTS = 200_000

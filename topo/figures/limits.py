@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topo.figures.circulant import circulant_sectors
-from topo.figures.classes import rule_sectors
-from topo.figures.dense import dense_sectors
-from topo.figures.uniform import uniform_sectors
-from topo.mixing import averaging_strategy
+from preduce.topo.figures.circulant import circulant_sectors
+from preduce.topo.figures.classes import rule_sectors
+from preduce.topo.figures.dense import dense_sectors
+from preduce.topo.figures.uniform import uniform_sectors
+from preduce.topo.mixing import averaging_strategy
 
 if TYPE_CHECKING:
-    from topo.figures.sectors import Sectors
-    from topo.schedule import Schedule
+    from preduce.topo.figures.sectors import Sectors
+    from preduce.topo.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import InputError
-from topo.figures.noise import steady_state
+from preduce.topo.errors import InputError
+from preduce.topo.figures.noise import steady_state
 
 if TYPE_CHECKING:
-    from topo.figures.sectors import Batch, Sectors
+    from preduce.topo.figures.sectors import Batch, Sectors
 
 
 def effective_neighbours_of(sectors: Sectors, gamma: float) -> float:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.figures.rate import NEVER, radius_of
-from topo.figures.sectors import Batch, Sectors, adjoint
+from preduce.topo.figures.rate import NEVER, radius_of
+from preduce.topo.figures.sectors import Batch, Sectors, adjoint
 
 if TYPE_CHECKING:
     import numpy.typing as npt

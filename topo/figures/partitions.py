@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from topo.errors import InputError
+from preduce.topo.errors import InputError
 
 
 def random_partition_factor(num_workers: int, group_size: int) -> Fraction:

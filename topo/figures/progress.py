@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.strategies.base import Averaging
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from topo.figures.rate import NEVER, radius_of
+from preduce.topo.figures.rate import NEVER, radius_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.figures.sectors import Batch, Sectors
+    from preduce.topo.figures.sectors import Batch, Sectors
 
 Push = Literal["worker", "node"]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topo.figures.sectors import spectral_norms
+from preduce.topo.figures.sectors import spectral_norms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from topo.figures.sectors import Sectors
+    from preduce.topo.figures.sectors import Sectors
 
 ZERO = 1e-14
 """Norms below this are rounding: they are reported as 0."""

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from topo.figures.chain import Chain, inner
-from topo.figures.dense import group_paces
-from topo.figures.progress import Progress
-from topo.mixing import averaging_strategy, steps_of
-from topo.strategies.base import Averaging
+from preduce.topo.figures.chain import Chain, inner
+from preduce.topo.figures.dense import group_paces
+from preduce.topo.figures.progress import Progress
+from preduce.topo.mixing import averaging_strategy, steps_of
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
 

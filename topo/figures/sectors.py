@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from topo.figures.progress import Progress
+    from preduce.topo.figures.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, eq=False)

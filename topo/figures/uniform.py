@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.figures.progress import Progress
-from topo.figures.sectors import Batch, Sectors
-from topo.strategies.allreduce import AllReduce
+from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.sectors import Batch, Sectors
+from preduce.topo.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from topo.schedule import Schedule
+    from preduce.topo.schedule import Schedule
 
 
 def uniform_sectors(schedule: Schedule) -> Sectors | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from topo.errors import UnknownError
+from preduce.topo.errors import UnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

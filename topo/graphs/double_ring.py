@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from topo.graphs.base import Graph
-from topo.graphs.ring_based import ring_based
+from preduce.topo.graphs.base import Graph
+from preduce.topo.graphs.ring_based import ring_based
 
 
 def double_ring(num_workers: int) -> Graph:

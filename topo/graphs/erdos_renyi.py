@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.graphs.base import Graph
+from preduce.topo.errors import ScheduleError
+from preduce.topo.graphs.base import Graph
 
 TRIES = 200
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from topo.graphs.base import Graph
+from preduce.topo.graphs.base import Graph
 
 
 def grid(rows: int, columns: int) -> Graph:

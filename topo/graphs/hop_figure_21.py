@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from topo.graphs.base import Graph
-from topo.graphs.ring_based import ring_based
+from preduce.topo.graphs.base import Graph
+from preduce.topo.graphs.ring_based import ring_based
 
 MACHINES = ((0, 1, 2, 3), (4, 5), (6, 7))
 LINKS = {"b": ((0, 4), (4, 6), (6, 0)), "c": ((1, 4), (5, 6), (7, 0))}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.graphs.base import Graph
-from topo.graphs.convex import edge_gram, inverse_and_logdet, minimise
-from topo.strategies.neighbor import Round
+from preduce.topo.errors import ScheduleError
+from preduce.topo.graphs.base import Graph
+from preduce.topo.graphs.convex import edge_gram, inverse_and_logdet, minimise
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

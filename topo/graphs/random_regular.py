@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.graphs.base import Graph
-from topo.graphs.complete import complete
+from preduce.topo.errors import ScheduleError
+from preduce.topo.graphs.base import Graph
+from preduce.topo.graphs.complete import complete
 
 TRIES = 200
 

@@ -1,14 +1,14 @@
 """What a schedule may say about how workers synchronise: one strategy kind a file."""
 
-from topo.strategies.allreduce import AllReduce as AllReduce
-from topo.strategies.base import Averaging as Averaging
-from topo.strategies.base import Pace as Pace
-from topo.strategies.base import Strategy as Strategy
-from topo.strategies.generated import Division as Division
-from topo.strategies.generated import Generated as Generated
-from topo.strategies.generated import InitiatorRule as InitiatorRule
-from topo.strategies.neighbor import Neighbor as Neighbor
-from topo.strategies.neighbor import Round as Round
-from topo.strategies.pairwise import Pairwise as Pairwise
-from topo.strategies.server import Server as Server
-from topo.strategies.static import Static as Static
+from preduce.topo.strategies.allreduce import AllReduce as AllReduce
+from preduce.topo.strategies.base import Averaging as Averaging
+from preduce.topo.strategies.base import Pace as Pace
+from preduce.topo.strategies.base import Strategy as Strategy
+from preduce.topo.strategies.generated import Division as Division
+from preduce.topo.strategies.generated import Generated as Generated
+from preduce.topo.strategies.generated import InitiatorRule as InitiatorRule
+from preduce.topo.strategies.neighbor import Neighbor as Neighbor
+from preduce.topo.strategies.neighbor import Round as Round
+from preduce.topo.strategies.pairwise import Pairwise as Pairwise
+from preduce.topo.strategies.server import Server as Server
+from preduce.topo.strategies.static import Static as Static

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from topo.strategies.base import Averaging, Pace
-from topo.strategies.static import check_pace
+from preduce.topo.strategies.base import Averaging, Pace
+from preduce.topo.strategies.static import check_pace
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 Pace = int | tuple[int, ...]
 """Steps per round: one number for all, or one per worker."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from topo.errors import ScheduleError
-from topo.strategies.base import Averaging, Pace
-from topo.strategies.static import check_pace
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies.base import Averaging, Pace
+from preduce.topo.strategies.static import check_pace
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 class Division(StrEnum):

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.strategies.base import Averaging, Pace
-from topo.strategies.static import check_pace
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies.base import Averaging, Pace
+from preduce.topo.strategies.static import check_pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, eq=False)

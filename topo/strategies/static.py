@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from topo.errors import ScheduleError
-from topo.phase import Phase
-from topo.rule import RulePhase, check_rule
-from topo.strategies.base import Averaging, Pace
+from preduce.topo.errors import ScheduleError
+from preduce.topo.phase import Phase
+from preduce.topo.rule import RulePhase, check_rule
+from preduce.topo.strategies.base import Averaging, Pace
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 MAX_EXPLICIT_WORKERS = 2**24
 """Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""

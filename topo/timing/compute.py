@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from topo.errors import InputError
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.hardware import Hardware
+    from preduce.topo.hardware import Hardware
 
 
 class Disturbance(Protocol):

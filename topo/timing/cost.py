@@ -26,20 +26,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import InputError, ScheduleError
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.neighbor import Neighbor
-from topo.strategies.static import Static
-from topo.timing import links, loads
+from preduce.topo.errors import InputError, ScheduleError
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.strategies.static import Static
+from preduce.topo.timing import links, loads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
-    from topo.hardware import Hardware
-    from topo.phase import Phase
-    from topo.schedule import Schedule
-    from topo.strategies.neighbor import Round
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.phase import Phase
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.neighbor import Round
 
 
 class Form(StrEnum):

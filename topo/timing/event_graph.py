@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import UnknownError
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.static import Static
-from topo.switches import regular_levels
-from topo.timing.compute import ComputeTimes
-from topo.timing.cost import Form, phase_loads
-from topo.timing.stages import Stage, of_period, size_or_one
+from preduce.topo.errors import UnknownError
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.static import Static
+from preduce.topo.switches import regular_levels
+from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.cost import Form, phase_loads
+from preduce.topo.timing.stages import Stage, of_period, size_or_one
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.hardware import Hardware
-    from topo.schedule import Schedule
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
 
 MAX_ITERATIONS = 10_000
 TOLERANCE = 1e-10

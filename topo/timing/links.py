@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import InputError
-from topo.switches import above
+from preduce.topo.errors import InputError
+from preduce.topo.switches import above
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
-    from topo.hardware import Hardware, Link, Switch
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.hardware import Hardware, Link, Switch
 
     Floats = npt.NDArray[np.float64]
     Whole = npt.NDArray[np.int64]

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.hardware import Link
-from topo.rule import representative, representatives
-from topo.timing.links import Links, check_node
+from preduce.topo.hardware import Link
+from preduce.topo.rule import representative, representatives
+from preduce.topo.timing.links import Links, check_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
-    from topo.hardware import Hardware
-    from topo.phase import Phase
-    from topo.rule import RulePhase
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.phase import Phase
+    from preduce.topo.rule import RulePhase
 
 
 @dataclass(frozen=True, slots=True)

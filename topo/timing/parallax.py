@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from topo.errors import InputError
+from preduce.topo.errors import InputError
 
 
 class Route(StrEnum):

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import FileProblem, InputError
-from topo.timing.cost import Form
-from topo.timing.stages import of_period
+from preduce.topo.errors import FileProblem, InputError
+from preduce.topo.timing.cost import Form
+from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
 
-    from topo.hardware import Hardware
-    from topo.schedule import Schedule
-    from topo.timing.compute import ComputeTimes
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.timing.compute import ComputeTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.schedule import Schedule
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.neighbor import Neighbor
-from topo.strategies.static import Static
-from topo.timing import loads
-from topo.timing.cost import Form, bytes_of, phase_loads, round_seconds
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.strategies.static import Static
+from preduce.topo.timing import loads
+from preduce.topo.timing.cost import Form, bytes_of, phase_loads, round_seconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.hardware import Hardware
-    from topo.phase import Phase
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.phase import Phase
 
 
 @dataclass(frozen=True, slots=True)

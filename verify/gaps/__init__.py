@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from verify.gaps.attained import attained_gaps, gaps_by_holding_back
-from verify.gaps.capacity import token_queue_capacity, update_queue_capacity
-from verify.gaps.event_graph import event_graph
-from verify.gaps.exact import exact_bounds
-from verify.gaps.liveness import dead_cycle
-from verify.gaps.paper import paper_bounds
+from preduce.verify.gaps.attained import attained_gaps, gaps_by_holding_back
+from preduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
+from preduce.verify.gaps.event_graph import event_graph
+from preduce.verify.gaps.exact import exact_bounds
+from preduce.verify.gaps.liveness import dead_cycle
+from preduce.verify.gaps.paper import paper_bounds
 
 if TYPE_CHECKING:
-    from schedulers.protocols.digraph import Digraph
-    from schedulers.protocols.hop import HopSetting
-    from verify.explore import Exploration
-    from verify.gaps.paper import Matrix
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.verify.explore import Exploration
+    from preduce.verify.gaps.paper import Matrix
 
 __all__ = ["Gaps", "gaps"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.base import Received, Send
-from schedulers.protocols.hop import Advance, Hop
-from verify.explore import Network, NoDeadlock, explore
+from preduce.schedulers.protocols.base import Received, Send
+from preduce.schedulers.protocols.hop import Advance, Hop
+from preduce.verify.explore import Network, NoDeadlock, explore
 
 if TYPE_CHECKING:
-    from schedulers.protocols.digraph import Digraph
-    from schedulers.protocols.hop import HopSetting
-    from verify.explore import Exploration
-    from verify.gaps.lengths import Length
-    from verify.gaps.paper import Matrix
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.verify.explore import Exploration
+    from preduce.verify.gaps.lengths import Length
+    from preduce.verify.gaps.paper import Matrix
 
 
 def attained_gaps(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedulers.protocols.digraph import Digraph
-    from verify.gaps.lengths import Length
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.verify.gaps.lengths import Length
 
 
 def paper_bound(forward: Length, backward: Length) -> Length:  # noqa: ARG001 - one signature for all settings

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from topo.errors import UnknownError
-from verify.gaps.event_graph import event_graph
-from verify.gaps.exact import Distances
-from verify.gaps.liveness import dead_cycle
+from preduce.topo.errors import UnknownError
+from preduce.verify.gaps.event_graph import event_graph
+from preduce.verify.gaps.exact import Distances
+from preduce.verify.gaps.liveness import dead_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from schedulers.protocols.digraph import Digraph
-    from schedulers.protocols.hop import HopSetting
-    from verify.gaps.event_graph import EventGraph, Need
-    from verify.gaps.lengths import Length
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.verify.gaps.event_graph import EventGraph, Need
+    from preduce.verify.gaps.lengths import Length
 
 FORMAT = "preduce.gaps-certificate"
 VERSION = 1

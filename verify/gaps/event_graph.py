@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedulers.protocols.digraph import Digraph
-    from schedulers.protocols.hop import HopSetting
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.protocols.hop import HopSetting
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def event_graph(graph: Digraph, setting: HopSetting) -> EventGraph:
     Every setting: a step is entered, then its update is sent, then it is reduced, then the next is entered. The rest is
     one rule a file: `standard` (with staleness and backup workers as its parameters), `notify_ack`, `tokens`.
     """
-    from verify.gaps import notify_ack, standard, tokens
+    from preduce.verify.gaps import notify_ack, standard, tokens
 
     n = graph.num_workers
     needs = [Need(n + v, ((v, 1),)) for v in range(n)]

@@ -16,13 +16,13 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from verify.gaps.event_graph import EventGraph, event_graph
+from preduce.verify.gaps.event_graph import EventGraph, event_graph
 
 if TYPE_CHECKING:
-    from schedulers.protocols.digraph import Digraph
-    from schedulers.protocols.hop import HopSetting
-    from verify.gaps.lengths import Length
-    from verify.gaps.paper import Matrix
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.verify.gaps.lengths import Length
+    from preduce.verify.gaps.paper import Matrix
 
 
 class Distances:

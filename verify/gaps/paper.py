@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verify.gaps import backup, notify_ack, staleness, standard, tokens
-from verify.gaps.lengths import path_lengths
+from preduce.verify.gaps import backup, notify_ack, staleness, standard, tokens
+from preduce.verify.gaps.lengths import path_lengths
 
 if TYPE_CHECKING:
-    from schedulers.protocols.digraph import Digraph
-    from schedulers.protocols.hop import HopSetting
-    from verify.gaps.lengths import Length
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.verify.gaps.lengths import Length
 
 Matrix = tuple[tuple["Length", ...], ...]
 

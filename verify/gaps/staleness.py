@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verify.gaps.lengths import scaled
+from preduce.verify.gaps.lengths import scaled
 
 if TYPE_CHECKING:
-    from verify.gaps.lengths import Length
+    from preduce.verify.gaps.lengths import Length
 
 
 def paper_bound(forward: Length, backward: Length, staleness: int) -> Length:  # noqa: ARG001 - one signature for all

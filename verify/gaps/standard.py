@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verify.gaps.event_graph import Need
+from preduce.verify.gaps.event_graph import Need
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from schedulers.protocols.digraph import Digraph
-    from verify.gaps.lengths import Length
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.verify.gaps.lengths import Length
 
 
 def needs(graph: Digraph, staleness: int, backups: Sequence[int]) -> list[Need]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verify.gaps.event_graph import Need
-from verify.gaps.lengths import scaled, smaller
+from preduce.verify.gaps.event_graph import Need
+from preduce.verify.gaps.lengths import scaled, smaller
 
 if TYPE_CHECKING:
-    from schedulers.protocols.digraph import Digraph
-    from verify.gaps.lengths import Length
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.verify.gaps.lengths import Length
 
 
 def needs(graph: Digraph, max_ig: int) -> list[Need]:

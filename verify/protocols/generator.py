@@ -5,17 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from schedulers.protocols.base import Crashed, Received, Send
-from schedulers.protocols.group_draw import PATIENCE
-from schedulers.protocols.group_generator import ACTIVE, DEAD, LEFT, Ask, Bye, Fenced, GeneratorState, Grant, Void
-from schedulers.protocols.group_worker import ASKED, ENDED, FENCED, GRANTED, MEETING, Broke, Retry, WorkerState
-from verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
+from preduce.schedulers.protocols.base import Crashed, Received, Send
+from preduce.schedulers.protocols.group_draw import PATIENCE
+from preduce.schedulers.protocols.group_generator import (
+    ACTIVE,
+    DEAD,
+    LEFT,
+    Ask,
+    Bye,
+    Fenced,
+    GeneratorState,
+    Grant,
+    Void,
+)
+from preduce.schedulers.protocols.group_worker import ASKED, ENDED, FENCED, GRANTED, MEETING, Broke, Retry, WorkerState
+from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from schedulers.protocols.group_system import GroupSystem
-    from verify.search.view import View
+    from preduce.schedulers.protocols.group_system import GroupSystem
+    from preduce.verify.search.view import View
 
 
 def generator_properties(system: GroupSystem) -> tuple[Property, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schedulers.protocols.group_draw import GeneratorSetting
-from schedulers.protocols.group_system import GroupSystem
-from topo.strategies.generated import Division, InitiatorRule
-from verify.explore import Exploration, Network, explore
-from verify.protocols.generator import generator_properties
+from preduce.schedulers.protocols.group_draw import GeneratorSetting
+from preduce.schedulers.protocols.group_system import GroupSystem
+from preduce.topo.strategies.generated import Division, InitiatorRule
+from preduce.verify.explore import Exploration, Network, explore
+from preduce.verify.protocols.generator import generator_properties
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.hop import (
+from preduce.schedulers.protocols.hop import (
     ENTERING,
     REDUCING,
     SENDING,
@@ -17,12 +17,12 @@ from schedulers.protocols.hop import (
     Token,
     Update,
 )
-from verify.gaps.capacity import token_queue_capacity, update_queue_capacity
-from verify.gaps.exact import exact_bounds
-from verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
+from preduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
+from preduce.verify.gaps.exact import exact_bounds
+from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 
 if TYPE_CHECKING:
-    from verify.gaps.paper import Matrix
+    from preduce.verify.gaps.paper import Matrix
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:

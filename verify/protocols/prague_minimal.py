@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedulers.protocols.prague_minimal import Draw, GeneratorState, PragueModel, Result, WorkerState
-from verify.search.properties import NoDeadlock, PerProcess, PerState, Property
+from preduce.schedulers.protocols.prague_minimal import Draw, GeneratorState, PragueModel, Result, WorkerState
+from preduce.verify.search.properties import NoDeadlock, PerProcess, PerState, Property
 
 if TYPE_CHECKING:
-    from verify.search.view import View
+    from preduce.verify.search.view import View
 
 
 def prague_properties(machine: PragueModel) -> tuple[Property, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from schedulers.protocols.digraph import Digraph
-from schedulers.protocols.hop import Hop, HopSetting
-from verify.explore import Exploration, Network, explore
-from verify.gaps.exact import exact_bounds
-from verify.protocols.hop import hop_properties
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import Hop, HopSetting
+from preduce.verify.explore import Exploration, Network, explore
+from preduce.verify.gaps.exact import exact_bounds
+from preduce.verify.protocols.hop import hop_properties
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState
-from verify.search.symmetry import Symmetry
-from verify.search.system import Stopped, System
-from verify.search.view import View
+from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState
+from preduce.verify.search.symmetry import Symmetry
+from preduce.verify.search.system import Stopped, System
+from preduce.verify.search.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from verify.search.network import Network
-    from verify.search.properties import Property
-    from verify.search.system import State
+    from preduce.verify.search.network import Network
+    from preduce.verify.search.properties import Property
+    from preduce.verify.search.system import State
 
 CHUNK = 1 << 15
 NO_ERROR = "no error in a transition"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from verify.search.breadth import Breadth
-    from verify.search.properties import Progress
-    from verify.search.system import Label, State
+    from preduce.verify.search.breadth import Breadth
+    from preduce.verify.search.properties import Progress
+    from preduce.verify.search.system import Label, State
 
 MISHAPS = ("lose", "repeat", "crash")
 Edge = tuple[int, "Label"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from schedulers.protocols.base import Symmetric
-from verify.search.system import Stopped
+from preduce.schedulers.protocols.base import Symmetric
+from preduce.verify.search.system import Stopped
 
 if TYPE_CHECKING:
-    from verify.search.system import State, System
+    from preduce.verify.search.system import State, System
 
 
 class Symmetry:

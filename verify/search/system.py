@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable
+from preduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    from verify.search.network import Network
+    from preduce.verify.search.network import Network
 
 State = tuple[int, ...]
 BITS = 32  # two interned numbers share one integer key

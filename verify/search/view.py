@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from verify.search.system import Stopped
+from preduce.verify.search.system import Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from verify.search.system import State, System
+    from preduce.verify.search.system import State, System
 
 
 @dataclass(frozen=True, slots=True)

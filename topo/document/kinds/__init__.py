@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topo.document.kinds.base import Kind
+    from preduce.topo.document.kinds.base import Kind
 
 MODULES: dict[str, str] = {
-    "static": "topo.document.kinds.static",
-    "allreduce": "topo.document.kinds.allreduce",
-    "neighbor": "topo.document.kinds.neighbor",
-    "generated": "topo.document.kinds.generated",
-    "pairwise": "topo.document.kinds.pairwise",
-    "server": "topo.document.kinds.server",
+    "static": "preduce.topo.document.kinds.static",
+    "allreduce": "preduce.topo.document.kinds.allreduce",
+    "neighbor": "preduce.topo.document.kinds.neighbor",
+    "generated": "preduce.topo.document.kinds.generated",
+    "pairwise": "preduce.topo.document.kinds.pairwise",
+    "server": "preduce.topo.document.kinds.server",
 }
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from topo.document.kinds.base import Kind, dump_common, pace_value
-from topo.document.model import Model, PaceField, validate
-from topo.strategies.allreduce import AllReduce
-from topo.strategies.base import Averaging
+from preduce.topo.document.kinds.base import Kind, dump_common, pace_value
+from preduce.topo.document.model import Model, PaceField, validate
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 class AllReduceModel(Model):

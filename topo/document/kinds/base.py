@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from topo.strategies.base import Averaging
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pydantic import BaseModel
 
-    from topo.cluster import Cluster
-    from topo.strategies.base import Pace, Strategy
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.strategies.base import Pace, Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from topo.document.kinds.base import Kind, dump_common, pace_value
-from topo.document.model import Count, Model, PaceField, Rounds, validate
-from topo.strategies.base import Averaging
-from topo.strategies.generated import Division, Generated, InitiatorRule
+from preduce.topo.document.kinds.base import Kind, dump_common, pace_value
+from preduce.topo.document.model import Count, Model, PaceField, Rounds, validate
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 GroupSize = Annotated[Count, Field(ge=2)]
 DEFAULT = Generated()

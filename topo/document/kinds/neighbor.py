@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Discriminator, Field, Tag
 
-from topo.document.fraction import dump_fraction
-from topo.document.kinds.base import Kind, dump_common, pace_value
-from topo.document.model import Exact, Index, Listed, Model, PaceField, validate
-from topo.document.place import child
-from topo.errors import DocumentError
-from topo.strategies.base import Averaging
-from topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.document.fraction import dump_fraction
+from preduce.topo.document.kinds.base import Kind, dump_common, pace_value
+from preduce.topo.document.model import Exact, Index, Listed, Model, PaceField, validate
+from preduce.topo.document.place import child
+from preduce.topo.errors import DocumentError
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.neighbor import Neighbor, Round
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 Edge = Annotated[Listed[Index], Field(min_length=2, max_length=2)]
 Weights = Annotated[

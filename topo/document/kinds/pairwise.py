@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from topo.document.kinds.base import Kind, dump_common, pace_value
-from topo.document.model import Index, Listed, Model, PaceField, Rounds, validate
-from topo.document.place import child
-from topo.errors import DocumentError
-from topo.strategies.base import Averaging
-from topo.strategies.pairwise import Pairwise
+from preduce.topo.document.kinds.base import Kind, dump_common, pace_value
+from preduce.topo.document.model import Index, Listed, Model, PaceField, Rounds, validate
+from preduce.topo.document.place import child
+from preduce.topo.errors import DocumentError
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.pairwise import Pairwise
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 Pair = Annotated[Listed[Index], Field(min_length=2, max_length=2)]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from topo.document.kinds.base import Kind, dump_common, pace_value
-from topo.document.model import Index, Listed, Model, PaceField, Rounds, validate
-from topo.strategies.base import Averaging
-from topo.strategies.server import Server
+from preduce.topo.document.kinds.base import Kind, dump_common, pace_value
+from preduce.topo.document.model import Index, Listed, Model, PaceField, Rounds, validate
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.server import Server
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
+    from preduce.topo.cluster import Cluster
 
 
 class ServerModel(Model):

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from topo.document.fraction import dump_fraction
-from topo.document.groups import is_clean, phase_of
-from topo.document.kinds.base import Kind, dump_common, pace_value
-from topo.document.model import Count, Exact, Index, Listed, Model, PaceField, Rounds, validate
-from topo.document.place import child
-from topo.errors import DocumentError, ScheduleError
-from topo.phase import ONE
-from topo.rule import Block
-from topo.strategies.base import Averaging
-from topo.strategies.static import Static
+from preduce.topo.document.fraction import dump_fraction
+from preduce.topo.document.groups import is_clean, phase_of
+from preduce.topo.document.kinds.base import Kind, dump_common, pace_value
+from preduce.topo.document.model import Count, Exact, Index, Listed, Model, PaceField, Rounds, validate
+from preduce.topo.document.place import child
+from preduce.topo.errors import DocumentError, ScheduleError
+from preduce.topo.phase import ONE
+from preduce.topo.rule import Block
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from topo.cluster import Cluster
-    from topo.phase import Phase
-    from topo.rule import RulePhase
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.phase import Phase
+    from preduce.topo.rule import RulePhase
 
 
 MAX_PERIOD = 2**18

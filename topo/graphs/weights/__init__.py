@@ -5,17 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from topo.errors import ScheduleError
+from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from topo.graphs.base import Graph
-    from topo.strategies.neighbor import Round
+    from preduce.topo.graphs.base import Graph
+    from preduce.topo.strategies.neighbor import Round
 
 METHODS = {
-    "metropolis": "topo.graphs.weights.metropolis",
-    "uniform": "topo.graphs.weights.uniform",
-    "best-constant": "topo.graphs.weights.best_constant",
-    "fastest": "topo.graphs.weights.fastest",
+    "metropolis": "preduce.topo.graphs.weights.metropolis",
+    "uniform": "preduce.topo.graphs.weights.uniform",
+    "best-constant": "preduce.topo.graphs.weights.best_constant",
+    "fastest": "preduce.topo.graphs.weights.fastest",
 }
 
 

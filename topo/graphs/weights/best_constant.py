@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.errors import ScheduleError
-from topo.graphs.weights.constant import constant
+from preduce.topo.errors import ScheduleError
+from preduce.topo.graphs.weights.constant import constant
 
 if TYPE_CHECKING:
-    from topo.graphs.base import Graph
-    from topo.strategies.neighbor import Round
+    from preduce.topo.graphs.base import Graph
+    from preduce.topo.strategies.neighbor import Round
 
 MAX_WORKERS = 3000
 

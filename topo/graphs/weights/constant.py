@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.strategies.neighbor import Round
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from topo.graphs.base import Graph
+    from preduce.topo.graphs.base import Graph
 
 
 def constant(graph: Graph, weight: Fraction) -> Round:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topo.strategies.neighbor import Round
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
-    from topo.graphs.base import Graph
+    from preduce.topo.graphs.base import Graph
 
 
 def weigh(graph: Graph) -> Round:

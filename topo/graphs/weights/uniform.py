@@ -5,10 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from topo.strategies.neighbor import Round
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
-    from topo.graphs.base import Graph
+    from preduce.topo.graphs.base import Graph
 
 
 def weigh(graph: Graph) -> Round:
