@@ -18,7 +18,7 @@ from pathlib import Path
 from preduce.schedulers.protocols.hop import Hop, HopSetting
 from preduce.verify.explore import Network, explore
 from preduce.verify.pairing import shortest_deadlock
-from preduce.verify.protocols.suite import LARGE, MILLION, SMALL, both_ways
+from preduce.verify.properties.suite import LARGE, MILLION, SMALL, both_ways
 
 
 def main() -> int:

@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     from preduce.runtime.adapters.averager import ScheduleAverager as ScheduleAverager
     from preduce.runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
     from preduce.runtime.adapters.ddp_hook import schedule_hook as schedule_hook
-    from preduce.runtime.checkpoint import load_checkpoint as load_checkpoint
-    from preduce.runtime.checkpoint import save_checkpoint as save_checkpoint
+    from preduce.runtime.averaging.p_reduce import p_reduce as p_reduce
+    from preduce.runtime.data.sampler import RoundSampler as RoundSampler
+    from preduce.runtime.data.sharding import shard as shard
     from preduce.runtime.optimizer import DistributedOptimizer as DistributedOptimizer
-    from preduce.runtime.primitive import p_reduce as p_reduce
     from preduce.runtime.recorder import merge_traces as merge_traces
-    from preduce.runtime.sampler import RoundSampler as RoundSampler
-    from preduce.runtime.sharding import shard as shard
+    from preduce.runtime.state.checkpoint import load_checkpoint as load_checkpoint
+    from preduce.runtime.state.checkpoint import save_checkpoint as save_checkpoint
 
 if __name__ != "preduce.runtime":  # the folder's own name would make a second copy of every class in it
     raise ImportError("this folder is the package preduce.runtime; import it by that name")
 
 _HOMES = {
     "DistributedOptimizer": "optimizer",
-    "RoundSampler": "sampler",
+    "RoundSampler": "data.sampler",
     "ScheduleAverager": "adapters.averager",
     "ScheduleHookState": "adapters.ddp_hook",
-    "load_checkpoint": "checkpoint",
+    "load_checkpoint": "state.checkpoint",
     "merge_traces": "recorder",
-    "p_reduce": "primitive",
-    "save_checkpoint": "checkpoint",
+    "p_reduce": "averaging.p_reduce",
+    "save_checkpoint": "state.checkpoint",
     "schedule_hook": "adapters.ddp_hook",
-    "shard": "sharding",
+    "shard": "data.sharding",
 }
 
 

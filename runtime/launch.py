@@ -24,7 +24,7 @@ from preduce.topo.errors import InputError, PreduceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preduce.runtime.torch_api import Store
+    from preduce.runtime.transport.torch_api import Store
 
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
@@ -215,7 +215,7 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
 
 def _serve_store(workers: Sequence[Worker]) -> Store:
     """Start the store on a free port and tell the workers."""
-    from preduce.runtime.torch_api import TCPStore
+    from preduce.runtime.transport.torch_api import TCPStore
 
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     port = store.port

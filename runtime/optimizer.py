@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from preduce.runtime.buffers import BufferPolicy, FlatModel, StatePolicy
-from preduce.runtime.drift_correction import CorrectedMeans, chosen_alpha
-from preduce.runtime.ends import Ends
-from preduce.runtime.facts import facts_of, read_schedule
-from preduce.runtime.handshake import handshake
-from preduce.runtime.hierarchical import chosen_form, formed
-from preduce.runtime.join import default_world, forget
-from preduce.runtime.mean_model import average_everywhere, mean_of_all
+from preduce.runtime.averaging.drift_correction import CorrectedMeans, chosen_alpha
+from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from preduce.runtime.averaging.mean_model import average_everywhere, mean_of_all
+from preduce.runtime.averaging.reducer import Reducer
+from preduce.runtime.liveness.facts import facts_of, read_schedule
+from preduce.runtime.liveness.handshake import handshake
+from preduce.runtime.liveness.heartbeat import Watch
+from preduce.runtime.liveness.uneven_inputs import Ends
 from preduce.runtime.recorder import Recorder
-from preduce.runtime.reduction import Reducer
 from preduce.runtime.strategies import build
 from preduce.runtime.strategies.base import Run
-from preduce.runtime.watch import Watch
+from preduce.runtime.transport.hierarchical import chosen_form, formed
+from preduce.runtime.transport.rendezvous import default_world, forget
 from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from preduce.runtime.communicators import World
-    from preduce.runtime.torch_api import Store
+    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.torch_api import Store
     from preduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0

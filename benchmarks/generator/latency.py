@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from preduce.runtime.generator.client import GeneratorClient
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.service import GeneratorService
-from preduce.schedulers.protocols.group_draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.strategies.generated import Division
 
 if TYPE_CHECKING:

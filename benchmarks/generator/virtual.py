@@ -7,8 +7,8 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_draw import GeneratorSetting
-from preduce.schedulers.protocols.group_generator import Ask, Grant, GroupGenerator, Later
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Later
 from preduce.topo.strategies.generated import Division, InitiatorRule
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def _import_runtime() -> None:
 
 def serve_store(address: str) -> None:
     """Open a fresh store for every line and say its port; the one before it is closed."""
-    from preduce.runtime.torch_api import TCPStore
+    from preduce.runtime.transport.torch_api import TCPStore
 
     _say("ready")
     store = None

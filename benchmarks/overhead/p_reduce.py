@@ -35,13 +35,13 @@ def measure(megabytes: list[int], repetitions: int) -> None:
     """Run by every worker; rank 0 prints one line of JSON per size."""
     import torch
 
-    from preduce.runtime.buffers import Lane
-    from preduce.runtime.commit import commit_mean
-    from preduce.runtime.communicators import GlooWorld
-    from preduce.runtime.join import connect_store
+    from preduce.runtime.averaging.commit import commit_mean
+    from preduce.runtime.averaging.flat_model import Lane
+    from preduce.runtime.averaging.reducer import Reducer
+    from preduce.runtime.liveness.heartbeat import Watch
     from preduce.runtime.recorder import Recorder
-    from preduce.runtime.reduction import Reducer
-    from preduce.runtime.watch import Watch
+    from preduce.runtime.transport.communicators import GlooWorld
+    from preduce.runtime.transport.rendezvous import connect_store
     from preduce.topo.phase import Group
 
     timeout = timedelta(seconds=120)

@@ -12,12 +12,12 @@ import time
 from functools import partial
 from pathlib import Path
 
-from preduce.schedulers.synthesis.exact_algebra import has_weights
-from preduce.schedulers.synthesis.exact_constructions import base_2_length
-from preduce.schedulers.synthesis.exact_cyclic import search_cyclic
-from preduce.schedulers.synthesis.exact_matchings import all_matchings
-from preduce.schedulers.synthesis.exact_rounds import fewest_means, fewest_rounds, product_is_mean
-from preduce.schedulers.synthesis.exact_search import search_matchings, search_pairs, search_rounds
+from preduce.schedulers.exact_rounds.algebra import has_weights
+from preduce.schedulers.exact_rounds.constructions import base_2_length
+from preduce.schedulers.exact_rounds.cyclic import search_cyclic
+from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, product_is_mean
+from preduce.schedulers.exact_rounds.matchings import all_matchings
+from preduce.schedulers.exact_rounds.search import search_matchings, search_pairs, search_rounds
 from preduce.schedulers.synthesis.problem import Status
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
@@ -34,7 +34,7 @@ powers of two, where the paths leave no freedom ("full tree"; proofs in [exact-b
 **Bold** rows are optimal: their length meets the bound. A dash under "saved" means as long as Base-2.
 
 Made by: *slide*: two rows of n/2 workers slide along each other, weights and shifts from Euclid's algorithm
-(`schedulers/synthesis/exact_euclid.py`); *product a x b*: one after the other on rows and columns, rounds add up;
+(`schedulers/exact_rounds/euclid.py`); *product a x b*: one after the other on rows and columns, rounds add up;
 *a glued to b*: n = a·b/2, one round less than the sum, because the schedule for a also does the first round of b's;
 *binary split*: as Base-2; *found by search*: the table of `exact_table.py`.
 

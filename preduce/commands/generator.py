@@ -25,7 +25,7 @@ def command(
     from preduce.console import console
     from preduce.runtime.generator.keys import JobKeys
     from preduce.runtime.generator.service import GeneratorService
-    from preduce.schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
     from preduce.topo.document import load_schedule, schedule_sha256
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.generated import Generated

@@ -67,9 +67,9 @@ def _measure(
 
     import torch
 
-    from preduce.runtime.join import default_world
     from preduce.runtime.profile import profile
     from preduce.runtime.profile.surroundings import cluster_of, gpu_topology, num_rails, slurm_switches
+    from preduce.runtime.transport.rendezvous import default_world
 
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else 0)
     if not torch.cuda.is_available():

@@ -8,7 +8,7 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
-    from preduce.runtime.virtual import Timeline
+    from preduce.runtime.virtual_time.rounds import Timeline
     from preduce.topo.schedule import Schedule
 
 Disturb = Annotated[
@@ -47,7 +47,7 @@ def command(
 ) -> None:
     """Predict step times, waiting and communication; without --model-bytes communication takes no time."""
     from preduce.console import emit_json
-    from preduce.runtime.virtual import simulate
+    from preduce.runtime.virtual_time.rounds import simulate
     from preduce.topo.document import load_cluster, load_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.timing.cost import Form

@@ -132,7 +132,7 @@ def _by_communication(option: Option) -> float:
 
 def _exact(job: Job) -> list[Option]:
     """The fewest rounds of exact consensus known for groups of the job's size, with the bound on their number."""
-    from preduce.schedulers.synthesis.exact_rounds import fewest_rounds
+    from preduce.schedulers.exact_rounds.fewest import fewest_rounds
 
     n = job.cluster.num_workers
     if n > MAX_EXACT_WORKERS:

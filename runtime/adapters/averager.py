@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.facts import read_schedule
-from preduce.runtime.join import place
-from preduce.runtime.primitive import p_reduce
+from preduce.runtime.averaging.p_reduce import p_reduce
+from preduce.runtime.liveness.facts import read_schedule
+from preduce.runtime.transport.rendezvous import place
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from preduce.runtime.communicators import World
+    from preduce.runtime.transport.communicators import World
     from preduce.topo.schedule import Schedule
 
 

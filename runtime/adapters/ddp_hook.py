@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.adapters.averager import refuse_strategy
-from preduce.runtime.facts import read_schedule
-from preduce.runtime.join import place
-from preduce.runtime.primitive import p_reduce
-from preduce.runtime.torch_api import GradBucket
+from preduce.runtime.averaging.p_reduce import p_reduce
+from preduce.runtime.liveness.facts import read_schedule
+from preduce.runtime.transport.rendezvous import place
+from preduce.runtime.transport.torch_api import GradBucket
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preduce.runtime.communicators import World
+    from preduce.runtime.transport.communicators import World
     from preduce.topo.schedule import Schedule
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.generator.wire import FromWorker, Heard, Refused, pack_request, unpack_reply
 from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_generator import Ask
-from preduce.schedulers.protocols.group_worker import (
+from preduce.schedulers.protocols.group_generator.service import Ask
+from preduce.schedulers.protocols.group_generator.worker import (
     ASKED,
     ENDED,
     FENCED,

@@ -25,7 +25,7 @@ from preduce.runtime.generator.wire import (
     unpack_state,
 )
 from preduce.schedulers.protocols.base import Crashed, Note, Send
-from preduce.schedulers.protocols.group_generator import DEAD, Bye, GroupGenerator
+from preduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
 from preduce.topo.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.runtime.generator.keys import JobKeys
-    from preduce.schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 LEASE_SECONDS = 10.0
 COMPACT_BYTES = 2 * 2**20

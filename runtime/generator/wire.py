@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from preduce.schedulers.protocols.group_buffers import GroupBuffers, Outstanding
-from preduce.schedulers.protocols.group_generator import (
+from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
+from preduce.schedulers.protocols.group_generator.service import (
     Alone,
     Ask,
     Bye,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from preduce.runtime.join import default_world
 from preduce.runtime.profile.fit import fit_hardware, predicted_seconds
 from preduce.runtime.profile.measure import Measurement, measure_phases
 from preduce.runtime.profile.phases import calibration_phases, random_phases
+from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.hardware import Hardware
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Static
@@ -21,7 +21,7 @@ from preduce.topo.strategies import Static
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.communicators import World
+    from preduce.runtime.transport.communicators import World
     from preduce.topo.cluster import Cluster
     from preduce.topo.phase import Phase
 

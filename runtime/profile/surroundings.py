@@ -13,7 +13,7 @@ from preduce.topo.hardware import Switch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preduce.runtime.communicators import World
+    from preduce.runtime.transport.communicators import World
 
 NEAR = {"PIX", "PXB"}
 """Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from preduce.runtime.buffers import FlatModel
-    from preduce.runtime.reduction import Reducer
+    from preduce.runtime.averaging.flat_model import FlatModel
+    from preduce.runtime.averaging.reducer import Reducer
     from preduce.topo.schedule import Schedule
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.commit import commit_mean, commit_riders, rescale_progress
-from preduce.runtime.communicators import GlooWorld
+from preduce.runtime.averaging.commit import commit_mean, commit_riders, rescale_progress
 from preduce.runtime.generator.client import GeneratorClient
 from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.survivors import Survivors
+from preduce.runtime.liveness.survivors import Survivors
+from preduce.runtime.transport.communicators import GlooWorld
 from preduce.topo.errors import InputError, MissingFeatureError
 from preduce.topo.phase import Group
 from preduce.topo.strategies.base import Averaging

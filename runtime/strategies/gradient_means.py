@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.commit import commit_gradients, commit_riders
+from preduce.runtime.averaging.commit import commit_gradients, commit_riders
 
 if TYPE_CHECKING:
     from preduce.runtime.strategies.base import Run

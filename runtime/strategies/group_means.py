@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.commit import commit_delayed, commit_mean, commit_riders, rescale_progress, snapshot_riders
+from preduce.runtime.averaging.commit import (
+    commit_delayed,
+    commit_mean,
+    commit_riders,
+    rescale_progress,
+    snapshot_riders,
+)
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from preduce.runtime.reduction import Reduction
+    from preduce.runtime.averaging.reducer import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
 

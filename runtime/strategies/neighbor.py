@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.runtime.neighbourhood import Neighbourhood, PeerReducer
 from preduce.runtime.strategies.group_means import GroupMeans
+from preduce.runtime.transport.neighbor_exchange import Neighbourhood, PeerReducer
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.neighbor import Neighbor
 

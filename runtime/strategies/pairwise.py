@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.post import Letter, Post
-from preduce.runtime.reduction import GoneError
-from preduce.runtime.through_servers import from_bytes, to_bytes
+from preduce.runtime.averaging.reducer import GoneError
+from preduce.runtime.transport.mailbox import Letter, Post
+from preduce.runtime.transport.through_servers import from_bytes, to_bytes
 from preduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, two_sides
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.digraph import Digraph

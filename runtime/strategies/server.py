@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.post import Letter, Post
-from preduce.runtime.reduction import GoneError, Reducer
+from preduce.runtime.averaging.reducer import GoneError, Reducer
 from preduce.runtime.strategies.gradient_means import GradientMeans
 from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.runtime.through_servers import ServerCommunicator, ThroughServers, from_bytes, shard_bounds, to_bytes
+from preduce.runtime.transport.mailbox import Letter, Post
+from preduce.runtime.transport.through_servers import (
+    ServerCommunicator,
+    ThroughServers,
+    from_bytes,
+    shard_bounds,
+    to_bytes,
+)
 from preduce.topo.errors import InputError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce

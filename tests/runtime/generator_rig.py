@@ -15,8 +15,8 @@ from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.log import Log
 from preduce.runtime.generator.service import GeneratorService
 from preduce.runtime.generator.wire import ask_of
-from preduce.schedulers.protocols.group_draw import GeneratorSetting
-from preduce.schedulers.protocols.group_generator import GroupGenerator
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.service import GroupGenerator
 from preduce.topo.strategies.generated import Division, InitiatorRule
 
 ROOT = str(Path(__file__).resolve().parents[2])

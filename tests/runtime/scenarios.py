@@ -22,12 +22,12 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 import torch
 from random_schedules import make_case, run_case
 
-from preduce.runtime.communicators import GlooWorld
-from preduce.runtime.join import connect_store
+from preduce.runtime.averaging.p_reduce import p_reduce
 from preduce.runtime.launch import launch
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.primitive import p_reduce
-from preduce.runtime.torch_api import PrefixStore
+from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.transport.rendezvous import connect_store
+from preduce.runtime.transport.torch_api import PrefixStore
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase

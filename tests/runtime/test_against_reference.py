@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from random_schedules import MAX_WORKERS, make_case, reference, run_case
 
-from preduce.runtime import reduction
-from preduce.runtime.communicators import GlooWorld
+from preduce.runtime.averaging import reducer as reduction
 from preduce.runtime.strategies import group_means
+from preduce.runtime.transport.communicators import GlooWorld
 
 CASES = 2000
 BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))

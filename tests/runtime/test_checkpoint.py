@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
-from preduce.runtime import checkpoint
-from preduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state import checkpoint
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import FileProblem, InputError
 from preduce.topo.schedule import Schedule

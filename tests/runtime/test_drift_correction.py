@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_schedules import Quadratic
 from thread_ranks import ThreadRanks
 
-from preduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import HandshakeError, InputError
 from preduce.topo.figures.correction import MAX_NOISE, STRONGEST_LOCAL, best_alpha, correction_radius, noise_factor
@@ -357,7 +357,7 @@ def test_what_is_not_shown_right_is_refused(ranks, plan, correction, inner, word
 
 def test_a_strength_that_diverges_is_refused_with_its_radius():
     plan = node_then_all(3)
-    from preduce.runtime.drift_correction import chosen_alpha
+    from preduce.runtime.averaging.drift_correction import chosen_alpha
 
     sgd = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
     with pytest.raises(InputError, match=r"1 diverges .* radius of a period is 3, .*'auto' takes 0\.2"):

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from preduce.runtime.buffers import BufferPolicy, FlatModel, StatePolicy, state_keys
-from preduce.runtime.communicators import GlooWorld
-from preduce.runtime.handshake import compare
-from preduce.runtime.needed_groups import check_budget, distinct_partitions, member_sets
+from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, state_keys
+from preduce.runtime.averaging.tags import sums_agree, tag_of
+from preduce.runtime.liveness.handshake import compare
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces
-from preduce.runtime.tags import sums_agree, tag_of
+from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.transport.needed_groups import check_budget, distinct_partitions, member_sets
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import FileProblem, InputError, UnavailableError
 from preduce.topo.phase import Phase

@@ -29,7 +29,7 @@ from preduce.runtime.generator.wire import (
     unpack_request,
     unpack_state,
 )
-from preduce.schedulers.protocols.group_generator import Ask, Grant, GroupGenerator, Void
+from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
 from preduce.topo.errors import FencedError, FileProblem, InputError, UnavailableError
 
 zmq = pytest.importorskip("zmq")
@@ -292,7 +292,7 @@ def test_a_client_without_a_service_names_the_address():
 
 
 def test_a_reply_of_a_former_life_is_not_executed():
-    from preduce.schedulers.protocols.group_worker import GroupWorker
+    from preduce.schedulers.protocols.group_generator.worker import GroupWorker
 
     worker = GroupWorker(-1, collective=False)
     state, _ = worker.start(0, None)

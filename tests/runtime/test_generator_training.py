@@ -16,7 +16,7 @@ from thread_ranks import ThreadRanks
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.service import GeneratorService
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.schedulers.protocols.group_draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.schedule import Schedule

@@ -12,10 +12,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
-from preduce.runtime import hierarchical
-from preduce.runtime.communicators import Communicator, NcclWorld
-from preduce.runtime.hierarchical import HierarchicalCommunicator, HierarchicalWorld, chosen_form, formed, levels_of
 from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.transport import hierarchical
+from preduce.runtime.transport.communicators import Communicator, NcclWorld
+from preduce.runtime.transport.hierarchical import (
+    HierarchicalCommunicator,
+    HierarchicalWorld,
+    chosen_form,
+    formed,
+    levels_of,
+)
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
 from preduce.topo.phase import Phase
@@ -248,7 +254,7 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
     pytest.importorskip("zmq")
     from preduce.runtime.generator.keys import JobKeys
     from preduce.runtime.generator.service import GeneratorService
-    from preduce.schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
     schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=4, division=Division.GLOBAL))
     keys = JobKeys.make()

@@ -160,7 +160,7 @@ def generator():
     pytest.importorskip("zmq")
     from preduce.runtime.generator.keys import JobKeys
     from preduce.runtime.generator.service import GeneratorService
-    from preduce.schedulers.protocols.group_draw import GeneratorSetting
+    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
     from preduce.topo.strategies.generated import Division
 
     keys, notes = JobKeys.make(), []

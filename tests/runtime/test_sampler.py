@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
+from preduce.runtime.data.sampler import RoundSampler
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.sampler import RoundSampler
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from thread_ranks import ThreadRanks
 
+from preduce.runtime.averaging.reducer import LOOK_SECONDS
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.reduction import LOOK_SECONDS
 from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual import simulate
-from preduce.runtime.virtual_machine import VirtualMachine
+from preduce.runtime.virtual_time.machine import VirtualMachine
+from preduce.runtime.virtual_time.rounds import simulate
 from preduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import Advance, Hop, HopSetting

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import combinations, product
 
-from preduce.schedulers.protocols.group_draw import LAGGARD_SIZE, PATIENCE, Situation
+from preduce.schedulers.protocols.group_generator.draw import LAGGARD_SIZE, PATIENCE, Situation
 from preduce.topo.strategies.generated import Division, InitiatorRule
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_buffers import LockVector
-from preduce.schedulers.protocols.group_draw import Drawing, GeneratorSetting, salt_of, shuffled
-from preduce.schedulers.protocols.group_generator import Ask, Grant, GroupGenerator, Void
+from preduce.schedulers.protocols.group_generator.buffers import LockVector
+from preduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
+from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
 from preduce.verify.explore import explore
-from preduce.verify.protocols.generator_suite import MILLION, SMALL, divided, random, smart
+from preduce.verify.properties.group_generator_suite import MILLION, SMALL, divided, random, smart
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "generator"))

@@ -14,12 +14,19 @@ from pathlib import Path
 import pytest
 
 from preduce.schedulers.protocols.base import Note, Send
-from preduce.schedulers.protocols.group_draw import Drawing
-from preduce.schedulers.protocols.group_generator import Bye, Grant, GroupGenerator
-from preduce.schedulers.protocols.group_system import GroupSystem
-from preduce.schedulers.protocols.group_worker import Broke, GroupWorker, Here
+from preduce.schedulers.protocols.group_generator.draw import Drawing
+from preduce.schedulers.protocols.group_generator.service import Bye, Grant, GroupGenerator
+from preduce.schedulers.protocols.group_generator.system import GroupSystem
+from preduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here
 from preduce.verify.explore import Network
-from preduce.verify.protocols.generator_suite import SMALL, GeneratorConfiguration, divided, meeting, random, smart
+from preduce.verify.properties.group_generator_suite import (
+    SMALL,
+    GeneratorConfiguration,
+    divided,
+    meeting,
+    random,
+    smart,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from group_draw_laws import broken_law

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from preduce.schedulers.protocols.group_buffers import LockVector
+from preduce.schedulers.protocols.group_generator.buffers import LockVector
 from preduce.verify.explore import explore
 
 MODEL = Path(__file__).parents[2] / "verify" / "models" / "lock_vector.pml"

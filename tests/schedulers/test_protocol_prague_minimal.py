@@ -19,7 +19,7 @@ from preduce.schedulers.protocols.prague_minimal import (
 )
 from preduce.topo.errors import InputError
 from preduce.verify.explore import Network, Progress, explore
-from preduce.verify.protocols.prague_minimal import prague_properties
+from preduce.verify.properties.prague_minimal import prague_properties
 
 CONFIGURATIONS = {
     "random, 2 workers, 3 rounds": (PragueModel(2, 2, 3), 464),

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from preduce.schedulers.exact_rounds.bounds import least_factors, mean_bound, pair_bound
+from preduce.schedulers.exact_rounds.constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
+from preduce.schedulers.exact_rounds.euclid import is_exact_slide, pieces, slide_rounds, slides, word_of
+from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, product_is_mean
+from preduce.schedulers.exact_rounds.pairs import contracts, exact_product, is_exact
+from preduce.schedulers.exact_rounds.table import FOUND, found_rounds
 from preduce.schedulers.synthesis import Status
-from preduce.schedulers.synthesis.exact_bounds import least_factors, mean_bound, pair_bound
-from preduce.schedulers.synthesis.exact_constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
-from preduce.schedulers.synthesis.exact_euclid import is_exact_slide, pieces, slide_rounds, slides, word_of
-from preduce.schedulers.synthesis.exact_pairs import contracts, exact_product, is_exact
-from preduce.schedulers.synthesis.exact_rounds import fewest_means, fewest_rounds, product_is_mean
-from preduce.schedulers.synthesis.exact_table import FOUND, found_rounds
 from preduce.topo import figures
 from preduce.topo.errors import InputError
 

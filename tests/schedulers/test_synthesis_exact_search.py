@@ -5,14 +5,14 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
+from preduce.schedulers.exact_rounds.algebra import has_weights
+from preduce.schedulers.exact_rounds.bounds import pair_bound
+from preduce.schedulers.exact_rounds.cyclic import linearise_links, partners_of, random_links, search_cyclic
+from preduce.schedulers.exact_rounds.fewest import fewest_rounds, product_is_mean
+from preduce.schedulers.exact_rounds.matchings import all_matchings, canonical, openings
+from preduce.schedulers.exact_rounds.pairs import contracts, is_exact, linearise_pairs, reaches_all
+from preduce.schedulers.exact_rounds.search import random_partners, search_matchings, search_pairs, search_rounds
 from preduce.schedulers.synthesis import Status
-from preduce.schedulers.synthesis.exact_algebra import has_weights
-from preduce.schedulers.synthesis.exact_bounds import pair_bound
-from preduce.schedulers.synthesis.exact_cyclic import linearise_links, partners_of, random_links, search_cyclic
-from preduce.schedulers.synthesis.exact_matchings import all_matchings, canonical, openings
-from preduce.schedulers.synthesis.exact_pairs import contracts, is_exact, linearise_pairs, reaches_all
-from preduce.schedulers.synthesis.exact_rounds import fewest_rounds, product_is_mean
-from preduce.schedulers.synthesis.exact_search import random_partners, search_matchings, search_pairs, search_rounds
 from preduce.topo.errors import InputError
 
 
@@ -132,8 +132,8 @@ def test_search_below_the_bound_finds_nothing_and_says_how_much_it_tried(search)
 
 
 def test_a_longer_answer_is_replaced_by_what_the_search_finds(monkeypatch):
-    monkeypatch.setattr("preduce.schedulers.synthesis.exact_constructions.found_rounds", lambda _: None)
-    from preduce.schedulers.synthesis import exact_constructions
+    monkeypatch.setattr("preduce.schedulers.exact_rounds.constructions.found_rounds", lambda _: None)
+    from preduce.schedulers.exact_rounds import constructions as exact_constructions
 
     exact_constructions.pair_rounds.cache_clear()
     try:

@@ -11,8 +11,8 @@ from preduce.schedulers.protocols.hop import ENTERING, Ack, Advance, Hop, Reduce
 from preduce.topo.errors import InputError
 from preduce.verify.explore import explore
 from preduce.verify.gaps.exact import exact_bounds
-from preduce.verify.protocols.hop import hop_properties
-from preduce.verify.protocols.suite import SMALL
+from preduce.verify.properties.hop import hop_properties
+from preduce.verify.properties.suite import SMALL
 
 
 class TokenQueueStartsOneTooFull(Hop):

@@ -1,0 +1,137 @@
+"""P-Reduce, the primitive: a group of workers replaces its tensors by the group's mean (Prague, ASPLOS'20)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+
+from preduce.runtime.averaging.commit import commit_mean
+from preduce.runtime.averaging.flat_model import Lane
+from preduce.runtime.averaging.reducer import Reducer
+from preduce.runtime.liveness.heartbeat import Watch
+from preduce.runtime.recorder import Recorder
+from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.transport.rendezvous import default_world
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from fractions import Fraction
+
+    from preduce.runtime.transport.communicators import World
+
+SCRATCH_ARRAYS = 4
+
+
+def p_reduce(
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    group: Group | Iterable[int],
+    relax: float | Fraction | None = None,
+    *,
+    timeout: float = 300.0,
+    world: World | None = None,
+) -> None:
+    """Average tensors over a group of workers, in place: x ← x + relax · (mean − x). All members call it.
+
+    Groups may differ from call to call and may overlap over time; every worker must call its groups in one order that
+    fits all (a schedule from this project has one). A group is connected at its first use, on gloo by its members only.
+    Moves 2(k−1)/k of the tensors through each member's link, for k members.
+
+    Args:
+        tensors: one real floating-point tensor or several; shapes and dtypes equal on all members.
+        group: ranks, this worker's among them.
+        relax: 1 is the plain mean; only 0 < relax < 2 contracts. Default: the group's own factor, else 1.
+        timeout: seconds to wait for the members.
+        world: how to reach the others; by default the launcher's environment or the process group.
+
+    Raises:
+        InputError: not a member, tensors that cannot be averaged, or no launcher.
+        PeerLostError: a member is gone, is late or called something else; the tensors are as they were.
+    """
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    _refuse_tensors(listed)
+    if world is None:
+        world = default_world(listed[0].device, timedelta(seconds=timeout), lambda _store, _rank, _size: None)
+    chosen = group if isinstance(group, Group) else Group(tuple(sorted(set(group))))
+    if world.rank not in chosen.members:
+        raise InputError(f"p_reduce: worker {world.rank} is not in group {chosen}; only members call it")
+    if len(chosen.members) < 2 or chosen.members[0] < 0 or chosen.members[-1] >= world.size:
+        raise InputError(f"p_reduce: group {chosen}: a group has at least 2 ranks of 0..{world.size - 1}")
+    reducer = _of_world.get(world)
+    if reducer is None or reducer.timeout != timeout:
+        reducer = _of_world[world] = _PReducer(world, timeout)
+    reducer.run(listed, chosen, float(chosen.relax if relax is None else relax))
+
+
+class _PReducer:
+    """The calls of one worker: counts them per group and keeps a few scratch arrays."""
+
+    def __init__(self, world: World, timeout: float) -> None:
+        self.world, self.timeout = world, timeout
+        self._recorder = Recorder(world.rank)
+        self._watch = Watch(world.store, world.rank, "p_reduce", beats=False)
+        self._calls: dict[tuple[int, ...], int] = {}
+        self._lanes: OrderedDict[tuple[torch.device, torch.dtype, int], Lane] = OrderedDict()
+
+    def run(self, tensors: Sequence[torch.Tensor], group: Group, relax: float) -> None:
+        """Average `tensors` over `group`."""
+        world, members = self.world, group.members
+        if isinstance(world, GlooWorld) and not world.has(members):
+            world.create(members)
+        call = self._calls[members] = self._calls.get(members, 0) + 1
+        lanes = [self._lane(key, [t for t in tensors if (t.device, t.dtype) == key]) for key in _kinds(tensors)]
+        reducer = Reducer(world, lanes, self._recorder, self._watch, key="p_reduce", timeout=self.timeout)
+        layout = [(tuple(t.shape), str(t.dtype)) for t in tensors]
+        reducer.agree("P-Reduce header", call, group, relax, layout)
+        reduction = reducer.begin("P-Reduce", call, call, group)
+        reducer.wait(reduction)
+        with torch.no_grad():
+            for lane in lanes:
+                with reducer.stream(lane.device):
+                    commit_mean(lane, relax, reduction.ok)
+                    _spread(lane.flat, [t for t in tensors if (t.device, t.dtype) == (lane.device, lane.dtype)])
+        reducer.rejoin()
+
+    def _lane(self, kind: tuple[torch.device, torch.dtype], tensors: Sequence[torch.Tensor]) -> Lane:
+        """A lane over one tensor itself, or over a flat copy of several; its scratch array is used again."""
+        size = sum(tensor.numel() for tensor in tensors)
+        key = (*kind, size)
+        lane = self._lanes.pop(key, None) or Lane(*kind, size, torch.empty(0), length=size)
+        self._lanes[key] = lane
+        if len(self._lanes) > SCRATCH_ARRAYS:
+            self._lanes.popitem(last=False)
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            lane.flat = tensors[0].detach().view(-1)
+        else:
+            lane.flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        return lane
+
+
+_of_world: WeakKeyDictionary[World, _PReducer] = WeakKeyDictionary()
+
+
+def _kinds(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.device, torch.dtype]]:
+    return list(dict.fromkeys((tensor.device, tensor.dtype) for tensor in tensors))
+
+
+def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    start = 0
+    for tensor in tensors:
+        if tensor.data_ptr() != flat.data_ptr():
+            tensor.detach().copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+        start += tensor.numel()
+
+
+def _refuse_tensors(tensors: Sequence[torch.Tensor]) -> None:
+    if not tensors:
+        raise InputError("p_reduce: no tensors; give at least one")
+    for index, tensor in enumerate(tensors):
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            raise InputError(f"p_reduce: tensor {index} is {tensor.dtype}, {tensor.layout}; only dense real floats")
+        if tensor.numel() == 0:
+            raise InputError(f"p_reduce: tensor {index} is empty; leave it out")

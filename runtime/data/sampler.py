@@ -1,0 +1,108 @@
+"""RoundSampler: deals a data set so that all workers end an epoch at the same round, whatever their pace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.liveness.facts import read_schedule
+from preduce.runtime.transport.rendezvous import place
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+    from pathlib import Path
+
+    from preduce.topo.schedule import Schedule
+
+
+class RoundSampler(torch.utils.data.Sampler[int]):
+    """Indices of this worker's samples; give it to a DataLoader with the same `batch_size` and `drop_last=True`.
+
+    A worker with pace p takes p batches a round, so its share is proportional to its pace. Shares are disjoint; what
+    does not fill a round of all workers is left out, other samples in each epoch. Call `set_epoch` before each epoch.
+
+    Args:
+        data: the data set, or its length.
+        schedule: tells paces and number of workers.
+        batch_size: samples per worker in one backward pass.
+        accumulate: backward passes per optimizer step (gradient accumulation).
+        shuffle: a new order for each epoch, the same on all workers; else every epoch has the order of the data.
+        seed: of the order.
+        rank: this worker; from the launcher by default.
+
+    Raises:
+        InputError: less data than one round needs, or numbers below 1.
+    """
+
+    def __init__(
+        self,
+        data: Sized | int,
+        schedule: Schedule | str | Path,
+        batch_size: int,
+        *,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+    ) -> None:
+        self.schedule = read_schedule(schedule)
+        self.size = data if isinstance(data, int) else len(data)
+        self.rank = place()[0] if rank is None else rank
+        if batch_size < 1 or accumulate < 1:
+            raise InputError(f"batch_size {batch_size}, accumulate {accumulate}: both are at least 1")
+        if not 0 <= self.rank < self.schedule.num_workers:
+            raise InputError(f"rank: is {self.rank}; schedule {self.schedule.name!r} has ranks 0..{self._last}")
+        self.per_step, self.shuffle, self.seed = batch_size * accumulate, shuffle, seed
+        self.accumulate = accumulate
+        self._paces = [int(pace) for pace in self.schedule.paces()]
+        self.per_round = self.per_step * sum(self._paces)
+        self.num_rounds = self.size // self.per_round
+        """Rounds of an epoch, equal on all workers."""
+        if self.num_rounds == 0:
+            raise InputError(
+                f"data: has {self.size} samples and one round of all workers takes {self.per_round}; lower batch_size"
+            )
+        self._epoch, self._skip = 0, 0
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of this worker in an epoch."""
+        return self.num_rounds * self._paces[self.rank]
+
+    @property
+    def _last(self) -> int:
+        return self.schedule.num_workers - 1
+
+    def set_epoch(self, epoch: int, *, skip_steps: int = 0) -> None:
+        """Choose the epoch's order; after resuming in mid-epoch leave out the steps that were already taken.
+
+        Raises:
+            InputError: more steps than an epoch has.
+        """
+        if not 0 <= skip_steps <= self.num_steps:
+            raise InputError(f"skip_steps: is {skip_steps}; an epoch of this worker has {self.num_steps} steps")
+        self._epoch, self._skip = epoch, skip_steps
+
+    def resume(self, steps: int) -> int:
+        """Continue after `steps` optimizer steps of the run (`optimizer.steps`); returns the epoch to go on with."""
+        epoch, taken = divmod(steps, self.num_steps)
+        self.set_epoch(epoch, skip_steps=taken)
+        return epoch
+
+    def __len__(self) -> int:
+        """Samples of this worker in (the rest of) the epoch."""
+        return (self.num_steps - self._skip) * self.per_step
+
+    def __iter__(self) -> Iterator[int]:
+        """This worker's indices, round by round."""
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(hash((self.seed, self._epoch)) % 2**63)
+            order = torch.randperm(self.size, generator=generator)
+        else:
+            order = torch.arange(self.size)
+        rounds = order[: self.num_rounds * self.per_round].view(self.num_rounds, self.per_round)
+        start = self.per_step * sum(self._paces[: self.rank])
+        mine = rounds[:, start : start + self.per_step * self._paces[self.rank]].reshape(-1)
+        yield from mine[self._skip * self.per_step :].tolist()

@@ -1,0 +1,1 @@
+"""Who is there and agrees: handshake, heartbeat, survivors, uneven inputs."""

@@ -1,0 +1,150 @@
+"""Handshake: before any collective, all workers compare through the store what must be equal on all of them.
+
+Bare `torch.distributed` answers different schedules, models or dtypes with wrong numbers, an abort or a hang. Here
+every worker writes its facts, reads everybody's, and all of them raise the same sentence, which names the differing
+rank and the field; a worker that never arrives is named by all others after the timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from preduce.topo.errors import HandshakeError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preduce.runtime.transport.torch_api import Store
+
+POLL_SECONDS = 0.05
+VOTE_SECONDS = 3.0
+
+
+def handshake(
+    store: Store,
+    rank: int,
+    size: int,
+    facts: Mapping[str, str],
+    *,
+    details: Mapping[str, Sequence[str]] | None = None,
+    key: str = "1",
+    timeout: float,
+) -> None:
+    """Compare `facts` over all workers; O(size) reads by each of them.
+
+    Args:
+        store: a torch store that all workers reach.
+        rank: this worker.
+        size: how many workers this worker believes in; compared as the field `number of workers`.
+        facts: field → value; short texts such as hashes.
+        details: for a fact that is a hash, the lines it was made of; the first differing line is named.
+        key: which handshake of the run this is, equal on all workers.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        HandshakeError: workers differ; the same sentence on all of them.
+        UnavailableError: a worker never arrived, or the store is gone.
+    """
+    base = f"handshake/{key}"
+    mine = {"number of workers": str(size), **facts}
+    deadline = time.monotonic() + timeout
+    try:
+        for field, lines in (details or {}).items():
+            store.set(f"{base}/{field}/{rank}", json.dumps(list(lines)))
+        store.set(f"{base}/facts/{rank}", json.dumps(mine))
+        everybody = _collect(store, base, size, deadline, timeout)
+        problem = compare(everybody)
+        if problem is None:
+            return
+        field, odd, usual, text = problem
+        raise HandshakeError(text + _first_difference(store, f"{base}/{field}", odd, usual))
+    except UnavailableError:
+        _linger(store, base, rank, deadline=time.monotonic() + 2)
+        raise
+    except HandshakeError:
+        _linger(store, base, rank, size=size, deadline=time.monotonic() + 2)
+        raise
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or [""])[0][:160]
+        raise UnavailableError(f"handshake: the store of the run is gone ({reason})") from None
+
+
+def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
+    """The first field on which workers differ, as (field, a differing rank, a usual rank, sentence); None if none.
+
+    The value that most workers have is taken as the usual one; on a tie the lowest rank's.
+    """
+    fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
+    for field in fields:
+        values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}
+        counts = Counter(values.values())
+        if len(counts) == 1:
+            continue
+        usual = max(counts, key=lambda value: (counts[value], -min(r for r, v in values.items() if v == value)))
+        odd = [rank for rank, value in values.items() if value != usual]
+        named = ", ".join(f"rank {rank} has {values[rank]}" for rank in odd[:8])
+        more = f" and {len(odd) - 8} more" if len(odd) > 8 else ""
+        usual_rank = next(rank for rank, value in values.items() if value == usual)
+        return field, odd[0], usual_rank, f"handshake: {field} differs: {named}{more}; the others have {usual}"
+    return None
+
+
+def _collect(store: Store, base: str, size: int, deadline: float, timeout: float) -> dict[int, dict[str, str]]:
+    """Everybody's facts; also of workers that believe in fewer workers."""
+    missing = list(range(size))
+    found: dict[int, dict[str, str]] = {}
+    disputed = False
+    pause = 2e-4
+    while missing:
+        for rank in list(missing):
+            if store.check([f"{base}/facts/{rank}"]):
+                found[rank] = json.loads(store.get(f"{base}/facts/{rank}"))
+                missing.remove(rank)
+        if not missing:
+            break
+        if compare(found) is not None:
+            # Wait a little for the rest, so that all workers count the same votes and name the same one.
+            deadline = min(deadline, time.monotonic() + VOTE_SECONDS) if not disputed else deadline
+            disputed = True
+        if time.monotonic() > deadline:
+            if disputed:
+                break
+            names = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
+            verb = "rank" if len(missing) == 1 else "ranks"
+            raise UnavailableError(
+                f"handshake: {verb} {names} of {size} did not arrive within {timeout:g} s; "
+                "was every worker started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE?"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_SECONDS)
+    return found
+
+
+def _first_difference(store: Store, base: str, odd: int, usual: int) -> str:
+    """Where two workers' details first differ, as the end of a sentence."""
+    keys = [f"{base}/{odd}", f"{base}/{usual}"]
+    if not store.check([keys[0]]) or not store.check([keys[1]]):
+        return ""
+    theirs, ours = (json.loads(store.get(key)) for key in keys)
+    for index in range(max(len(theirs), len(ours))):
+        left = theirs[index] if index < len(theirs) else "nothing"
+        right = ours[index] if index < len(ours) else "nothing"
+        if left != right:
+            return f" (first difference: rank {odd} has {left}, rank {usual} has {right})"
+    return ""
+
+
+def _linger(store: Store, base: str, rank: int, *, deadline: float, size: int = 0) -> None:
+    """Give the others time to read before rank 0, which may host the store, ends."""
+    try:
+        gone = store.add(f"{base}/leaving", 1)
+        while rank == 0 and gone < size and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            gone = store.add(f"{base}/leaving", 0)
+        if rank == 0 and not size:
+            time.sleep(0.5)
+    except RuntimeError:
+        return

@@ -1,0 +1,119 @@
+"""Survivors: who of a run is still there, and connections among them while others may die at any moment.
+
+Nobody ever waits in a call of the transport for a worker that may not come: members first note in the store that they
+are there, and look between two looks at those notes whether it still makes sense to wait.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from preduce.topo.errors import UnavailableError
+from preduce.topo.phase import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.runtime.generator.client import GeneratorClient
+    from preduce.runtime.liveness.heartbeat import Watch
+    from preduce.runtime.transport.communicators import GlooWorld
+
+CONNECT_SECONDS = 15.0
+"""How long members that are all there may take to connect; one that dies meanwhile costs the others this."""
+LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.002
+
+
+class Survivors:
+    """What one worker knows of the others of a run with a group generator.
+
+    Args:
+        world: its communicators.
+        watch: the notes in the store; the launcher's word of a death is among them.
+        client: hears from the generator who was given up.
+        key: of this optimizer, so that notes of several do not mix.
+        timeout: seconds after which a worker that lives but does not come is no longer waited for.
+    """
+
+    def __init__(self, world: GlooWorld, watch: Watch, client: GeneratorClient, *, key: str, timeout: float) -> None:
+        self.world, self.watch, self.client, self.key, self.timeout = world, watch, client, key, timeout
+        self._noted: frozenset[int] = frozenset()
+        self._looked = 0.0
+        self._dropped: frozenset[int] = frozenset()
+
+    def lost(self) -> frozenset[int]:
+        """The workers that are known to be gone for good; their groups are destroyed here."""
+        now = time.monotonic()
+        if now > self._looked + LOOK_SECONDS:
+            self._looked = now
+            self._noted |= self.watch.lost(set(range(self.world.size)) - self._noted)
+        return self.forget(self._noted | self.client.lost)
+
+    def forget(self, gone: frozenset[int]) -> frozenset[int]:
+        """Destroy the groups of lost workers, once for each of them."""
+        if gone - self._dropped:
+            self._dropped |= gone
+            self.world.destroy_with(gone)
+        return self._dropped
+
+    def connected(self, members: tuple[int, ...], instance: str, given_up: Callable[[], str | None]) -> bool:
+        """Have a communicator of these members, all of whom call this; False if one does not come.
+
+        A group that was made once is kept until it fails. `instance` names this making of it.
+        """
+        if self.world.has(members):
+            return True
+        self.watch.doing(f"makes the communicator of group {Group(members)}")
+        base = f"preduce/arrived/{self.key}/{instance}"
+        self.world.store.set(f"{base}/{self.world.rank}", "1")
+        keys, start, pause = [f"{base}/{member}" for member in members], time.monotonic(), POLL_SECONDS / 4
+        while not self.world.store.check(keys):
+            if given_up() is not None or time.monotonic() > start + self.timeout:
+                return False
+            time.sleep(pause)
+            pause = min(POLL_SECONDS, 1.5 * pause)
+        try:
+            self.world.create(members, instance=f"{self.key}/{instance}", within=timedelta(seconds=CONNECT_SECONDS))
+        except UnavailableError:
+            return False
+        return True
+
+    def gathered(self, place: str) -> tuple[int, ...]:
+        """Wait until everybody who is not lost has come to the present gathering; who has, connected.
+
+        Who is lost is asked before who has come, so all that are here agree: a lost worker has come for all or none.
+
+        Raises:
+            UnavailableError: a worker lives and does not come, or was lost between coming and connecting.
+        """
+        everybody, start = frozenset(range(self.world.size)), time.monotonic()
+        while True:
+            lost = self.lost()
+            here = self.watch.gathered(everybody)
+            missing = everybody - lost - here
+            if not missing:
+                break
+            if time.monotonic() > start + self.timeout:
+                late = f"worker {min(missing)}, which {self.watch.last_seen(min(missing))}"
+                raise UnavailableError(f"{place}: {late}, did not come within {self.timeout:g} s")
+            time.sleep(2 * POLL_SECONDS)
+        members = tuple(sorted(here))
+        self.connect(members, place)
+        return members
+
+    def connect(self, members: tuple[int, ...], place: str) -> None:
+        """Have a communicator of all survivors.
+
+        Raises:
+            UnavailableError: one of them was lost meanwhile.
+        """
+        lost = sorted(self.lost().intersection(members))
+        ok = not lost and self.connected(members, place, lambda: self._why(members))
+        if not ok:
+            raise UnavailableError(f"{place}: {self._why(members) or 'not all survivors connected'}")
+
+    def _why(self, members: tuple[int, ...]) -> str | None:
+        gone = sorted(self.lost().intersection(members))
+        return f"worker {gone[0]} was lost after it had come" if gone else None

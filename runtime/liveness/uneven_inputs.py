@@ -1,0 +1,114 @@
+"""Ends: how workers with unequal amounts of data all end at the same round.
+
+A worker in join mode declares each round in the store when it begins it. A worker whose data ended takes part in every
+round that anybody declares, with its parameters as they are (or a zero gradient), until all have ended.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from preduce.runtime.liveness.heartbeat import UNEQUAL
+from preduce.topo.errors import PeerLostError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.runtime.liveness.heartbeat import Watch
+    from preduce.runtime.transport.torch_api import Store
+
+POLL_SECONDS = 0.005
+LOOK_SECONDS = 1.0
+
+
+class Ends:
+    """What a worker says and learns about the ends of everybody's data."""
+
+    def __init__(self, store: Store, rank: int, size: int, watch: Watch, *, key: str, timeout: float) -> None:
+        self.store, self.rank, self.size, self.watch = store, rank, size, watch
+        self.base, self.timeout = f"ends/{key}", timeout
+        self._declared = -1
+        self._generation = 0
+
+    def declare(self, round_: int) -> None:
+        """Say that this worker has data for a round."""
+        if round_ > self._declared:
+            self.store.set(f"{self.base}/{self._generation}/round/{round_}", "1")
+            self._declared = round_
+
+    def ended(self) -> None:
+        """Say that this worker's data ended."""
+        self.store.add(f"{self.base}/{self._generation}/ended", 1)
+
+    def another(self, round_: int) -> bool:
+        """Whether anybody does this round; waits until that is known.
+
+        Raises:
+            UnavailableError: a worker is gone, or nobody decided within the timeout.
+        """
+        key, count = f"{self.base}/{self._generation}/round/{round_}", f"{self.base}/{self._generation}/ended"
+        start = time.monotonic()
+        look = start + LOOK_SECONDS
+        while True:
+            all_ended = self.store.add(count, 0) >= self.size
+            if self.store.check([key]):
+                return True
+            if all_ended:
+                self._generation += 1
+                self._declared = -1
+                return False
+            now = time.monotonic()
+            if now > look:
+                self._refuse_if_gone(f"data ended before round {round_}")
+                look = now + LOOK_SECONDS
+            if now > start + self.timeout:
+                raise UnavailableError(
+                    f"data ended before round {round_}: for {self.timeout:g} s no worker began it and not all ended"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
+        """Wait for everybody at the end of the run and compare rounds; returns who is there.
+
+        With `lost` a worker that it names is not waited for, unless it has noted its end before it was lost.
+
+        Raises:
+            PeerLostError: a worker ended after another number of rounds, or is gone.
+            UnavailableError: a worker did not finish within the timeout.
+        """
+        self.watch.note("finished", str(round_))
+        waiting = [rank for rank in range(self.size) if rank != self.rank]
+        start = time.monotonic()
+        look = start + LOOK_SECONDS
+        absent: set[int] = set()
+        while waiting:
+            gone = frozenset[int]() if lost is None else lost()  # asked first: who is lost by now notes no end later
+            for rank in list(waiting):
+                text = self.watch.read("finished", rank)
+                if text is None:
+                    if rank in gone:
+                        absent.add(rank)
+                        waiting.remove(rank)
+                    continue
+                if int(text) != round_:
+                    raise PeerLostError(
+                        f"finish: this worker {self.rank} ended after {round_} rounds and worker {rank} after {text}: "
+                        f"{UNEQUAL}"
+                    )
+                waiting.remove(rank)
+            now = time.monotonic()
+            if waiting and now > look and lost is None:
+                self._refuse_if_gone("finish")
+                look = now + LOOK_SECONDS
+            if waiting and now > start + self.timeout:
+                raise UnavailableError(
+                    f"finish: worker {waiting[0]}, which {self.watch.last_seen(waiting[0])}, did not finish within "
+                    f"{self.timeout:g} s after this one"
+                )
+            time.sleep(POLL_SECONDS if waiting else 0)
+        return tuple(rank for rank in range(self.size) if rank not in absent)
+
+    def _refuse_if_gone(self, place: str) -> None:
+        if (why := self.watch.gone(range(self.size))) is not None:
+            raise PeerLostError(f"{place}: {why}")

@@ -1,0 +1,187 @@
+"""Saved state: one worker's part of a run as named tensors and JSON, in the safetensors format (no pickle).
+
+Tensors: `model/NAME`, `buffer/NAME`, `optimizer/INDEX/KEY`, `group/INDEX/KEY`, `random/…`, `strategy/NAME`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from preduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from preduce.runtime.averaging.flat_model import FlatModel
+    from preduce.runtime.strategies.base import Strategy
+
+Tensors = dict[str, torch.Tensor]
+
+
+class StateFile:
+    """What is saved of one worker, and how it is put back."""
+
+    def __init__(self, flat: FlatModel, optimizer: torch.optim.Optimizer, strategy: Strategy, steps: int) -> None:
+        self.flat, self.optimizer, self.strategy, self.steps = flat, optimizer, strategy, steps
+
+    def collect(self) -> tuple[Tensors, dict[str, Any]]:
+        """Copies of everything: tensors by name, and what is no tensor."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self._model().items()}
+        saved = self.optimizer.state_dict()
+        numbers: dict[str, dict[str, Any]] = {}
+        for index, state in saved["state"].items():
+            _split(state, f"optimizer/{index}", tensors, numbers)
+        for index, group in enumerate(saved["param_groups"]):
+            _split(group, f"group/{index}", tensors, numbers)
+        facts = {"steps": self.steps, "optimizer": numbers, "random": _random_states(tensors)}
+        for name, tensor in getattr(self.strategy, "state", dict)().items():
+            tensors[f"strategy/{name}"] = tensor.detach().clone()
+        return tensors, facts
+
+    def restore(self, tensors: Tensors, facts: Mapping[str, Any]) -> None:
+        """Put everything back, in place; the strategy has been drained."""
+        self._restore_model(tensors)
+        current = self.optimizer.state_dict()
+        numbers = facts["optimizer"]
+        state: dict[int, dict[str, Any]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, index, key = name.split("/", 2)
+                state.setdefault(int(index), {})[key] = tensor
+        for name, values in numbers.items():
+            kind, index = name.split("/")
+            if kind == "optimizer":
+                state.setdefault(int(index), {}).update(values)
+        groups = []
+        for place, group in enumerate(current["param_groups"]):
+            saved = dict(numbers.get(f"group/{place}", {}))
+            prefix = f"group/{place}/"
+            saved |= {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            groups.append(group | {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        kept = {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
+        if kept:
+            self.strategy.load_state(kept)  # type: ignore[attr-defined]
+        _restore_random_states(tensors, facts["random"])
+
+    def restore_mean(self, paths: Iterable[Path]) -> None:
+        """Put the mean of several workers' models in place; integer buffers are the first worker's."""
+        sums: Tensors = {}
+        first: Tensors = {}
+        count = 0
+        for path in paths:
+            try:
+                tensors, _ = unpack(path.read_bytes(), path)
+            except OSError as error:
+                raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+            first = first or tensors
+            count += 1
+            for name in self._model():
+                if name not in tensors:
+                    raise DocumentError(name, "is missing", str(path))
+                if tensors[name].is_floating_point():
+                    value = tensors[name].double()
+                    sums[name] = sums[name] + value if name in sums else value
+        means = {name: (total / count).to(first[name].dtype) for name, total in sums.items()}
+        self._restore_model(first | means)
+
+    def _model(self) -> Tensors:
+        """The live tensors of the model by name, each once."""
+        found: Tensors = {f"model/{slot.names[0]}": slot.parameter for slot in self.flat.slots()}
+        for name, parameter in self.flat.model.named_parameters():
+            if not parameter.requires_grad:
+                found[f"model/{name}"] = parameter
+        found |= {f"buffer/{name}": buffer for name, buffer in self.flat.model.named_buffers()}
+        return found
+
+    def _restore_model(self, tensors: Tensors) -> None:
+        with torch.no_grad():
+            for name, live in self._model().items():
+                if name not in tensors or tensors[name].shape != live.shape:
+                    raise InputError(f"load_checkpoint: {name} is missing in the file or has another shape")
+                live.copy_(tensors[name])
+
+
+def pack(state: StateFile, extra: object) -> bytes:
+    """A safetensors file.
+
+    Raises:
+        MissingFeatureError: safetensors is not installed.
+        InputError: something is neither a tensor nor JSON.
+    """
+    tensors, facts = state.collect()
+    try:
+        text = json.dumps(facts | {"extra": extra})
+    except (TypeError, ValueError) as error:
+        raise InputError(f"save_checkpoint: extra and optimizer settings must be JSON ({error})") from None
+    data: bytes = _safetensors().save({name: t.contiguous().cpu() for name, t in tensors.items()}, {"preduce": text})
+    return data
+
+
+def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and facts of a file.
+
+    Raises:
+        DocumentError: it is not a file of ours.
+    """
+    try:
+        tensors: Tensors = _safetensors().load(data)
+        length = int.from_bytes(data[:8], "little")
+        facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["preduce"])
+    except MissingFeatureError:
+        raise
+    except Exception as error:  # noqa: BLE001 - safetensors has its own error types; all mean a foreign file
+        raise DocumentError("", f"is no checkpoint file ({error})", str(place)) from None
+    return tensors, facts
+
+
+def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: dict[str, dict[str, Any]]) -> None:
+    """Tensors to `tensors`, everything else but the parameter lists to `numbers`."""
+    plain = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor) and key != "params"}
+    numbers[prefix] = plain
+    tensors.update({f"{prefix}/{k}": v.detach().clone() for k, v in values.items() if isinstance(v, torch.Tensor)})
+
+
+def _random_states(tensors: Tensors) -> dict[str, Any]:
+    tensors["random/torch"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        for index, state in enumerate(torch.cuda.get_rng_state_all()):
+            tensors[f"random/cuda/{index}"] = state
+    version, numbers, gauss = random.getstate()
+    facts: dict[str, Any] = {"python": [version, list(numbers), gauss]}
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        kind, keys, place, has_gauss, cached = np.random.get_state()  # the state that users' code may use
+        tensors["random/numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
+        facts["numpy"] = [str(kind), int(place), int(has_gauss), float(cached)]
+    return facts
+
+
+def _restore_random_states(tensors: Tensors, facts: Mapping[str, Any]) -> None:
+    torch.set_rng_state(tensors["random/torch"])
+    cuda = [tensors[name] for name in sorted(tensors) if name.startswith("random/cuda/")]
+    if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)
+    version, numbers, gauss = facts["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "numpy" in facts:
+        import numpy as np
+
+        kind, place, has_gauss, cached = facts["numpy"]
+        keys = tensors["random/numpy"].numpy().astype(np.uint32)
+        np.random.set_state((kind, keys, place, has_gauss, cached))
+
+
+def _safetensors() -> Any:  # noqa: ANN401 - the module
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise MissingFeatureError("safetensors is not installed: pip install 'preduce[service]'") from None
+    return safetensors.torch

@@ -1,0 +1,122 @@
+"""How a worker finds the others: from an initialised process group, or from the environment that launchers set."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from preduce.runtime.transport.communicators import GlooWorld, NcclWorld, World
+from preduce.runtime.transport.torch_api import PrefixStore, TCPStore, default_store
+from preduce.topo.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
+    from preduce.runtime.transport.torch_api import Store
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+_worlds: dict[str, World] = {}
+
+
+def place() -> tuple[int, int]:
+    """(rank, number of workers) of this process; (0, 1) outside of any launcher."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+
+def connect_store(timeout: timedelta) -> Store:
+    """The store of the run: the process group's, or the launcher's, or one hosted by rank 0.
+
+    Raises:
+        InputError: this process was not started by a launcher.
+        UnavailableError: the store did not answer within the timeout.
+    """
+    if dist.is_initialized():
+        return _prefixed("preduce", default_store())
+    missing = [name for name in VARIABLES if not os.environ.get(name)]
+    if missing:
+        raise InputError(
+            f"environment: {', '.join(missing)} not set; start the script with `preduce run --workers N script.py` "
+            "or torchrun"
+        )
+    host, port, rank = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0), _number("RANK", 0)
+    by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store: Store = TCPStore(
+            host, port, None, rank == 0 and not by_launcher, timeout, wait_for_workers=False, multi_tenant=True
+        )
+    except RuntimeError as error:
+        who = "the launcher" if by_launcher else "rank 0"
+        reason = (str(error).splitlines() or [""])[0][:160]
+        raise UnavailableError(
+            f"store at {host}:{port}: did not answer within {timeout.total_seconds():g} s; {who} hosts it ({reason})"
+        ) from None
+    return _prefixed(f"preduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def root_store(store: Store) -> Store:
+    """The store below all prefixes, where the launcher leaves word of workers that died."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _prefixed(prefix: str, store: Store) -> Store:
+    wrapped: Store = PrefixStore(prefix, store)
+    return wrapped
+
+
+def default_world(device: torch.device, timeout: timedelta, check: Callable[[Store, int, int], None]) -> World:
+    """The world of this process, made once per kind of device; `check` runs before anything that could hang.
+
+    Raises:
+        InputError: no launcher, or a CUDA run without NCCL.
+        UnavailableError: the store did not answer.
+    """
+    kind = "cuda" if device.type == "cuda" and dist.is_nccl_available() else "cpu"
+    rank, size = place()
+    if kind in _worlds:
+        check(_worlds[kind].store, rank, size)
+        return _worlds[kind]
+    store = connect_store(timeout)
+    rank, size = place()
+    check(store, rank, size)
+    if kind == "cpu":
+        world: World = GlooWorld(store, rank, size, timeout)
+    else:
+        if not dist.is_initialized():
+            torch.cuda.set_device(device)
+            dist.init_process_group(
+                "nccl",
+                store=_prefixed("nccl", store),
+                rank=rank,
+                world_size=size,
+                timeout=timeout,
+                device_id=device,
+            )
+        world = NcclWorld(store, rank, size, timeout, device=device)
+    _worlds[kind] = world
+    return world
+
+
+def forget(world: World) -> None:
+    """Let the next optimizer of this process start from scratch after a failure."""
+    ended = [world, *getattr(world, "relatives", ())]
+    for kind in [kind for kind, known in _worlds.items() if known in ended]:
+        del _worlds[kind]
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"environment: {name} is {text!r}; it is a number") from None

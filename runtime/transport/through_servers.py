@@ -1,0 +1,155 @@
+"""Sums over all workers through parameter servers: every host adds up one shard and sends the sum back to everybody.
+
+It has the face of a communicator, so that a synchronous server reuses tags, deadlines and commits of group operations.
+A shard is added in rank order as soon as the next rank's part is there, so that the sum is the same in every run.
+Each worker moves its model once out and once in; each host its shard n − 1 times out and in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from preduce.runtime.transport.communicators import Communicator
+from preduce.runtime.transport.mailbox import Letter, Post
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from preduce.runtime.liveness.heartbeat import Watch
+    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.torch_api import Store, Work
+    from preduce.topo.schedule import Schedule
+
+
+def to_bytes(tensor: torch.Tensor) -> memoryview:
+    """A copy of a tensor in host memory, as bytes."""
+    copy = tensor.detach().to("cpu", copy=True).contiguous()
+    return copy.view(torch.uint8).numpy().data
+
+
+def from_bytes(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
+    """The numbers in a frame, as a tensor of its own memory."""
+    return torch.frombuffer(bytearray(frame), dtype=dtype) if len(frame) else torch.empty(0, dtype=dtype)
+
+
+def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:
+    """`num_hosts` nearly equal parts of an array."""
+    cuts = [length * host // num_hosts for host in range(num_hosts + 1)]
+    return list(itertools.pairwise(cuts))
+
+
+class ServerCommunicator(Communicator):
+    """All workers as one group whose sums pass through the hosts."""
+
+    def __init__(
+        self, world: World, hosts: Sequence[int], watch: Watch, *, key: str, max_bytes: int, timeout: float
+    ) -> None:
+        super().__init__(tuple(range(world.size)), world.rank, None)
+        self.hosts, self.watch = tuple(hosts), watch
+        self._next = 0
+        self._sums: dict[int, _Sum] = {}
+        self._running: dict[int, ServerWork] = {}
+        self.post = Post(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
+        self.post.start()
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Start a sum over all workers, in place."""
+        number, self._next = self._next, self._next + 1
+        work = self._running[number] = ServerWork(self, number, tensor)
+        for host, (start, end) in zip(self.hosts, shard_bounds(tensor.numel(), len(self.hosts)), strict=True):
+            self.post.send(host, f"push {tensor.dtype}".replace("torch.", ""), (number,), [to_bytes(tensor[start:end])])
+        return work  # type: ignore[return-value]
+
+    def _deliver(self, letter: Letter) -> None:
+        if letter.kind == "sum":
+            self._running[letter.numbers[0]].parts[letter.source] = letter.payload[0]
+            return
+        (number,) = letter.numbers
+        dtype = getattr(torch, letter.kind.removeprefix("push "))
+        total = self._sums.setdefault(number, _Sum())
+        total.add(letter.source, from_bytes(letter.payload[0], dtype))
+        if total.count == self.size:
+            del self._sums[number]
+            assert total.value is not None, "something was added"
+            frame = to_bytes(total.value)
+            for rank in self.members:
+                self.post.send(rank, "sum", (number,), [frame])
+
+    def done(self, number: int) -> None:
+        """Forget a finished work."""
+        del self._running[number]
+
+
+class ServerWork:
+    """A running sum, with the face of a torch work."""
+
+    def __init__(self, owner: ServerCommunicator, number: int, tensor: torch.Tensor) -> None:
+        self.owner, self.number, self.tensor = owner, number, tensor
+        self.parts: dict[int, Any] = {}
+
+    def is_completed(self) -> bool:
+        """Whether all hosts have answered."""
+        return len(self.parts) == len(self.owner.hosts)
+
+    def wait(self) -> None:
+        """Wait for the hosts and put their sums into the tensor."""
+        owner = self.owner
+        owner.post.until(self.is_completed, owner.watch, owner.members, 0)
+        for host, (start, end) in zip(owner.hosts, shard_bounds(self.tensor.numel(), len(owner.hosts)), strict=True):
+            if end > start:  # a host of a short array may have nothing
+                self.tensor[start:end].copy_(from_bytes(self.parts[host], self.tensor.dtype))
+        owner.done(self.number)
+
+
+class _Sum:
+    """A shard that is being added up in rank order."""
+
+    def __init__(self) -> None:
+        self.value: torch.Tensor | None = None
+        self.count = 0
+        self._early: dict[int, torch.Tensor] = {}
+
+    def add(self, rank: int, part: torch.Tensor) -> None:
+        """Add a worker's part now, or when those before it have come."""
+        self._early[rank] = part
+        while self.count in self._early:
+            part = self._early.pop(self.count)
+            self.value = part if self.value is None else self.value.add_(part)
+            self.count += 1
+
+
+class ThroughServers:
+    """A world in which the group of all workers reduces through the hosts; everything else is the given world's."""
+
+    def __init__(self, world: World, communicator: ServerCommunicator) -> None:
+        self._world, self._communicator = world, communicator
+        self.rank: int = world.rank
+        self.size: int = world.size
+        self.store: Store = world.store
+        self.timeout: timedelta = world.timeout
+
+    def prepare(self, schedule: Schedule) -> None:
+        """See World."""
+        self._world.prepare(schedule)
+
+    def communicator(self, members: Sequence[int]) -> Communicator:
+        """The hosts' sums, for the group of all workers."""
+        assert len(members) == self.size, "only the group of all workers passes through the hosts"
+        return self._communicator
+
+    def everyone(self) -> Communicator:
+        """The group of all workers."""
+        return self._communicator
+
+    def next_instance(self) -> int:
+        """See World."""
+        return self._world.next_instance()
+
+    def abandon(self) -> None:
+        """See World; the post ends too, so that nobody is answered any more."""
+        self._world.abandon()
+        self._communicator.post.close()

@@ -1,0 +1,1 @@
+"""Virtual time: the same schedules and protocols without torch, threads or waiting."""

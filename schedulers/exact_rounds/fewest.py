@@ -1,0 +1,188 @@
+"""Exact consensus in the fewest rounds known, with the bound that proves it best or shows how far it may be off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import TYPE_CHECKING
+
+from preduce.schedulers.exact_rounds.bounds import (
+    RoundsBound,
+    check,
+    least_factors,
+    log_bound,
+    mean_bound,
+    pair_bound,
+)
+from preduce.schedulers.exact_rounds.constructions import pair_rounds
+from preduce.schedulers.exact_rounds.search import search_rounds
+from preduce.schedulers.synthesis.problem import Status
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Group, Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from preduce.schedulers.exact_rounds.pairs import WeightedRound
+
+MAX_WORKERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ExactAnswer:
+    """The phases (None if impossible or unknown), how many, why no fewer are possible, and how they were made."""
+
+    num_workers: int
+    max_group: int
+    phases: tuple[Phase, ...] | None
+    status: Status
+    bound: RoundsBound
+    how: str
+
+    @property
+    def num_rounds(self) -> int | None:
+        """T, None without phases."""
+        return None if self.phases is None else len(self.phases)
+
+    def schedule(self, cluster: Cluster | None = None) -> Schedule:
+        """The answer as a schedule; all workers on one node unless a cluster is given.
+
+        Raises:
+            InputError: there are no phases, or the cluster has another number of workers.
+        """
+        if self.phases is None:
+            raise InputError(f"exact rounds for {self.num_workers} workers: {self.how}")
+        cluster = cluster if cluster is not None else Cluster.regular(1, self.num_workers)
+        if cluster.num_workers != self.num_workers:
+            raise InputError(
+                f"cluster {cluster}: has {cluster.num_workers} workers; the rounds are for {self.num_workers}"
+            )
+        name = f"exact-{self.num_workers}-in-{len(self.phases)}-rounds"
+        return Schedule(name, cluster, Static(phases=self.phases))
+
+
+def phases_of_pairs(num_workers: int, rounds: tuple[WeightedRound, ...]) -> tuple[Phase, ...]:
+    """Weighted pairs as phases: weight a is relax 2a."""
+    return tuple(Phase.from_groups(num_workers, [Group((i, j), 2 * w) for i, j, w in pairs]) for pairs in rounds)
+
+
+def phases_of_factors(factors: tuple[int, ...]) -> tuple[Phase, ...]:
+    """Mixed radix: round l averages the workers that agree on all digits but l. One plain mean per factor."""
+    num_workers = prod(factors)
+    phases, stride = [], 1
+    for factor in factors:
+        labels = [i - i // stride % factor * stride for i in range(num_workers)]
+        phases.append(Phase.from_labels(labels))
+        stride *= factor
+    return tuple(phases)
+
+
+def fewest_means(num_workers: int, max_group: int) -> ExactAnswer:
+    """Plain means of groups ≤ g: exact iff every prime of n is ≤ g; least factors, with the bound that proves it."""
+    _check(num_workers, max_group)
+    bound = mean_bound(num_workers, max_group)
+    if bound.rounds is None:
+        worst = max(p for p in range(2, num_workers + 1) if num_workers % p == 0 and _is_prime(p))
+        reason = (
+            f"{num_workers} has the prime factor {worst}, so plain means need groups of {worst}; relaxed ones do not"
+        )
+        return ExactAnswer(num_workers, max_group, None, Status.INFEASIBLE, bound, reason)
+    factors = least_factors(num_workers, max_group)
+    assert factors is not None
+    status = Status.OPTIMAL if len(factors) == bound.rounds else Status.FEASIBLE
+    return ExactAnswer(
+        num_workers,
+        max_group,
+        phases_of_factors(factors),
+        status,
+        bound,
+        "mixed radix " + " x ".join(map(str, factors)),
+    )
+
+
+def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0.0, seed: int = 0) -> ExactAnswer:
+    """Relaxed groups ≤ g: the fewest rounds known here; a positive time limit also searches for fewer (pairs, n ≤ 63).
+
+    The search takes away one round after the other until the bound is met, none are found or the time is used up.
+
+    Raises:
+        InputError: fewer than 2 workers, groups of fewer than 2, or more than MAX_WORKERS workers.
+    """
+    _check(num_workers, max_group)
+    bound = RoundsBound(log_bound(num_workers, max_group), "log") if max_group > 2 else pair_bound(num_workers)
+    phases, how = _smooth_times_pairs(num_workers, max_group)
+    if max_group == 2 and time_limit > 0 and num_workers < 64:
+        left = time_limit
+        while bound.rounds is not None and len(phases) > bound.rounds and left > 0:
+            report = search_rounds(num_workers, len(phases) - 1, time_limit=left, seed=seed)
+            left -= report.seconds
+            if report.rounds is None:
+                break
+            phases, how = phases_of_pairs(num_workers, report.rounds), "found by search"
+    status = Status.OPTIMAL if len(phases) == bound.rounds else Status.FEASIBLE
+    return ExactAnswer(num_workers, max_group, phases, status, bound, how)
+
+
+def _smooth_times_pairs(num_workers: int, max_group: int) -> tuple[tuple[Phase, ...], str]:
+    """N = a·b: mixed radix on a with plain means ≤ g, relaxed pairs on b; the split with the fewest rounds."""
+    best: tuple[int, int] | None = None
+    for a in (d for d in range(1, num_workers + 1) if num_workers % d == 0):
+        factors = least_factors(a, max_group)
+        if factors is None:
+            continue
+        length = len(factors) + len(pair_rounds(num_workers // a)[0])
+        if best is None or length < best[0]:
+            best = (length, a)
+    assert best is not None, "a = 1 always works"
+    a = best[1]
+    b = num_workers // a
+    factors = least_factors(a, max_group)
+    rounds, how = pair_rounds(b)
+    assert factors is not None
+    along = phases_of_factors(factors) if a > 1 else ()
+    spread = [_copies(phase, b, num_workers, outer=True) for phase in along]
+    paired = [_copies(phase, b, num_workers, outer=False) for phase in phases_of_pairs(b, rounds)]
+    named = [*(["mixed radix " + " x ".join(map(str, factors))] if a > 1 else []), *([how] if b > 1 else [])]
+    return (*spread, *paired), ", then ".join(named)
+
+
+def _copies(phase: Phase, num_inner: int, num_workers: int, *, outer: bool) -> Phase:
+    """The phase in every row or column of the grid worker = x · num_inner + y."""
+    groups = []
+    for group in phase:
+        for k in range(num_inner if outer else num_workers // num_inner):
+            members = tuple((w * num_inner + k) if outer else (k * num_inner + w) for w in group.members)
+            groups.append(Group(members, group.relax))
+    return Phase.from_groups(num_workers, groups)
+
+
+def product_is_mean(num_workers: int, phases: tuple[Phase, ...]) -> bool:
+    """Whether the phases' product is exactly the mean, in fractions. O(T · n²)."""
+    rows = [{i: Fraction(1)} for i in range(num_workers)]
+    for phase in phases:
+        for group in phase:
+            total: dict[int, Fraction] = {}
+            for member in group.members:
+                for source, share in rows[member].items():
+                    total[source] = total.get(source, Fraction(0)) + share
+            size = len(group.members)
+            for member in group.members:
+                keep = rows[member]
+                rows[member] = {
+                    source: (1 - group.relax) * keep.get(source, Fraction(0)) + group.relax * value / size
+                    for source, value in total.items()
+                }
+    share = Fraction(1, num_workers)
+    return all(len(row) == num_workers and all(value == share for value in row.values()) for row in rows)
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % d for d in range(2, int(number**0.5) + 1))
+
+
+def _check(num_workers: int, max_group: int) -> None:
+    check(num_workers, max_group)
+    if num_workers > MAX_WORKERS:
+        raise InputError(f"num_workers: is {num_workers}; exact rounds are built for at most {MAX_WORKERS} workers")

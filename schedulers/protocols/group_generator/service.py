@@ -1,0 +1,345 @@
+"""Prague's group generator (Luo et al., ASPLOS 2020) as a pure state machine: one request per round, answered once.
+
+A worker asks at the beginning of a round and says in the same message that it is done with its last group. The answer
+is the group of the round (`Grant`), no group (`Alone`), or the end (`Bye`). Every grant has a sequence number; a worker
+meets its groups in that order. Requests are numbered by the worker, so a repeated or late one is recognised, and the
+whole state is a fold over the messages received, so that a log of them restores it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from preduce.schedulers.protocols.base import Action, Crashed, Note, Send
+from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking
+from preduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, Situation, salt_of
+
+if TYPE_CHECKING:
+    from preduce.schedulers.protocols.group_generator.buffers import Outstanding
+
+ACTIVE, LEFT, DEAD = "active", "left", "dead"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Message to the generator: a worker's request number `request`; it is `done` with that sequence number (−1: none).
+
+    `last`: the worker has no further rounds; it is then given the group that waits for it, if any, and else `Bye`.
+    `failed`: the group did not come about, because a member did not come or its collective broke.
+    `computed`: the round of the request before, which was answered with `Later`, is computed now.
+    `cost` is what a round of this worker takes to compute, in any unit that all share (0: not known).
+    `salt` is the random number of a draw, for drivers that choose it themselves; None draws from the seed.
+    """
+
+    request: int
+    done: int = -1
+    last: bool = False
+    failed: bool = False
+    computed: bool = False
+    cost: int = 0
+    salt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Answer: take part in group `seq` at the end of the round."""
+
+    epoch: int
+    request: int
+    seq: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Answer: no group in this round."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Answer: ask again when the round is computed, so that no other member waits for this slow worker's computing."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Answer to a last request: nobody waits for you."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Message to a member: group `seq` will not happen, because a member is gone; go on without it."""
+
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Answer to a worker that was given up: it is no longer part of the job."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Event of the generator: it was started again from its log; answers of its former life are no longer valid."""
+
+
+Answer = Grant | Alone | Later | Bye
+Reply = Answer | Void | Fenced
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorState:
+    """All that the generator knows; per worker in order of ranks.
+
+    `requests` are the last request numbers (−1: none yet), `answers` what they were answered (None: not yet),
+    `waiting` the workers without an answer in order of arrival (the pending queue), `counts` the rounds asked for,
+    `costs` what a round takes each worker to compute, `apart` the requests since all met (where the division counts).
+    """
+
+    buffers: GroupBuffers
+    requests: tuple[int, ...]
+    answers: tuple[Answer | None, ...]
+    counts: tuple[int, ...]
+    alone: tuple[int, ...]
+    status: tuple[str, ...]
+    waiting: tuple[int, ...] = ()
+    known: tuple[tuple[int, ...], ...] = ()
+    epoch: int = 0
+    draws: int = 0
+    costs: tuple[int, ...] = ()
+    apart: int = 0
+
+
+Stepped = tuple[GeneratorState, tuple[Action, ...]]
+
+
+class GroupGenerator:
+    """The service's part of the protocol. `handle` is pure; O(num_workers) per message without a draw.
+
+    Args:
+        setting: the rules of the draw.
+        modulus: request numbers wrap here and counts are kept relative, for endless explorations (None: they do not).
+    """
+
+    def __init__(self, setting: GeneratorSetting, *, modulus: int | None = None) -> None:
+        self.setting, self.modulus = setting, modulus
+        self.locking, self.drawing = Locking(), Drawing(setting)
+
+    def initial(self) -> GeneratorState:
+        """Before the first message."""
+        n = self.setting.num_workers
+        none = (0,) * n
+        return GeneratorState(GroupBuffers.empty(n), (-1,) * n, (None,) * n, none, none, (ACTIVE,) * n, costs=none)
+
+    def handle(self, state: GeneratorState, source: int, message: object) -> Stepped:
+        """The next state and what is sent because of one message of worker `source`."""
+        match message:
+            case Crashed():
+                return self.crashed(state, source)
+            case Ask() if state.status[source] == DEAD:
+                return state, (Send(source, Fenced(state.epoch)),)
+            case Ask() if self.is_repeated(state, source, message):
+                return state, self.repeated(state, source)
+            case Ask() if message.request == self.following(state.requests[source]):
+                return self.asked(state, source, message)
+            case Ask():
+                return state, ()  # late, or from another life of the worker: no answer is owed
+        raise AssertionError(f"not a message to the group generator: {message}")
+
+    def restarted(self, state: GeneratorState) -> Stepped:
+        """A new life of the service: a new epoch, and every owed or given answer is asked for again by its worker."""
+        return replace(state, epoch=state.epoch + 1), ()
+
+    def following(self, request: int) -> int:
+        """The number of the request after this one."""
+        return request + 1 if self.modulus is None else (request + 1) % self.modulus
+
+    def is_repeated(self, state: GeneratorState, worker: int, ask: Ask) -> bool:
+        """Whether this request was received before."""
+        return ask.request == state.requests[worker]
+
+    def repeated(self, state: GeneratorState, worker: int) -> tuple[Action, ...]:
+        """The same answer once more, in the present epoch; nothing while it is owed."""
+        answer = state.answers[worker]
+        return () if answer is None else (Send(worker, replace(answer, epoch=state.epoch)),)
+
+    def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
+        """A new request: release, draw if need be, start what can start, answer whom that concerns."""
+        state = replace(
+            state,
+            requests=_with(state.requests, worker, ask.request),
+            answers=_with(state.answers, worker, None),
+            counts=state.counts if ask.computed else self.counted(state, worker),
+            costs=_with(state.costs, worker, ask.cost),
+            apart=state.apart if ask.computed else self.drawing.further(state.apart),
+        )
+        state, told = self.failed(state, worker, ask) if ask.failed else (self.done(state, worker, ask), ())
+        state = replace(state, status=_with(state.status, worker, LEFT if ask.last else ACTIVE))
+        if ask.last:
+            state = replace(state, buffers=self.locking.withdrawn(state.buffers, worker))
+        elif not state.buffers.buffers[worker] and not state.buffers.locks[worker]:
+            if not ask.computed and self.is_late(state, worker):
+                later = Later(state.epoch, ask.request)
+                state, actions = self.served(self.answered(state, worker, later))
+                return state, (*told, Send(worker, later), *actions)
+            state = self.drawn(state, worker, ask)
+        state, actions = self.served(replace(state, waiting=(*state.waiting, worker)))
+        return state, (*told, *actions)
+
+    def failed(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
+        """A member reports that its group broke: the group ends for all, and who has not spoken since sits out.
+
+        Nobody knows yet who is to blame, and nobody has to: a member that lives asks again and then takes part again;
+        one that is dead never does, so no further group is granted with it, and its lease gives it up later.
+        """
+        group = state.buffers.running_of(worker)
+        if group is None or group.seq != ask.done:
+            return state, ()
+        buffers, ended = self.locking.dissolved(state.buffers, (group,))
+        state = self.forgotten(replace(state, epoch=state.epoch + 1, buffers=buffers), ended)
+        for member in group.active:
+            if member != worker:
+                state = self.set_aside(state, member)
+        return state, self.void(state, ended, worker)
+
+    def set_aside(self, state: GeneratorState, worker: int) -> GeneratorState:
+        """A worker takes no part until it asks again: no group that has not started counts on it."""
+        buffers = self.locking.withdrawn(state.buffers, worker)
+        return replace(state, status=_with(state.status, worker, LEFT), buffers=buffers)
+
+    def done(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
+        """Clear the worker's lock bit if it is done with the group that set it."""
+        group = state.buffers.running_of(worker)
+        if group is None or group.seq != ask.done:
+            return state
+        return replace(state, buffers=self.locking.released(state.buffers, worker))
+
+    def takes_part(self, state: GeneratorState, worker: int) -> bool:
+        """Whether a draw may count on a worker; not on one that was told to ask later."""
+        return state.status[worker] == ACTIVE and not isinstance(state.answers[worker], Later)
+
+    def is_late(self, state: GeneratorState, worker: int) -> bool:
+        """Whether a worker computes so slowly that its group is drawn only when it has computed."""
+        return worker in (self.slow(state) or ())
+
+    def slow(self, state: GeneratorState) -> frozenset[int] | None:
+        """The slow ones among the workers that take part, if slowness is judged by what rounds cost."""
+        return self.drawing.slow({w: c for w, c in enumerate(state.costs) if state.status[w] == ACTIVE})
+
+    def situation(self, state: GeneratorState, worker: int, salt: int) -> Situation:
+        """What a draw around a worker looks at."""
+        alive = frozenset(w for w in range(len(state.status)) if w == worker or self.takes_part(state, w))
+        idle = self.idle(state, alive)
+        alone = state.alone[worker]
+        now = Situation(worker, alive, idle, state.counts, alone, state.known, salt, self.slow(state))
+        return replace(now, due=self.drawing.is_due(now, state.apart))
+
+    def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
+        """The rounds asked for, one more for this worker; relative to the slowest where numbers wrap."""
+        counts = _with(state.counts, worker, state.counts[worker] + 1)
+        if self.modulus is None:
+            return counts
+        least = min(count for count, status in zip(counts, state.status, strict=True) if status == ACTIVE)
+        limit = (self.setting.slow_threshold or 0) + 1
+        return tuple(min(max(count - least, 0), limit) for count in counts)
+
+    def drawn(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
+        """Draw groups around a worker whose buffer is empty and put them into the buffers."""
+        salt = ask.salt
+        if salt is None:
+            salt = salt_of(self.setting.seed, state.draws, self.setting.num_workers)
+            state = replace(state, draws=state.draws + 1)
+        buffers, known = state.buffers, state.known
+        now = self.situation(state, worker, salt)
+        for members in self.drawing.draw(now):
+            buffers = self.locking.pushed(buffers, members)
+            if self.setting.max_known is not None and members not in known:
+                known = (*known, members)
+        return replace(state, buffers=buffers, known=known, apart=0 if now.due else state.apart)
+
+    def idle(self, state: GeneratorState, alive: frozenset[int]) -> frozenset[int]:
+        """The workers with an empty buffer; one in a running group is among them, its next round is free."""
+        return frozenset(worker for worker in alive if not state.buffers.buffers[worker])
+
+    def served(self, state: GeneratorState) -> Stepped:
+        """Start what can start, then answer everybody whose answer is now certain, in order of arrival."""
+        buffers, begun = self.locking.started(state.buffers)
+        state = replace(state, buffers=buffers)
+        actions: list[Action] = [Note(("started", group.seq, group.members)) for group in begun]
+        for worker in state.waiting:
+            answer = self.answer(state, worker)
+            if answer is not None:
+                actions.append(Send(worker, answer))
+                state = self.answered(state, worker, answer)
+        return state, tuple(actions)
+
+    def answer(self, state: GeneratorState, worker: int) -> Answer | None:
+        """What a waiting worker is told now; None if it has to wait for its group to start."""
+        running = state.buffers.running_of(worker)
+        epoch, request = state.epoch, state.requests[worker]
+        if running is not None:
+            return Grant(epoch, request, running.seq, running.members)
+        if state.buffers.buffers[worker]:
+            return None
+        return Bye(epoch, request) if state.status[worker] == LEFT else Alone(epoch, request)
+
+    def answered(self, state: GeneratorState, worker: int, answer: Answer) -> GeneratorState:
+        """Remember the answer for a repeated request."""
+        alone = state.alone[worker] if isinstance(answer, Later) else 0
+        if isinstance(answer, Alone):
+            alone = min(state.alone[worker] + 1, 99)
+        return replace(
+            state,
+            waiting=tuple(other for other in state.waiting if other != worker),
+            answers=_with(state.answers, worker, answer),
+            alone=_with(state.alone, worker, alone),
+        )
+
+    def crashed(self, state: GeneratorState, worker: int) -> Stepped:
+        """Give a worker up: a new epoch without it, and nobody waits for it any more."""
+        if state.status[worker] == DEAD:
+            return state, ()
+        state = replace(
+            state,
+            epoch=state.epoch + 1,
+            status=_with(state.status, worker, DEAD),
+            waiting=tuple(other for other in state.waiting if other != worker),
+            buffers=self.locking.withdrawn(state.buffers, worker),
+        )
+        buffers, groups = self.locking.voided(state.buffers, worker)
+        state = self.forgotten(replace(state, buffers=buffers), groups)
+        state, sent = self.served(state)
+        return state, (*self.void(state, groups, worker), *sent)
+
+    def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
+        """A repeated request must not be answered with a group that is void: it is answered with no group."""
+        seqs = {group.seq for group in groups}
+        answers = tuple(
+            Alone(a.epoch, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers
+        )
+        return replace(state, answers=answers)
+
+    def void(self, state: GeneratorState, groups: tuple[Outstanding, ...], dead: int) -> tuple[Action, ...]:
+        """Tell the members of groups that lost one; who has not heard of a group does not miss it."""
+        actions: list[Action] = []
+        for group in groups:
+            actions.append(Note(("void", group.seq, group.members)))
+            actions += [Send(member, Void(state.epoch, group.seq)) for member in group.active if member != dead]
+        return tuple(actions)
+
+
+def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
+    return (*values[:place], value, *values[place + 1 :])

@@ -1,0 +1,200 @@
+"""The group generator and its workers as one `Machine`: what the explorer visits and virtual time can run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from preduce.schedulers.protocols.base import Note, Outcome, Received
+from preduce.schedulers.protocols.group_generator.service import (
+    ACTIVE,
+    Alone,
+    Ask,
+    Bye,
+    Fenced,
+    GeneratorState,
+    Grant,
+    GroupGenerator,
+    Later,
+    Restarted,
+    Void,
+)
+from preduce.schedulers.protocols.group_generator.worker import (
+    ENDED,
+    FENCED,
+    Broke,
+    Computed,
+    Enter,
+    GroupWorker,
+    Here,
+    NextRound,
+    Retry,
+    WorkerState,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers
+    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+
+MODULUS = 4
+"""Where request numbers wrap in endless runs: more than the requests of one worker that can be on their way."""
+
+
+@dataclass(frozen=True)
+class GroupSystem:
+    """Workers 0..n−1 and the generator as process n, under one setting; a `Machine`.
+
+    Args:
+        setting: the rules of the draw.
+        rounds: rounds of every worker (None: endless, with sequence numbers counted from the oldest outstanding group).
+        collective: members meet by messages; see `GroupWorker`.
+        ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers.
+        retries: how often each worker may say again what may have been lost, also when nothing was.
+        slow: workers that report rounds that cost ten times as much as the others'.
+        breakers: workers whose collective may fail once although nobody has died.
+        timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
+            that is for `verify.protocols.generator` to check.
+        restarts: how often the generator may be killed and started again from its log.
+    """
+
+    setting: GeneratorSetting
+    rounds: int | None = 2
+    collective: bool = True
+    ways: int = 1
+    retries: int = 0
+    slow: tuple[int, ...] = ()
+    breakers: tuple[int, ...] = ()
+    timeouts: bool = False
+    restarts: int = 0
+
+    @cached_property
+    def generator(self) -> GroupGenerator:
+        """The service's part."""
+        return GroupGenerator(self.setting, modulus=None if self.rounds is not None else MODULUS)
+
+    @cached_property
+    def worker(self) -> GroupWorker:
+        """The workers' part."""
+        modulus = None if self.rounds is not None else MODULUS
+        return GroupWorker(self.setting.num_workers, rounds=self.rounds, collective=self.collective, modulus=modulus)
+
+    @property
+    def num_processes(self) -> int:
+        """The workers and the generator."""
+        return self.setting.num_workers + 1
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """To and from the generator; between workers where groups are met by messages."""
+        n = self.setting.num_workers
+        between = [(u, v) for u in range(n) for v in range(n) if u != v] if self.collective else []
+        return [*((w, n) for w in range(n)), *((n, w) for w in range(n)), *between]
+
+    def start(self, process: int) -> Outcome[Any]:
+        """Every worker asks for its first group."""
+        if process == self.setting.num_workers:
+            return (self.generator.initial(), self.restarts), ()
+        cost = 10 if process in self.slow else 1
+        return self.worker.start(self.retries, 0, breaks=int(process in self.breakers), cost=cost)
+
+    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
+        """Rounds that end, with every outcome of a later draw; a retry; a restart of the generator."""
+        if process == self.setting.num_workers:
+            return (Restarted(),) if state[1] and ACTIVE in state[0].status else ()
+        events: list[Hashable] = []
+        for kind in self.worker.ready(state):
+            events += [Retry()] if kind is Retry else [kind(salt) for salt in range(self.ways)]
+        return events
+
+    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine
+        """One event of one process."""
+        if process < self.setting.num_workers:
+            if isinstance(event, Received):
+                return self.worker.received(process, state, event.source, event.message)
+            return self.worker.step(process, state, event)
+        if isinstance(event, Received):
+            after, actions = self.generator.handle(state[0], event.source, event.message)
+            return (after, state[1]), actions
+        assert isinstance(event, Restarted), f"not an event of the generator: {event}"
+        after, actions = self.generator.restarted(state[0])
+        return (after, state[1] - 1), (*actions, Note(("restarted", after.epoch)))
+
+    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
+        """Workers rest when they have ended or were given up; the generator when nobody waits for it."""
+        if process < self.setting.num_workers:
+            return self.timeouts or state.stage in (ENDED, FENCED)
+        return self.timeouts or not state[0].waiting
+
+    # What the explorer needs to keep endless runs finite: sequence numbers counted from the oldest outstanding group.
+
+    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401, ARG002 - as in Shiftable
+        """The oldest group that is not over, for the generator; workers follow it."""
+        if self.rounds is not None or isinstance(state, WorkerState):
+            return None
+        buffers: GroupBuffers = state[0].buffers
+        return buffers.groups[0].seq if buffers.groups else buffers.next_seq
+
+    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401, ARG002 - as in Shiftable
+        """Every sequence number lowered; those of groups long over are all alike."""
+        if isinstance(state, WorkerState):
+            here = tuple((seq - by, member) for seq, member in state.here if seq - by > -1)
+            return replace(
+                state,
+                seq=max(state.seq - by, -1),
+                met=max(state.met - by, -1),
+                here=here,
+                ask=self.shifted_message(state.ask, by),
+            )
+        inner: GeneratorState = state[0]
+        answers = tuple(None if answer is None else self.shifted_message(answer, by) for answer in inner.answers)
+        return replace(inner, buffers=_lowered(inner.buffers, by), answers=answers), state[1]
+
+    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+        """The message with its sequence number lowered."""
+        if isinstance(message, Ask):
+            return replace(message, done=max(message.done - by, -1))
+        if isinstance(message, Grant | Void | Here):
+            return replace(message, seq=max(message.seq - by, -1))
+        return message
+
+    def describe(self, process: int, event: object) -> str:
+        """As a reader would say it."""
+        if isinstance(event, Restarted):
+            return "the generator is killed and starts again from its log"
+        words = {NextRound: "begins a round after one alone", Enter: "enters its group", Retry: "asks again"}
+        words |= {Broke: "gives its group up", Computed: "has computed and asks for its group"}
+        return f"worker {process} {words.get(type(event), str(event))}"
+
+    def describe_message(self, message: object) -> str:
+        """As a reader would say it."""
+        match message:
+            case Ask(request, done, last):
+                told = f"request {request}, done with {done}" if done >= 0 else f"request {request}"
+                return told + (", which failed" if message.failed else "") + (", the last" if last else "")
+            case Grant(epoch, _, seq, members):
+                return f"grant of group {seq} {list(members)} in epoch {epoch}"
+            case Alone():
+                return "no group"
+            case Later():
+                return "ask later"
+            case Bye():
+                return "goodbye"
+            case Void(_, seq):
+                return f"group {seq} is void"
+            case Fenced():
+                return "you were given up"
+            case Here(seq):
+                return f"here for group {seq}"
+        return str(message)
+
+
+def _lowered(buffers: GroupBuffers, by: int) -> GroupBuffers:
+    return replace(
+        buffers,
+        groups=tuple(replace(group, seq=group.seq - by) for group in buffers.groups),
+        buffers=tuple(tuple(seq - by for seq in buffer) for buffer in buffers.buffers),
+        next_seq=buffers.next_seq - by,
+    )

@@ -1,0 +1,243 @@
+"""A worker of the group generator as a pure state machine: ask, compute, meet the group, ask again.
+
+The ask goes out at the beginning of a round, so that its answer is there when the round's computation ends. The group's
+collective is modelled by `Here` messages between its members: it ends for a worker once all others have entered it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from preduce.schedulers.protocols.base import Action, Crashed, Note, Send
+from preduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Fenced, Grant, Later, Void
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preduce.schedulers.protocols.group_generator.service import Answer
+
+ASKED, GRANTED, MEETING, ALONE, ENDED, FENCED = "asked", "granted", "meeting", "alone", "ended", "fenced"
+LATER = "later"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Message between members: the sender has entered group `seq`; `answer` says that it answers such a message."""
+
+    seq: int
+    answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NextRound:
+    """Event: the next round begins, after one without a group; `salt` is what a draw for it would use."""
+
+    salt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Event: the round is computed and the worker enters its group; `salt` as in `NextRound`, for the ask after it."""
+
+    salt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Event: the round is computed, and its group is asked for only now; `salt` as in `NextRound`."""
+
+    salt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """Event: the group's collective failed, or could not begin; nothing of it was kept. `salt` as in `NextRound`."""
+
+    salt: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Event: the worker has waited long and says everything again that may have been lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """One worker.
+
+    `cost` is what its rounds take to compute, `here` are the (seq, member) pairs of which a `Here` has come for groups
+    not yet met.
+    """
+
+    stage: str
+    request: int
+    rounds: int
+    ask: Ask
+    epoch: int = 0
+    seq: int = -1
+    members: tuple[int, ...] = ()
+    met: int = -1
+    here: tuple[tuple[int, int], ...] = ()
+    retries: int = 0
+    breaks: int = 0
+    cost: int = 0
+
+
+Stepped = tuple[WorkerState, tuple[Action, ...]]
+
+
+class GroupWorker:
+    """The worker's part of the protocol, pure.
+
+    Args:
+        service: the process number of the generator.
+        rounds: how many rounds the worker has (None: it never ends).
+        collective: whether groups are met by `Here` messages; without it a worker may leave a group at any time after
+            it entered, which covers every real collective but cannot show members that wait for one another.
+        modulus: request numbers wrap here (None: they do not).
+    """
+
+    def __init__(
+        self, service: int, *, rounds: int | None = None, collective: bool = True, modulus: int | None = None
+    ) -> None:
+        self.service, self.rounds, self.collective, self.modulus = service, rounds, collective, modulus
+
+    def start(self, retries: int, salt: int | None, *, breaks: int = 0, cost: int = 0) -> Stepped:
+        """The first request."""
+        ask = Ask(0, -1, self.rounds == 0, cost=cost, salt=salt)
+        state = WorkerState(ASKED, 0, 0, ask, retries=retries, breaks=breaks, cost=cost)
+        return state, (Send(self.service, ask),)
+
+    def ready(self, state: WorkerState) -> Sequence[type]:
+        """The kinds of events that may happen now."""
+        possible: list[type] = []
+        if state.stage == ALONE:
+            possible.append(NextRound)
+        if state.stage == GRANTED:
+            possible.append(Enter)
+        if state.stage == LATER:
+            possible.append(Computed)
+        if state.retries > 0 and state.stage in (ASKED, GRANTED, MEETING):
+            possible.append(Retry)
+        if state.breaks > 0 and state.stage in (GRANTED, MEETING):
+            possible.append(Broke)
+        return possible
+
+    def step(self, worker: int, state: WorkerState, event: object) -> Stepped:
+        """A ready event."""
+        match event:
+            case NextRound(salt):
+                return self.next_ask(state, -1, salt)
+            case Enter(salt):
+                return self.entered(worker, state, salt)
+            case Computed(salt):
+                return self.next_ask(state, -1, salt, computed=True)
+            case Broke(salt):
+                return self.broken(replace(state, breaks=max(state.breaks - 1, 0)), salt)
+            case Retry():
+                state = replace(state, retries=state.retries - 1)
+                return state, (*self.reminders(worker, state), Send(self.service, state.ask))
+        raise AssertionError(f"not an event of a worker: {event}")
+
+    def received(self, worker: int, state: WorkerState, source: int, message: object) -> Stepped:
+        """A message; one of an older epoch, of another request or of a past group changes nothing."""
+        match message:
+            case Crashed() if source == self.service:
+                return replace(state, stage=FENCED, seq=-1, members=()), (Note(("service lost",)),)
+            case Crashed():
+                return state, ()  # a member's end is the generator's to declare: all then hear of it in one order
+            case Here(seq, answer):
+                return self.met_by(worker, state, source, seq, answer=answer)
+            case Fenced():
+                return replace(state, stage=FENCED, seq=-1, members=()), (Note(("fenced",)),)
+            case Grant() | Alone() | Later() | Bye() | Void() if self.is_stale(state, message.epoch):
+                return state, ()
+            case Void(epoch, seq):
+                state = replace(state, epoch=epoch)
+                return (self.without_group(state) if self.holds(state, seq) else state), ()
+            case Grant() | Alone() | Later() | Bye() if message.request == state.request:
+                return self.answered(replace(state, epoch=message.epoch), message)
+            case Grant() | Alone() | Later() | Bye():
+                return state, ()
+        raise AssertionError(f"not a message to a worker: {message}")
+
+    def is_stale(self, state: WorkerState, epoch: int) -> bool:
+        """Whether a message comes from a past life of the generator."""
+        return epoch < state.epoch
+
+    def holds(self, state: WorkerState, seq: int) -> bool:
+        """Whether this is the group that the worker is in."""
+        return state.stage in (GRANTED, MEETING) and state.seq == seq
+
+    def answered(self, state: WorkerState, answer: Answer) -> Stepped:
+        """The answer to the present request; a repeated one changes nothing unless it takes a group away."""
+        if state.stage == ASKED:
+            if isinstance(answer, Grant):
+                return replace(state, stage=GRANTED, seq=answer.seq, members=answer.members), ()
+            return replace(state, stage={Bye: ENDED, Later: LATER}.get(type(answer), ALONE)), ()
+        if state.stage in (GRANTED, MEETING) and isinstance(answer, Alone):
+            return self.without_group(state), ()
+        return state, ()
+
+    def without_group(self, state: WorkerState) -> WorkerState:
+        """The group is void: the round goes on without one."""
+        return replace(state, stage=ALONE, seq=-1, members=(), here=_after(state.here, state.seq))
+
+    def entered(self, worker: int, state: WorkerState, salt: int | None) -> Stepped:
+        """Tell the members and, if they have all come, be done."""
+        if not self.collective:
+            return self.finished(state, salt)
+        told = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
+        state, actions = self.if_complete(worker, replace(state, stage=MEETING, ask=replace(state.ask, salt=salt)))
+        return state, (*told, *actions)
+
+    def reminders(self, worker: int, state: WorkerState) -> tuple[Action, ...]:
+        """`Here` once more, to the members that have not been heard of."""
+        if state.stage != MEETING:
+            return ()
+        missing = (m for m in state.members if m != worker and (state.seq, m) not in state.here)
+        return tuple(Send(member, Here(state.seq)) for member in missing)
+
+    def met_by(self, worker: int, state: WorkerState, source: int, seq: int, *, answer: bool) -> Stepped:
+        """A member has entered a group: this worker's, a later one, or one that this worker has met already."""
+        if seq <= state.met:
+            return state, (() if answer else (Send(source, Here(seq, answer=True)),))
+        if (seq, source) in state.here or state.stage in (ENDED, FENCED):
+            return state, ()
+        state = replace(state, here=tuple(sorted((*state.here, (seq, source)))))
+        return self.if_complete(worker, state) if state.stage == MEETING else (state, ())
+
+    def if_complete(self, worker: int, state: WorkerState) -> Stepped:
+        """Leave the group if all of its members have entered it."""
+        if all(member == worker or (state.seq, member) in state.here for member in state.members):
+            return self.finished(state, state.ask.salt)
+        return state, ()
+
+    def finished(self, state: WorkerState, salt: int | None) -> Stepped:
+        """The group is over for this worker: say so with the next request."""
+        note = Note(("executed", state.seq, state.members))
+        done = state.seq
+        state = replace(state, seq=-1, members=(), met=max(done, state.met), here=_after(state.here, done))
+        state, actions = self.next_ask(state, done, salt)
+        return state, (note, *actions)
+
+    def broken(self, state: WorkerState, salt: int | None) -> Stepped:
+        """The group failed here: go on without it and say so. It was not met, so nobody is told that it was."""
+        note = Note(("broken", state.seq, state.members))
+        failed = state.seq
+        state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)
+        return state, (note, *actions)
+
+    def next_ask(
+        self, state: WorkerState, done: int, salt: int | None, *, failed: bool = False, computed: bool = False
+    ) -> Stepped:
+        """The next request, which reports the group that the worker is done with."""
+        request = state.request + 1 if self.modulus is None else (state.request + 1) % self.modulus
+        rounds = state.rounds if self.rounds is None or computed else state.rounds + 1
+        ask = Ask(request, done, self.rounds is not None and rounds >= self.rounds, failed, computed, state.cost, salt)
+        return replace(state, stage=ASKED, request=request, rounds=rounds, ask=ask), (Send(self.service, ask),)
+
+
+def _after(here: tuple[tuple[int, int], ...], seq: int) -> tuple[tuple[int, int], ...]:
+    return tuple(pair for pair in here if pair[0] > seq)
