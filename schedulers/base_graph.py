@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.factors import fewest_factors, prime_factors
+from preduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.neighbor import Round
 

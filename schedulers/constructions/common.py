@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.entry import Parameter
-from preduce.schedulers.factors import divisors
+from preduce.topo.arithmetic.whole_numbers import divisors
 from preduce.topo.graphs.weights import METHODS, weigh
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.neighbor import Neighbor, Round

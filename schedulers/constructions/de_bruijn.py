@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.constructions.common import rounds
 from preduce.schedulers.entry import Entry, Parameter
-from preduce.schedulers.factors import divisors
+from preduce.topo.arithmetic.whole_numbers import divisors
 from preduce.topo.graphs.de_bruijn import de_bruijn
 from preduce.topo.graphs.weights.constant import constant
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from preduce.schedulers.constructions.common import SEED, rounds
 from preduce.schedulers.entry import Entry, Parameter
-from preduce.schedulers.factors import ceil_log2
+from preduce.topo.arithmetic.whole_numbers import ceil_log
 from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def make(cluster: Cluster, sweeps: int, seed: int) -> Schedule:
     listed = []
     for sweep in range(sweeps):
         ranks = np.arange(count) if sweep == 0 else rng.permutation(count)
-        for r in range(ceil_log2(count)):
+        for r in range(ceil_log(count)):
             targets = np.roll(ranks, -(2**r))
             listed.append(Round.from_arrays(count, ranks, targets, [Fraction(1, 2)], np.zeros(count, np.int32)))
     return rounds(ENTRY.label(sweeps=sweeps, seed=seed), cluster, listed)
@@ -33,7 +33,7 @@ def make(cluster: Cluster, sweeps: int, seed: int) -> Schedule:
 def refuse(cluster: Cluster, sweeps: int, seed: int) -> str | None:
     """Any cluster, but a period that stays a sensible length."""
     del seed
-    edges = sweeps * cluster.num_workers * ceil_log2(cluster.num_workers)
+    edges = sweeps * cluster.num_workers * ceil_log(cluster.num_workers)
     return None if edges <= 10**8 else f"{sweeps} sweeps have {edges} edges in a period; use fewer"
 
 

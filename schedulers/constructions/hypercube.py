@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.constructions.common import WEIGHTS, fixed, nearest_powers
 from preduce.schedulers.entry import Entry
-from preduce.schedulers.factors import ceil_log2
+from preduce.topo.arithmetic.whole_numbers import ceil_log
 from preduce.topo.graphs.hypercube import hypercube
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def make(cluster: Cluster, weights: str) -> Schedule:
     """Workers whose ranks differ in one bit are neighbours."""
-    return fixed(ENTRY.label(weights=weights), cluster, hypercube(ceil_log2(cluster.num_workers)), weights)
+    return fixed(ENTRY.label(weights=weights), cluster, hypercube(ceil_log(cluster.num_workers)), weights)
 
 
 def refuse(cluster: Cluster, weights: str) -> str | None:

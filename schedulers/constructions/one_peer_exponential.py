@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.constructions.common import rounds, shift
 from preduce.schedulers.entry import Entry, always
-from preduce.schedulers.factors import ceil_log2
+from preduce.topo.arithmetic.whole_numbers import ceil_log
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -18,7 +18,7 @@ def make(cluster: Cluster) -> Schedule:
     """Rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉, S the cyclic shift."""
     count = cluster.num_workers
     half = Fraction(1, 2)
-    return rounds(ENTRY.name, cluster, [shift(count, 2**k, half) for k in range(ceil_log2(count))])
+    return rounds(ENTRY.name, cluster, [shift(count, 2**k, half) for k in range(ceil_log(count))])
 
 
 ENTRY = Entry(

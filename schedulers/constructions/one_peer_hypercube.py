@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.constructions.common import nearest_powers
 from preduce.schedulers.entry import Entry
-from preduce.schedulers.factors import ceil_log2
 from preduce.schedulers.rules.algebra import schedule
 from preduce.schedulers.rules.hyper_cuboid import explicit_phases, rule
+from preduce.topo.arithmetic.whole_numbers import ceil_log
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.static import Static
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def make(cluster: Cluster) -> Schedule:
     """Phase k pairs i with i xor 2^k; in rule form when nodes are equal."""
     if cluster.workers_per_node is not None and cluster.workers_per_node <= 4096:
-        across, inside = ceil_log2(cluster.num_nodes), ceil_log2(cluster.workers_per_node)
+        across, inside = ceil_log(cluster.num_nodes), ceil_log(cluster.workers_per_node)
         reversed_inside = rule((2,) * across, (2,) * inside)
         local, rest = reversed_inside.phases[:inside], reversed_inside.phases[inside:]
         return schedule(ENTRY.name, cluster, type(reversed_inside)(reversed_inside.radices, local[::-1] + rest))
-    factors = (2,) * ceil_log2(cluster.num_workers)
+    factors = (2,) * ceil_log(cluster.num_workers)
     return Schedule(ENTRY.name, cluster, Static(phases=explicit_phases(cluster.num_workers, factors)))
 
 

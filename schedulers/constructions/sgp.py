@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.constructions.common import rounds, shift
 from preduce.schedulers.entry import Entry, Parameter
-from preduce.schedulers.factors import ceil_log2
+from preduce.topo.arithmetic.whole_numbers import ceil_log
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def hops(num_workers: int, variant: str) -> list[int]:
     """`alternating`: +1, −1, +2, −2, +4, …; `bipartite`: ±1, ±(1+2^k), so that even ranks meet odd ranks only."""
-    powers = [2**k for k in range(ceil_log2(num_workers))]
+    powers = [2**k for k in range(ceil_log(num_workers))]
     if variant == "bipartite":
         powers = sorted({1, *(1 + power for power in powers[1:])})
     listed = [sign * hop for hop in powers if hop < num_workers for sign in (1, -1)]

@@ -6,8 +6,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.entry import Entry, Parameter
-from preduce.schedulers.factors import divisors
 from preduce.schedulers.rules.algebra import Rule, compose, local_ranks, repeat, schedule
+from preduce.topo.arithmetic.whole_numbers import divisors
 from preduce.topo.rule import Block
 from preduce.topo.switches import regular_levels
 

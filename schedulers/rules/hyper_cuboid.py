@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.entry import Entry, Parameter
-from preduce.schedulers.factors import fewest_factors, largest_prime_factor
 from preduce.schedulers.rules.algebra import Rule, schedule
+from preduce.topo.arithmetic.whole_numbers import fewest_factors, largest_prime_factor
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block, RulePhase, strides_of
 from preduce.topo.schedule import Schedule

@@ -6,8 +6,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.entry import Entry, Parameter
-from preduce.schedulers.factors import prime_factors
 from preduce.schedulers.rules.algebra import Rule, local_ranks, schedule
+from preduce.topo.arithmetic.whole_numbers import prime_factors
 from preduce.topo.rule import Block
 
 if TYPE_CHECKING:

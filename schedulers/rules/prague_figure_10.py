@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.entry import Entry
-from preduce.schedulers.factors import smallest_prime_factor
 from preduce.schedulers.rules.algebra import Rule, local_ranks, schedule
+from preduce.topo.arithmetic.whole_numbers import smallest_prime_factor
 from preduce.topo.rule import Block
 
 if TYPE_CHECKING:
