@@ -31,7 +31,7 @@ import numpy as np
 
 from preduce.topo.cluster import Cluster
 from preduce.topo.figures import Limits, contraction, figures
-from preduce.topo.figures.limits import DEFAULT
+from preduce.topo.figures.decomposition import DEFAULT
 from preduce.topo.mixing import mixing_sparse, steps_of
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block

@@ -15,8 +15,7 @@ from preduce.topo import units
 from preduce.topo.document.model import Count, Model
 from preduce.topo.document.place import child, shown
 from preduce.topo.errors import DocumentError, InputError
-from preduce.topo.hardware import Hardware, Link, Switch
-from preduce.topo.switches import nesting_problem
+from preduce.topo.hardware import Hardware, Link, Switch, nesting_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.errors import ScheduleError, UnknownError
-from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.round_steps import RoundSteps
 from preduce.topo.figures.sectors import Batch, Sectors
 from preduce.topo.mixing import averaging_strategy
 from preduce.topo.rule import Block
@@ -170,7 +170,7 @@ def _even_batch(
         np.array([float(merged.multiplicity) for merged in classes]),
         matrices,
         mean,
-        _progress(schedule, rule, [lump[0] for lump in lumps]),
+        _round_steps(schedule, rule, [lump[0] for lump in lumps]),
         np.broadcast_to(roots[:, None], (len(classes), len(lumps), 1)),
     )
 
@@ -189,15 +189,15 @@ def _odd_batches(schedule: Schedule, rule: Rule, lumps: Sequence[tuple[int, ...]
                 np.array([float(rule.num_nodes * (len(lump) - 1))]),
                 factors.reshape(-1, 1, 1, 1),
                 np.zeros((1, 1)),
-                _progress(schedule, rule, [lump[0]]),
+                _round_steps(schedule, rule, [lump[0]]),
                 np.zeros((1, 1, 1)),
             )
         )
     return result
 
 
-def _progress(schedule: Schedule, rule: Rule, ranks: Sequence[int]) -> Progress:
-    """Progress of some local ranks; rules of one pace need no group means."""
+def _round_steps(schedule: Schedule, rule: Rule, ranks: Sequence[int]) -> RoundSteps:
+    """The steps of some local ranks; rules of one pace need no group means."""
     paces = np.array(rule.paces, dtype=np.int64)
     group: npt.NDArray[np.float64] = np.tile(paces[list(ranks)].astype(np.float64), (len(rule.phases), 1))
     for t, phase in enumerate(rule.phases):
@@ -205,4 +205,4 @@ def _progress(schedule: Schedule, rule: Rule, ranks: Sequence[int]) -> Progress:
             for block in phase:
                 if rank in block.local:
                     group[t, i] = paces[list(block.local)].mean()
-    return Progress.of(paces[list(ranks)], group, averaging_strategy(schedule).averaging, int(paces.max()))
+    return RoundSteps.of(paces[list(ranks)], group, averaging_strategy(schedule).averaging, int(paces.max()))

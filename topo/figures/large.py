@@ -18,7 +18,7 @@ from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic, step
 from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from preduce.topo.figures.limits import Limits
+    from preduce.topo.figures.decomposition import Limits
     from preduce.topo.mixing import Step
     from preduce.topo.schedule import Schedule
 

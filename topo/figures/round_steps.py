@@ -1,4 +1,4 @@
-"""What workers add to their parameters between two averagings: steps of noise, steps of push.
+"""The steps of a round: what workers add to their parameters between two averagings, as noise and as push.
 
 With P = max pace a round has P equal instants. At instant s = 1 … P−1 worker i has made floor(s · pace_i / P) of its
 steps; at instant P it has made all pace_i and the round's averaging is applied.
@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.phase import Phase
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from preduce.topo.mixing import Step
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Progress:
+class RoundSteps:
     """Steps of g places (workers, or classes of workers) in one round, and sums of them over the inner instants.
 
     `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance: pace and pace, or with
@@ -39,7 +42,7 @@ class Progress:
         group_paces: npt.NDArray[np.float64],
         averaging: Averaging,
         instants: int,
-    ) -> Progress:
+    ) -> RoundSteps:
         """From the pace of every place (g,), the mean pace of its group in every phase (T, g), and the largest pace.
 
         O(P·d² + g²) for d distinct paces.
@@ -68,3 +71,20 @@ def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[n
         sums += steps.sum(axis=0)
         grams += steps.T @ steps
     return sums, grams
+
+
+def group_paces(steps: tuple[Step, ...], paces: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The mean pace of each worker's group in each phase, shape (T, n); a worker that skips is its own group.
+
+    Rounds of weighted averaging have no groups: there the mean pace of all workers stands.
+    """
+    result = np.empty((len(steps), len(paces)))
+    for t, step in enumerate(steps):
+        if not isinstance(step, Phase):
+            result[t] = paces.mean()
+            continue
+        result[t] = paces
+        if len(step):
+            means = np.add.reduceat(paces[step.members], step.offsets[:-1]) / step.sizes
+            result[t, step.members] = np.repeat(means, step.sizes)
+    return result
