@@ -120,6 +120,6 @@ def test_random_partition_bad_input() -> None:
 
 
 def test_importing_figures_loads_nothing_heavy() -> None:
-    code = "import sys, topo.figures; print(sorted({'scipy', 'networkx', 'torch'} & set(sys.modules)))"
+    code = "import sys, preduce.topo.figures; print(sorted({'scipy', 'networkx', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
