@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import argparse
 import time
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from preduce.schedulers.exact_rounds.algebra import has_weights
-from preduce.schedulers.exact_rounds.constructions import base_2_length
-from preduce.schedulers.exact_rounds.cyclic import search_cyclic
-from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, product_is_mean
+from preduce.schedulers.exact_rounds.cyclic_search import search_cyclic
+from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds
 from preduce.schedulers.exact_rounds.matchings import all_matchings
-from preduce.schedulers.exact_rounds.search import search_matchings, search_pairs, search_rounds
+from preduce.schedulers.exact_rounds.pair_constructions import base_2_length
+from preduce.schedulers.exact_rounds.pair_search import search_matchings, search_pairs, search_rounds
+from preduce.schedulers.exact_rounds.pair_weights import has_weights
 from preduce.schedulers.synthesis.problem import Status
+from preduce.topo.mixing import exact_product
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
 
@@ -62,7 +64,7 @@ def pair_section() -> str:
     for n in range(2, 65):
         answer = fewest_rounds(n)
         assert answer.phases is not None
-        assert product_is_mean(n, answer.phases)
+        assert exact_product(answer.phases).is_everywhere(Fraction(1, n))
         base, length = base_2_length(n), len(answer.phases)
         optimal, shorter = optimal + (answer.status is Status.OPTIMAL), shorter + (length < base)
         cells = [str(n), str(length), str(base), str(base - length) if length < base else "-"]

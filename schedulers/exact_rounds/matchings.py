@@ -20,8 +20,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preduce.schedulers.synthesis.cp_sat import enumerate_all, new_model, solve
 from preduce.schedulers.synthesis.problem import Status
-from preduce.schedulers.synthesis.solve import enumerate_all, new_model, solve
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:

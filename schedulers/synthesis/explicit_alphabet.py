@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.synthesis.alphabet import Alphabet
-from preduce.schedulers.synthesis.constraints import DisjointGroups, GroupSizeAtMost, NicCapacity, PreferMeetings
+from preduce.schedulers.synthesis.constraints import (
+    DisjointGroups,
+    GroupSizeAtMost,
+    NicCapacity,
+    PhaseVariables,
+    PreferMeetings,
+)
+from preduce.schedulers.synthesis.cp_sat import new_model, solve
 from preduce.schedulers.synthesis.hints import group_rounds
 from preduce.schedulers.synthesis.scoring import Space
-from preduce.schedulers.synthesis.solve import new_model, solve
-from preduce.schedulers.synthesis.variables import PhaseVariables
 from preduce.topo.phase import Phase
 from preduce.topo.switches import above
 from preduce.topo.timing import loads

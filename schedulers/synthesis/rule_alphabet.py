@@ -11,6 +11,7 @@ import numpy as np
 from preduce.schedulers.synthesis.alphabet import Alphabet
 from preduce.schedulers.synthesis.hints import rule_rounds
 from preduce.schedulers.synthesis.scoring import Space
+from preduce.topo.arithmetic.whole_numbers import divisors, prime_factors
 from preduce.topo.rule import Block
 from preduce.topo.timing import loads
 
@@ -31,15 +32,7 @@ MAX_DIGITS = 4
 
 def prime_radices(num_nodes: int) -> tuple[int, ...]:
     """The finest radices: prime factors, at most MAX_DIGITS of them (the smallest are merged)."""
-    factors: list[int] = []
-    rest, divisor = num_nodes, 2
-    while rest > 1:
-        if divisor * divisor > rest:
-            divisor = rest
-        while rest % divisor == 0:
-            factors.append(divisor)
-            rest //= divisor
-        divisor += 1
+    factors = list(prime_factors(num_nodes))
     while len(factors) > MAX_DIGITS:
         factors.sort()
         factors = [factors[0] * factors[1], *factors[2:]]
@@ -88,11 +81,11 @@ def aligned_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase
     sets = digit_sets(num_digits)
     spans = [
         tuple(range(start, start + size))
-        for size in _divisors(workers_per_node)
+        for size in divisors(workers_per_node)
         for start in range(0, workers_per_node, size)
     ]
     seen: set[RulePhase] = set()
-    for size in _divisors(workers_per_node):
+    for size in divisors(workers_per_node):
         inside = [tuple(range(start, start + size)) for start in range(0, workers_per_node, size)]
         seen.add(tuple(Block(part) for part in inside if size > 1))
     for span in spans:
@@ -102,10 +95,6 @@ def aligned_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase
             for parts in ((rest,), (rest[:half], rest[half:]), ()):
                 seen.add((Block(span, across), *(Block(part) for part in parts if len(part) > 1)))
     yield from sorted(seen, key=lambda phase: (len(phase), str([str(block) for block in phase])))
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def rule_space(workers_per_node: int, radices: Sequence[int], *, push: str = "worker") -> Space:

@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preduce.schedulers.exact_rounds.bounds import least_factors, mean_bound, pair_bound
-from preduce.schedulers.exact_rounds.constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
-from preduce.schedulers.exact_rounds.euclid import is_exact_slide, pieces, slide_rounds, slides, word_of
-from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, product_is_mean
-from preduce.schedulers.exact_rounds.pairs import contracts, exact_product, is_exact
-from preduce.schedulers.exact_rounds.table import FOUND, found_rounds
+from preduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, pieces, slide_rounds, slides, word_of
+from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, phases_of_pairs
+from preduce.schedulers.exact_rounds.known_rounds import KNOWN, known_rounds
+from preduce.schedulers.exact_rounds.lower_bounds import mean_bound, pair_bound
+from preduce.schedulers.exact_rounds.pair_constructions import base_2_length, glued_rounds, pair_rounds, split_rounds
+from preduce.schedulers.exact_rounds.pair_weights import contracts, is_exact
 from preduce.schedulers.synthesis import Status
 from preduce.topo import figures
+from preduce.topo.arithmetic.whole_numbers import fewest_factors
 from preduce.topo.errors import InputError
+from preduce.topo.mixing import exact_product
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
 BETTER = {
@@ -35,7 +37,7 @@ def test_base_2_lengths_are_the_published_ones():
 def test_pairs_are_exact_and_never_longer_than_base_2(n):
     answer = fewest_rounds(n)
     assert answer.phases is not None
-    assert product_is_mean(n, answer.phases)
+    assert exact_product(answer.phases).is_everywhere(Fraction(1, n))
     assert len(answer.phases) <= base_2_length(n)
     assert len(answer.phases) <= BETTER.get(n, 99)
     assert answer.bound.rounds is not None
@@ -44,18 +46,18 @@ def test_pairs_are_exact_and_never_longer_than_base_2(n):
     assert all(len(g.members) == 2 and 0 < g.relax < 2 for phase in answer.phases for g in phase)
 
 
-@pytest.mark.parametrize("n", sorted(FOUND))
+@pytest.mark.parametrize("n", sorted(KNOWN))
 def test_tabulated_rounds_are_exact_matchings_that_contract(n):
-    rounds = found_rounds(n)
+    rounds = known_rounds(n)
     assert rounds is not None
     assert is_exact(n, rounds)
     assert contracts(rounds)
     assert len(rounds) < base_2_length(n)
 
 
-@pytest.mark.parametrize("n", sorted(FOUND))
+@pytest.mark.parametrize("n", sorted(KNOWN))
 def test_a_changed_weight_is_no_longer_exact(n):
-    rounds = [list(pairs) for pairs in found_rounds(n)]
+    rounds = [list(pairs) for pairs in known_rounds(n)]
     i, j, weight = rounds[-1][0]
     rounds[-1][0] = (i, j, weight + Fraction(1, 1000))
     assert not is_exact(n, rounds)
@@ -78,7 +80,7 @@ def test_golden_relaxed_pairs_are_exact():
 
 
 def test_product_by_hand():
-    assert exact_product(2, [[(0, 1, Fraction(1, 3))]])[0] == [Fraction(2, 3), Fraction(1, 3)]
+    assert exact_product(phases_of_pairs(2, (((0, 1, Fraction(1, 3)),),))).rows()[0] == [Fraction(2, 3), Fraction(1, 3)]
     assert not is_exact(3, [[(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 2))]])
 
 
@@ -102,8 +104,8 @@ def test_plain_means_exist_iff_every_prime_is_at_most_g(g):
         if answer.phases is None:
             assert answer.bound.name == "prime"
         else:
-            assert product_is_mean(n, answer.phases)
-            assert len(answer.phases) == len(least_factors(n, g) or ()) >= (answer.bound.rounds or 0)
+            assert exact_product(answer.phases).is_everywhere(Fraction(1, n))
+            assert len(answer.phases) == len(fewest_factors(n, g) or ()) >= (answer.bound.rounds or 0)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_bounds_name_themselves(n, g, rounds, name):
 
 def test_nearly_all_smooth_numbers_have_a_proved_optimum():
     pairs = [(n, g) for n in range(2, 513) for g in range(2, 17)]
-    answers = [(n, g, least_factors(n, g), mean_bound(n, g)) for n, g in pairs]
+    answers = [(n, g, fewest_factors(n, g), mean_bound(n, g)) for n, g in pairs]
     feasible = [(n, g, len(f) == b.rounds) for n, g, f, b in answers if f is not None]
     assert len(feasible) == 1575
     assert sum(proved for _, _, proved in feasible) == 1567
@@ -132,7 +134,7 @@ def test_nearly_all_smooth_numbers_have_a_proved_optimum():
 def test_larger_groups_mix_means_and_relaxed_pairs(n, g):
     answer = fewest_rounds(n, g)
     assert answer.phases is not None
-    assert product_is_mean(n, answer.phases)
+    assert exact_product(answer.phases).is_everywhere(Fraction(1, n))
     assert max(phase.sizes.max() for phase in answer.phases) <= g
 
 

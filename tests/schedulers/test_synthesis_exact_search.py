@@ -1,19 +1,20 @@
 """Searches for exact consensus by pairs: what CP-SAT enumerates, the factor solver finds and algebra excludes."""
 
+from fractions import Fraction
 from itertools import permutations, product
 
 import numpy as np
 import pytest
 
-from preduce.schedulers.exact_rounds.algebra import has_weights
-from preduce.schedulers.exact_rounds.bounds import pair_bound
-from preduce.schedulers.exact_rounds.cyclic import linearise_links, partners_of, random_links, search_cyclic
-from preduce.schedulers.exact_rounds.fewest import fewest_rounds, product_is_mean
+from preduce.schedulers.exact_rounds.cyclic_search import linearise_links, partners_of, random_links, search_cyclic
+from preduce.schedulers.exact_rounds.fewest import fewest_rounds
+from preduce.schedulers.exact_rounds.lower_bounds import pair_bound
 from preduce.schedulers.exact_rounds.matchings import all_matchings, canonical, openings
-from preduce.schedulers.exact_rounds.pairs import contracts, is_exact, linearise_pairs, reaches_all
-from preduce.schedulers.exact_rounds.search import random_partners, search_matchings, search_pairs, search_rounds
+from preduce.schedulers.exact_rounds.pair_search import random_partners, search_matchings, search_pairs, search_rounds
+from preduce.schedulers.exact_rounds.pair_weights import contracts, has_weights, is_exact, linearise_pairs, reaches_all
 from preduce.schedulers.synthesis import Status
 from preduce.topo.errors import InputError
+from preduce.topo.mixing import exact_product
 
 
 def maximum_matchings(n):
@@ -132,8 +133,8 @@ def test_search_below_the_bound_finds_nothing_and_says_how_much_it_tried(search)
 
 
 def test_a_longer_answer_is_replaced_by_what_the_search_finds(monkeypatch):
-    monkeypatch.setattr("preduce.schedulers.exact_rounds.constructions.found_rounds", lambda _: None)
-    from preduce.schedulers.exact_rounds import constructions as exact_constructions
+    monkeypatch.setattr("preduce.schedulers.exact_rounds.pair_constructions.known_rounds", lambda _: None)
+    from preduce.schedulers.exact_rounds import pair_constructions as exact_constructions
 
     exact_constructions.pair_rounds.cache_clear()
     try:
@@ -142,7 +143,7 @@ def test_a_longer_answer_is_replaced_by_what_the_search_finds(monkeypatch):
         exact_constructions.pair_rounds.cache_clear()
     assert answer.status is Status.OPTIMAL
     assert answer.num_rounds == 3
-    assert product_is_mean(6, answer.phases)
+    assert exact_product(answer.phases).is_everywhere(Fraction(1, 6))
 
 
 @pytest.mark.parametrize(("num_orbits", "turn"), [(2, 5), (4, 3), (3, 4), (1, 6)])

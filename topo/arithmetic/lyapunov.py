@@ -16,8 +16,8 @@ from preduce.topo.arithmetic.exact_matrices import ExactMatrix, solve
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-GROWN = 1e100
-"""A power with such an entry belongs to a P that does not converge; squaring it again would overflow."""
+GROWN = 1e70
+"""A power with such an entry belongs to a P that does not converge; its fourth power would overflow."""
 
 
 class SteadyState(NamedTuple):

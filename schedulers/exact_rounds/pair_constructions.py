@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.exact_rounds.euclid import is_exact_slide, slide_rounds, slides
-from preduce.schedulers.exact_rounds.pairs import HALF
-from preduce.schedulers.exact_rounds.table import found_rounds
+from preduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, slide_rounds, slides
+from preduce.schedulers.exact_rounds.known_rounds import known_rounds
+from preduce.schedulers.exact_rounds.pair_weights import HALF
+from preduce.topo.arithmetic.whole_numbers import divisors, valuation
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from preduce.schedulers.exact_rounds.pairs import WeightedRound
+    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
     Rounds = tuple[WeightedRound, ...]
 
@@ -68,7 +69,7 @@ def product_rounds(outer: Rounds, num_outer: int, inner: Rounds, num_inner: int)
 @cache
 def base_2_length(num_workers: int) -> int:
     """Rounds of the published Base-2 graph: the split of n, or of its odd part times pairs if shorter."""
-    twos = (num_workers & -num_workers).bit_length() - 1
+    twos = valuation(num_workers, 2)
     odd = num_workers >> twos
     return min(len(split_rounds(num_workers)), twos + (len(split_rounds(odd)) if odd > 1 else 0))
 
@@ -97,19 +98,19 @@ def pair_rounds(num_workers: int) -> tuple[Rounds, str]:
     if num_workers == 1:
         return (), "nothing to do"
     best, how = split_rounds(num_workers), "hypercube" if num_workers & (num_workers - 1) == 0 else "binary split"
-    if (found := found_rounds(num_workers)) is not None and len(found) < len(best):
-        best, how = found, "found by search"
+    if (known := known_rounds(num_workers)) is not None and len(known) < len(best):
+        best, how = known, "found by search"
     half, odd = divmod(num_workers, 2)
     if not odd and half > 2:
         rounds = slides(half)
         if len(rounds) < len(best) and is_exact_slide(half, rounds):
             best, how = slide_rounds(half), "slide"
-    for factor in (d for d in range(2, num_workers) if d * d <= num_workers and num_workers % d == 0):
+    for factor in (d for d in divisors(num_workers) if d > 1 and d * d <= num_workers):
         other = num_workers // factor
         left, right = pair_rounds(factor)[0], pair_rounds(other)[0]
         if len(left) + len(right) < len(best):
             best, how = product_rounds(left, factor, right, other), f"product {factor} x {other}"
-    for factor in (d for d in range(2, half) if not odd and d * d <= half and half % d == 0):
+    for factor in (d for d in divisors(half) if not odd and 1 < d < half and d * d <= half):
         left, right = pair_rounds(2 * factor)[0], pair_rounds(num_workers // factor)[0]
         if len(left) + len(right) - 1 < len(best) and _averages_everybody(right[0], num_workers // factor):
             best = glued_rounds(left, 2 * factor, right, num_workers // factor)

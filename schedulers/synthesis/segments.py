@@ -1,70 +1,91 @@
-"""Periods that return to consensus: segments by beam search, put together exactly by CP-SAT.
+"""Segments: periods that return to consensus are cut after every full average, and the pieces simply add up.
 
-After a full average the past is forgotten, so costs and disagreements of the segments between full averages simply add
-up: choosing how often each stands in a period of given length is a small integer program with an exact objective.
+After a full average the past is forgotten, so costs and disagreements of the segments between full averages are sums:
+choosing how often each stands in a period of given length is a small integer program with an exact objective (a renewal
+argument, as for the cycles of a renewal process). Segments come from a beam search, compositions of them from CP-SAT
+exactly or from dynamic programming for the whole front at once.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from preduce.schedulers.synthesis import scoring
-from preduce.schedulers.synthesis.constraints import SCALE, CostAtMost, DistinctPhasesAtMost, PeriodIs, ValueAtMost
-from preduce.schedulers.synthesis.solve import new_model, solve
-from preduce.schedulers.synthesis.variables import CompositionVariables, Segment
+from preduce.schedulers.synthesis.constraints import (
+    SCALE,
+    CompositionVariables,
+    CostAtMost,
+    DistinctPhasesAtMost,
+    PeriodIs,
+    ValueAtMost,
+)
+from preduce.schedulers.synthesis.cp_sat import new_model, solve
+from preduce.topo.arithmetic.pareto import non_dominated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
     from preduce.schedulers.synthesis.problem import Limits, Status
 
     Floats = npt.NDArray[np.float64]
 
 PER_COST = 4
+"""Beginnings of each cost that a beam search goes on with at the least."""
 BINS_PER_SEGMENT = 120
+"""Bins of cost that the dearest segment spans in the dynamic program."""
 BEAM = 160
+"""Beginnings that a beam search goes on with, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive phases from consensus to consensus: their indices, cost in seconds, and sum of disagreements."""
+
+    indices: Indices
+    cost: float
+    value: float
 
 
 def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM) -> list[Segment]:
     """Good segments of every length up to `max_length`, ending in the full average; [] if there is none.
 
-    Beam search from consensus: at each length, for each cost, the few stretches with the least disagreement so far and
-    the least still in the workers are kept.
+    Beam search from consensus: at each length, for each cost, the few beginnings with the least disagreement so far and
+    the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in the alphabet.
     """
     full = alphabet.full_average()
     if full is None:
         return []
     space = alphabet.space
-    seen = alphabet.matrices.swapaxes(-1, -2) @ alphabet.matrices
+    gains = alphabet.matrices.swapaxes(-1, -2) @ alphabet.matrices  # (A, C, G, G): WᵀW, what W leaves of a covariance
     close = float(alphabet.costs[full])
-    spread = np.zeros((1, *space.fresh.shape))
-    costs, values = np.zeros(1), np.zeros(1)
-    letters: list[tuple[int, ...]] = [()]
-    found: list[Segment] = []
+    covariance = np.zeros((1, *space.fresh.shape))  # (B, C, G, G), before the next phase
+    costs, values = np.zeros(1), np.zeros(1)  # (B,)
+    begun: list[Indices] = [()]
+    segments: list[Segment] = []
     for _ in range(max_length):
-        found += _least(
-            [
-                Segment((*made, full), c + close, v)
-                for made, c, v in zip(letters, costs.tolist(), values.tolist(), strict=True)
-            ]
-        )
-        if expired() or len(letters[0]) + 1 >= max_length:
+        closed = [
+            Segment((*indices, full), cost + close, value)
+            for indices, cost, value in zip(begun, costs.tolist(), values.tolist(), strict=True)
+        ]
+        segments += non_dominated(closed, lambda segment: (segment.cost, segment.value))
+        if expired() or len(begun[0]) + 1 >= max_length:
             break
-        traces = scoring.weighed(space, spread + space.fresh, seen)
-        new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + traces
-        keep = worth_extending(new_costs.ravel(), new_values.ravel(), traces.ravel(), beam)
-        parent, letter = np.divmod(keep, len(alphabet))
-        letters = [(*letters[p], int(new)) for p, new in zip(parent.tolist(), letter.tolist(), strict=True)]
-        moved = alphabet.matrices[letter]
-        spread = moved @ (spread[parent] + space.fresh) @ moved.swapaxes(-1, -2)
+        left = scoring.weighed(space, covariance + space.fresh, gains)  # (B, A): disagreement after each next phase
+        new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + left
+        keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam)
+        parent, phase = np.divmod(keep, len(alphabet))
+        begun = [(*begun[p], a) for p, a in zip(parent.tolist(), phase.tolist(), strict=True)]
+        matrices = alphabet.matrices[phase]
+        covariance = matrices @ (covariance[parent] + space.fresh) @ matrices.swapaxes(-1, -2)
         costs, values = new_costs.ravel()[keep], new_values.ravel()[keep]
-    return found
+    return segments
 
 
 def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> npt.NDArray[np.int64]:
@@ -74,6 +95,7 @@ def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> 
     """
     ahead = values + later
     rounded = np.round(costs * 1e7).astype(np.int64)
+    # By cost, then by what is ahead; `rank` counts from 0 within each run of equal costs.
     order = np.lexsort((ahead, rounded))
     first = np.r_[True, np.diff(rounded[order]) != 0]
     rank = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
@@ -88,15 +110,6 @@ def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> 
     return np.array(sorted(chosen), dtype=np.int64)
 
 
-def _least(segments: Sequence[Segment]) -> list[Segment]:
-    """The non-dominated segments of one length."""
-    result: list[Segment] = []
-    for segment in sorted(segments, key=lambda s: (s.cost, s.value)):
-        if not result or segment.value < result[-1].value - 1e-12:
-            result.append(segment)
-    return result
-
-
 def compose(
     segments: Sequence[Segment],
     period: int,
@@ -107,14 +120,14 @@ def compose(
     time_limit: float,
     seed: int,
     free: frozenset[int] = frozenset(),
-) -> tuple[Status, tuple[int, ...]]:
-    """The best period of exactly `period` phases made of segments: its status and letters.
+) -> tuple[Status, Indices]:
+    """The best period of exactly `period` phases made of segments: the status and the indices of its phases.
 
     Best is the least disagreement within a budget of seconds per round, or the least communication at a disagreement
     of at most `value`.
     """
     model = new_model()
-    variables = CompositionVariables.of(model, [s for s in segments if len(s.letters) <= period], period)
+    variables = CompositionVariables.of(model, [s for s in segments if len(s.indices) <= period], period)
     PeriodIs(period).apply(model, variables)
     if limits.max_distinct_phases is not None:
         DistinctPhasesAtMost(limits.max_distinct_phases, free).apply(model, variables)
@@ -127,13 +140,13 @@ def compose(
         weights = [round(s.cost * SCALE) for s in variables.segments]
     model.minimize(sum(w * c for w, c in zip(weights, variables.counts, strict=True)))
     outcome = solve(model, variables.counts, time_limit=time_limit, seed=seed)
-    letters = tuple(
-        letter
+    indices = tuple(
+        phase
         for segment, count in zip(variables.segments, outcome.values, strict=False)
         for _ in range(count)
-        for letter in segment.letters
+        for phase in segment.indices
     )
-    return outcome.status, letters
+    return outcome.status, indices
 
 
 def compositions(
@@ -146,7 +159,7 @@ def compositions(
     deadline: float,
     seed: int,
     free: frozenset[int] = frozenset(),
-) -> list[tuple[int, ...]]:
+) -> list[Indices]:
     """The best composition of each of `periods`, in that order, as long as time (`time.monotonic()`) is left.
 
     All periods within the limits if none are given, the longest first.
@@ -156,17 +169,17 @@ def compositions(
         left = deadline - time.monotonic()
         if left < 0.1 or not segments:
             break
-        _, letters = compose(
+        _, indices = compose(
             segments, period, limits, budget=budget, value=value, time_limit=min(2.0, left), seed=seed, free=free
         )
-        if letters:
-            result.append(letters)
+        if indices:
+            result.append(indices)
     return result
 
 
 def sketch_front(
     segments: Sequence[Segment], limits: Limits, expired: Callable[[], bool] = lambda: False
-) -> list[tuple[int, ...]]:
+) -> list[Indices]:
     """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
 
     Costs are rounded to bins, so single entries may miss the optimum that `compositions` finds. O(P · S · bins).
@@ -177,6 +190,7 @@ def sketch_front(
     longest = limits.max_period
     unit = max(s.cost for s in segments) / BINS_PER_SEGMENT
     bins = longest * BINS_PER_SEGMENT + 1
+    # Entry (p, b): the least sum of disagreements of p phases of costs in bin b, and the segment that ends them.
     table = np.full((longest + 1, bins), np.inf)
     choice = np.full((longest + 1, bins), -1, dtype=np.int64)
     table[0, 0] = 0.0
@@ -186,29 +200,29 @@ def sketch_front(
             longest = period - 1
             break
         for index, segment in enumerate(segments):
-            length, step = len(segment.letters), steps[index]
+            length, step = len(segment.indices), steps[index]
             if length > period:
                 continue
             trial = table[period - length, : bins - step] + segment.value
             better = trial < table[period, step:] - 1e-12
             table[period, step:][better] = trial[better]
             choice[period, step:][better] = index
-    found: dict[tuple[int, ...], None] = {}
+    sketch: dict[Indices, None] = {}
     for period in range(limits.min_period, longest + 1):
         least = np.inf
         for place in np.flatnonzero(np.isfinite(table[period])).tolist():
             if table[period, place] < least - 1e-9:
                 least = float(table[period, place])
-                found[_traced(segments, choice, steps, period, place)] = None
-    return list(found)
+                sketch[_traced(segments, choice, steps, period, place)] = None
+    return list(sketch)
 
 
 def _traced(
     segments: Sequence[Segment], choice: npt.NDArray[np.int64], steps: Sequence[int], period: int, place: int
-) -> tuple[int, ...]:
-    letters: tuple[int, ...] = ()
+) -> Indices:
+    indices: Indices = ()
     while period > 0:
         index = int(choice[period, place])
-        letters = (*letters, *segments[index].letters)
-        period, place = period - len(segments[index].letters), place - steps[index]
-    return letters
+        indices = (*indices, *segments[index].indices)
+        period, place = period - len(segments[index].indices), place - steps[index]
+    return indices

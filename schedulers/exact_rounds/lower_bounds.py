@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
+from preduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, prime_powers, valuation
 from preduce.topo.errors import InputError
 
 MAX_PRICE = 4
@@ -20,38 +21,17 @@ class RoundsBound:
     name: str
 
 
-def prime_factors(number: int) -> dict[int, int]:
-    """Prime → exponent."""
-    result: dict[int, int] = {}
-    divisor = 2
-    while divisor * divisor <= number:
-        while number % divisor == 0:
-            result[divisor] = result.get(divisor, 0) + 1
-            number //= divisor
-        divisor += 1
-    if number > 1:
-        result[number] = result.get(number, 0) + 1
-    return result
-
-
-def log_bound(num_workers: int, max_group: int) -> int:
-    """⌈log_g n⌉: in T rounds a value reaches at most g^T workers."""
-    rounds, reach = 0, 1
-    while reach < num_workers:
-        rounds, reach = rounds + 1, reach * max_group
-    return rounds
-
-
 def pair_bound(num_workers: int) -> RoundsBound:
     """Rounds of pairs, relaxed by any real factors or not; the best of three arguments.
 
-    log: ⌈log₂ n⌉. gossip parity: one more for odd n, where somebody idles in each round (Knödel 1975).
+    log: ⌈log₂ n⌉, since in T rounds a value reaches at most 2^T workers. gossip parity: one more for odd n, where
+    somebody idles in each round (Knödel 1975).
     full tree: n = 2^m − 1 with m ≥ 3 needs m + 2 and n = 2^m − 2 with m ≥ 4 needs m + 1, one more than the others say.
     There the paths from a worker fill a binary tree with at most one leaf to spare, so every weight on them is fixed,
     and two workers fix the same weight differently. Proof: docs/exact-bounds.md.
     """
-    check(num_workers, 2)
-    best = RoundsBound(log_bound(num_workers, 2), "log")
+    refuse_senseless(num_workers, 2)
+    best = RoundsBound(ceil_log(num_workers), "log")
     assert best.rounds is not None
     if num_workers % 2:
         best = RoundsBound(best.rounds + 1, "gossip parity")
@@ -71,11 +51,11 @@ def mean_bound(num_workers: int, max_group: int) -> RoundsBound:
     p-adic: every worker is reached by a path whose product of sizes has at least n's power of p.
     several primes: it is so for each prime; where no path can serve two of them there are too few paths for all.
     """
-    check(num_workers, max_group)
-    factors = prime_factors(num_workers)
+    refuse_senseless(num_workers, max_group)
+    factors = prime_powers(num_workers)
     if any(p > max_group for p in factors):
         return RoundsBound(None, "prime")
-    best = RoundsBound(log_bound(num_workers, max_group), "log")
+    best = RoundsBound(ceil_log(num_workers, max_group), "log")
     for p, power in factors.items():
         rounds = best.rounds or 0
         while _greatest_product(rounds, p, power, max_group) < num_workers:
@@ -86,7 +66,7 @@ def mean_bound(num_workers: int, max_group: int) -> RoundsBound:
         num_workers % a == 0 and num_workers // a <= max_group for a in range(2, max_group + 1)
     ):
         best = RoundsBound(3, "two-round")
-    known = len(least_factors(num_workers, max_group) or ())
+    known = len(fewest_factors(num_workers, max_group) or ())
     rounds = best.rounds or 0
     while rounds < known and _too_few_paths(rounds, num_workers, max_group):
         rounds += 1
@@ -100,7 +80,7 @@ def _too_few_paths(rounds: int, num_workers: int, max_group: int) -> bool:
     A path earns the price of every prime whose power its sizes hold. All n targets need each prime, so the paths must
     earn n times the sum of the prices; a block of s continues in s ways, each of which at best earns the most it can.
     """
-    factors = prime_factors(num_workers)
+    factors = prime_powers(num_workers)
     primes = tuple(factors)
 
     @cache
@@ -111,7 +91,7 @@ def _too_few_paths(rounds: int, num_workers: int, max_group: int) -> bool:
             size
             * earns(
                 left - 1,
-                tuple(max(0, m - _valuation(size, p)) for m, p in zip(missing, primes, strict=True)),
+                tuple(max(0, m - valuation(size, p)) for m, p in zip(missing, primes, strict=True)),
                 prices,
             )
             for size in range(2, max_group + 1)
@@ -123,39 +103,21 @@ def _too_few_paths(rounds: int, num_workers: int, max_group: int) -> bool:
     )
 
 
-def _valuation(number: int, prime: int) -> int:
-    return next(power for power in range(number.bit_length()) if number % prime ** (power + 1))
-
-
 @cache
 def _greatest_product(rounds: int, prime: int, power: int, max_group: int) -> int:
     """The greatest product of `rounds` sizes ≤ g whose valuations at `prime` sum to at least `power`; 0 if none."""
     if rounds == 0:
         return 1 if power == 0 else 0
-    best, valuation = 0, 0
-    while prime**valuation <= max_group:
-        size = max_group - max_group % prime**valuation
-        rest = _greatest_product(rounds - 1, prime, max(0, power - valuation), max_group)
+    best, exponent = 0, 0
+    while prime**exponent <= max_group:
+        size = max_group - max_group % prime**exponent
+        rest = _greatest_product(rounds - 1, prime, max(0, power - exponent), max_group)
         best = max(best, size * rest)
-        valuation += 1
+        exponent += 1
     return best
 
 
-@cache
-def least_factors(number: int, limit: int) -> tuple[int, ...] | None:
-    """The fewest factors between 2 and `limit` with the given product, None if there are none."""
-    if number == 1:
-        return ()
-    best: tuple[int, ...] | None = None
-    for factor in range(min(limit, number), 1, -1):
-        if number % factor == 0:
-            rest = least_factors(number // factor, limit)
-            if rest is not None and (best is None or len(rest) + 1 < len(best)):
-                best = (factor, *rest)
-    return best
-
-
-def check(num_workers: int, max_group: int) -> None:
+def refuse_senseless(num_workers: int, max_group: int) -> None:
     """Refuse numbers that make no sense.
 
     Raises:

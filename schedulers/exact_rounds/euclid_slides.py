@@ -11,7 +11,7 @@ c₁, … and sums d₀ = 2, d₁, …, d_k = m. The rounds are:
 - the shifts after the first are c′₀, c′₀ + c′₁, …, the kept pieces of the reversed word added up.
 
 That is k + 2 rounds, the sum of the partial quotients of m/a for the coprime a that gave the word; the best a is taken.
-For Fibonacci numbers m this is about 1.44·log₂ n. The rule was read off from what `exact_cyclic` found and holds
+For Fibonacci numbers m this is about 1.44·log₂ n. The rule was read off from what `cyclic_search` found and holds
 for every even n from 6 to 4096, by exact multiplication; there is no proof here, so whoever uses rounds multiplies them
 out first, by `is_exact_slide`.
 """
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.schedulers.exact_rounds.pairs import WeightedRound
+    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
     Slide = tuple[int, Fraction]
     """Shift and weight of one round."""

@@ -1,4 +1,4 @@
-"""Explore one alphabet: hints and compositions first, then windows built anew and annealing, until the time is up."""
+"""The search over one alphabet: hints, compositions, then windows built anew and annealing until the time is up."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.synthesis import scoring
+from preduce.schedulers.synthesis.annealing import Target, Walk
 from preduce.schedulers.synthesis.archive import Archive
-from preduce.schedulers.synthesis.hints import budgets_of, letters_of
+from preduce.schedulers.synthesis.hints import budgets_of, indices_of
 from preduce.schedulers.synthesis.problem import Objective
-from preduce.schedulers.synthesis.rebuild import rebuild
-from preduce.schedulers.synthesis.renewal import compositions, segments_of, sketch_front
-from preduce.schedulers.synthesis.search import Target, Walk
+from preduce.schedulers.synthesis.segments import compositions, segments_of, sketch_front
+from preduce.schedulers.synthesis.window_rebuilding import rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
     from preduce.schedulers.synthesis.problem import Limits, Problem
-    from preduce.schedulers.synthesis.search import Letters
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]
 
 SWEEPS = 24
+"""Sweeps of one annealing."""
 REBUILDS = 8
+"""Windows built anew in one turn."""
 STRIDE = 16
+"""Parts in which the sketched front is scored, each spread over the whole of it."""
 HOT, COLD = 0.15, 0.003
+"""First and last temperature of an annealing, in units of the energy (logarithms of figures)."""
 SWEEP_WORK = 6_000_000
-"""Multiplications that one visited position may cost; it bounds how many letters are tried there."""
+"""Multiplications that one visited position may cost; it bounds how many phases are tried there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchStage:
     """What a progress callback gets: what is being done, seconds so far, and the best (value, seconds per step)."""
 
     stage: str
@@ -46,31 +49,31 @@ class Progress:
     cost: float | None = None
 
 
-def within_limits(alphabet: Alphabet, limits: Limits) -> Callable[[Letters], bool] | None:
-    """The test for the limits that concern the letters themselves; None if there are none."""
+def within_limits(alphabet: Alphabet, limits: Limits) -> Callable[[Indices], bool] | None:
+    """The test for the limits that concern which phases stand where; None if there are none."""
     if limits.max_distinct_phases is None and limits.max_gap is None:
         return None
-    silent = {i for i, phase in enumerate(alphabet.phases) if not len(phase)}
+    silent = silent_phases(alphabet)
 
-    def allowed(letters: Letters) -> bool:
-        if limits.max_distinct_phases is not None and len(set(letters) - silent) > limits.max_distinct_phases:
+    def allowed(indices: Indices) -> bool:
+        if limits.max_distinct_phases is not None and len(set(indices) - silent) > limits.max_distinct_phases:
             return False
-        return limits.max_gap is None or longest_gap(alphabet, letters) <= limits.max_gap
+        return limits.max_gap is None or longest_gap(alphabet, indices) <= limits.max_gap
 
     return allowed
 
 
-def longest_gap(alphabet: Alphabet, letters: Letters) -> int:
+def longest_gap(alphabet: Alphabet, indices: Indices) -> int:
     """The most steps in a row, around the period, in which no group crosses nodes."""
-    crossing = [t for t, letter in enumerate(letters) if alphabet.crosses[letter]]
+    crossing = [t for t, phase in enumerate(indices) if alphabet.crosses[phase]]
     if not crossing:
-        return len(letters) * alphabet.space.instants + 1
-    gaps = np.diff([*crossing, crossing[0] + len(letters)])
+        return len(indices) * alphabet.space.instants + 1
+    gaps = np.diff([*crossing, crossing[0] + len(indices)])
     return int(gaps.max()) * alphabet.space.instants - 1
 
 
-def silent_letters(alphabet: Alphabet) -> frozenset[int]:
-    """The letters without groups: they need no communicator."""
+def silent_phases(alphabet: Alphabet) -> frozenset[int]:
+    """The indices of the phases without groups: they need no communicator."""
     return frozenset(i for i, phase in enumerate(alphabet.phases) if not len(phase))
 
 
@@ -78,13 +81,13 @@ def figure_of(alphabet: Alphabet, problem: Problem) -> Callable[[Ints], Floats] 
     """The figure to anneal on instead of disagreement; None where it is disagreement."""
     if problem.objective not in {Objective.DRIFT, Objective.WEIGHTED}:
         return None
-    stretches = alphabet.stretches()
+    maps = alphabet.covariance_maps()
 
     def figure(table: Ints) -> Floats:
         drift = scoring.drift(alphabet.space, alphabet.matrices[table])
         if problem.objective is Objective.DRIFT:
             return drift
-        period = scoring.chain(alphabet.space, [stretches[table[:, t]] for t in range(table.shape[1])])
+        period = scoring.compose_all(alphabet.space, [maps[table[:, t]] for t in range(table.shape[1])])
         value = scoring.disagreement(alphabet.space, period)
         communication = alphabet.costs[table].mean(axis=1) / alphabet.space.instants
         return np.asarray(communication + problem.disagreement_weight * value + problem.drift_weight * drift)
@@ -112,13 +115,13 @@ def promising(tried: Floats, target: Target, limits: Limits) -> list[int]:
     return sorted(range(limits.max_period, limits.min_period - 1, -1), key=lambda p: best.get(p, np.inf))
 
 
-def explore(
+def search_alphabet(
     alphabet: Alphabet,
     problem: Problem,
     *,
     seconds: float,
     seed: int,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[SearchStage], None] | None = None,
 ) -> list[Archive]:
     """Archives of good periods for the problem's budgets and the whole front. The time limit is kept.
 
@@ -138,8 +141,8 @@ def explore(
         return [archive]
     run.anneal(asked, sketch, start + 0.4 * seconds)
     second = _Run(alphabet, problem, Archive(most, budgets), run.rng, start, run.deadline, progress, figure)
-    for _, _, letters in archive.front():
-        second.walk().score(letters)
+    for _, _, indices in archive.front():
+        second.walk().score(indices)
     second.anneal([t for t in asked if t.budget is not None], sketch, run.deadline)
     return [archive, second.archive]
 
@@ -152,7 +155,7 @@ class _Run:
     rng: np.random.Generator
     start: float
     deadline: float
-    progress: Callable[[Progress], None] | None = None
+    progress: Callable[[SearchStage], None] | None = None
     figure: Callable[[Ints], Floats] | None = None
 
     def walk(self, pool: Ints | None = None) -> Walk:
@@ -175,9 +178,9 @@ class _Run:
         """The hints that the alphabet can spell and the limits allow go to the archive."""
         limits, walk = self.problem.limits, self.walk()
         for hint in self.problem.hints:
-            letters = letters_of(self.alphabet, hint)
-            if letters is not None and limits.min_period <= len(letters) <= limits.max_period:
-                walk.score(letters)
+            indices = indices_of(self.alphabet, hint)
+            if indices is not None and limits.min_period <= len(indices) <= limits.max_period:
+                walk.score(indices)
 
     def compose(self, asked: list[Target], seed: int) -> None:
         """Compositions: the whole front by dynamic programming, then what is asked for exactly, by CP-SAT."""
@@ -187,16 +190,16 @@ class _Run:
         walk = self.walk()
         self._tell("composing", None)
         sketched = sketch_front(segments, limits, lambda: time.monotonic() > self.start + 0.4 * span)
-        stretches, tried = self.alphabet.stretches(), [np.empty((0, 3))]
+        maps, tried = self.alphabet.covariance_maps(), [np.empty((0, 3))]
         for first in range(STRIDE):  # every stride spreads over the whole front
             if first and time.monotonic() > self.start + 0.5 * span:
                 break
             part = sketched[first::STRIDE]
-            values, costs = walk.figures_of(part, stretches)
-            tried.append(np.column_stack([[len(letters) for letters in part], values, costs]))
+            values, costs = walk.figures_of(part, maps)
+            tried.append(np.column_stack([[len(indices) for indices in part], values, costs]))
         for target in asked:
             self._tell("composing", target)
-            for letters in compositions(
+            for indices in compositions(
                 segments,
                 limits,
                 budget=None if target.budget is None else target.budget * space.instants,
@@ -204,17 +207,17 @@ class _Run:
                 periods=promising(np.concatenate(tried), target, limits),
                 deadline=self.start + 0.6 * span,
                 seed=seed,
-                free=silent_letters(self.alphabet),
+                free=silent_phases(self.alphabet),
             ):
-                walk.score(letters)
+                walk.score(indices)
 
     def anneal(self, asked: list[Target], sketch: list[Target], until: float) -> None:
         """Two turns of three aim at what is asked for, if anything is; two of three build windows of the best anew.
 
-        The third anneals, every other time from the best. Letters are mostly the strongest, sometimes all of them.
+        The third anneals, every other time from the best. Indices are mostly the strongest, sometimes all of them.
         """
         everything, mostly = self.walk(), self.walk(self.alphabet.strongest())
-        stretches, limits = self.alphabet.stretches(), self.problem.limits
+        maps, limits = self.alphabet.covariance_maps(), self.problem.limits
         turn, place = 0, {"asked": 0, "sketch": 0}
         while time.monotonic() < min(until, self.deadline):
             name = "asked" if asked and turn // 3 % 3 < 2 else "sketch"
@@ -226,7 +229,7 @@ class _Run:
             if known is not None and turn % 3 < 2:
                 best = known[2]
                 for _ in range(REBUILDS):
-                    best = best if walk.expired() else rebuild(walk, best, target, stretches)
+                    best = best if walk.expired() else rebuild(walk, best, target, maps)
             elif known is not None and turn % 2 == 1:
                 walk.anneal(known[2], target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
             else:
@@ -240,9 +243,9 @@ class _Run:
             return
         best = None if target is None else self._best(target)
         value, cost = (None, None) if best is None else best[:2]
-        self.progress(Progress(stage, time.monotonic() - self.start, value, cost))
+        self.progress(SearchStage(stage, time.monotonic() - self.start, value, cost))
 
-    def _best(self, target: Target) -> tuple[float, float, Letters] | None:
+    def _best(self, target: Target) -> tuple[float, float, Indices] | None:
         if target.budget is not None:
             return self.archive.best_within(target.budget)
         return self.archive.cheapest_below(target.value or 0.0)

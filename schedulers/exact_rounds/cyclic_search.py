@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.exact_rounds.fit import SOLVED, Linearised, as_fractions, fit
-from preduce.schedulers.exact_rounds.pairs import PairSearchReport, contracts, is_exact, reaches_all
+from preduce.schedulers.exact_rounds.pair_weights import PairSearchReport, contracts, is_exact, reaches_all
+from preduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
-    from preduce.schedulers.exact_rounds.pairs import WeightedRound
+    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ def search_cyclic(
 ) -> PairSearchReport:
     """Look for rounds that a turn of order `turn`, a divisor of n, leaves as they are. Finding none proves nothing.
 
-    The weight is 1/2 in the first and the last round, as in `exact_pairs.solve_pairs`; n ≤ 63.
+    The weight is 1/2 in the first and the last round, as in `pair_weights.solve_pairs`; n ≤ 63.
     """
     start = time.monotonic()
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Relaxed pairs: their exact product, and weights for given matchings by batched least squares, made exact fractions.
+"""Relaxed pairs: weights for given matchings, by least squares made exact fractions, or a proof that there are none.
 
 A round is a matching; a pair {i, j} of weight a replaces x_i by x_i + a·(x_j − x_i) and x_j likewise (relax t = 2a).
 The product of the rounds is affine in the weights of any one round, so the residual P − J has a cheap exact Jacobian:
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.exact_rounds.fit import SOLVED, Linearised, as_fractions, fit
+from preduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
+from preduce.topo.arithmetic.exact_matrices import ExactMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,26 +43,16 @@ class PairSearchReport:
     seconds: float
 
 
-def exact_product(num_workers: int, rounds: Sequence[WeightedRound]) -> list[list[Fraction]]:
-    """W_T…W_1 in exact fractions, first round applied first."""
-    product = [[Fraction(int(i == j)) for j in range(num_workers)] for i in range(num_workers)]
-    for pairs in rounds:
-        for i, j, weight in pairs:
-            for column in range(num_workers):
-                difference = weight * (product[j][column] - product[i][column])
-                product[i][column] += difference
-                product[j][column] -= difference
-    return product
-
-
 def is_exact(num_workers: int, rounds: Sequence[WeightedRound]) -> bool:
     """Whether the rounds are matchings whose product is exactly the mean of all workers."""
     for pairs in rounds:
         members = [worker for i, j, _ in pairs for worker in (i, j)]
         if len(set(members)) != len(members) or not all(0 <= worker < num_workers for worker in members):
             return False
-    share = Fraction(1, num_workers)
-    return all(entry == share for row in exact_product(num_workers, rounds) for entry in row)
+    product = ExactMatrix.identity(num_workers)
+    for pairs in rounds:
+        product = product.averaged(((i, j), 2 * weight, True) for i, j, weight in pairs)
+    return product.is_everywhere(Fraction(1, num_workers))
 
 
 def reaches_all(partners: Ints) -> npt.NDArray[np.bool_]:
@@ -165,3 +156,30 @@ def solve_pairs(partners: Ints, rng: np.random.Generator) -> tuple[WeightedRound
 def contracts(rounds: Sequence[WeightedRound]) -> bool:
     """Whether every weight lies strictly between 0 and 1 (relax between 0 and 2), as a runnable schedule needs."""
     return all(0 < weight < 1 for pairs in rounds for _, _, weight in pairs)
+
+
+def has_weights(sequence: Sequence[Sequence[int]]) -> bool:
+    """Whether complex weights with product J exist for the three or more rounds, given by every worker's partner.
+
+    The weight is 1/2 in the first and the last round, which loses nothing. The entries of the product minus 1/n are
+    polynomials in the other weights; by the Nullstellensatz they have no common root iff their Gröbner basis is {1}.
+    False is therefore a proof, as good as sympy's arithmetic over the rationals; True says nothing about real weights
+    between 0 and 1. Doubly exponential at worst; instant for the six weights of 7 workers in 4 rounds.
+    """
+    from sympy import QQ, ring
+    from sympy.polys.groebnertools import groebner
+
+    num_workers = len(sequence[0])
+    middle = [(t, i) for t in range(1, len(sequence) - 1) for i, j in enumerate(sequence[t]) if i < j]
+    polynomials, *symbols = ring([f"a{t}_{i}" for t, i in middle], QQ)
+    weight = dict(zip(middle, symbols, strict=True))
+    rows = [[polynomials(int(i == j)) for j in range(num_workers)] for i in range(num_workers)]
+    for t, partners in enumerate(sequence):
+        for i, j in enumerate(partners):
+            if i < j:
+                moved = [(y - x) * weight.get((t, i), QQ(1, 2)) for x, y in zip(rows[i], rows[j], strict=True)]
+                rows[i] = [x + m for x, m in zip(rows[i], moved, strict=True)]
+                rows[j] = [y - m for y, m in zip(rows[j], moved, strict=True)]
+    equations = {entry - QQ(1, num_workers) for row in rows for entry in row} - {polynomials.zero}
+    basis = groebner(sorted(equations, key=len), polynomials) if equations else []
+    return not any(element.is_ground for element in basis)

@@ -1,7 +1,7 @@
 """Small exact schedules of relaxed pairs that a search found; every one is checked exactly by a test.
 
 Each line is a round, each item a pair `i-j:a`: both workers move by the weight a towards each other (relax t = 2a).
-Found by `exact_search.search_pairs` (number of workers, rounds, seed): (5, 4, 1), (9, 5, 1), (11, 6, 1). For 5 and 9
+Found by `pair_search.search_pairs` (number of workers, rounds, seed): (5, 4, 1), (9, 5, 1), (11, 6, 1). For 5 and 9
 workers the number of rounds meets the gossip bound.
 """
 
@@ -12,9 +12,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from preduce.schedulers.exact_rounds.pairs import WeightedRound
+    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
-FOUND: dict[int, tuple[str, ...]] = {
+KNOWN: dict[int, tuple[str, ...]] = {
     5: (
         "0-1:1/2 2-3:1/2",
         "0-4:2/3 1-2:2/3",
@@ -40,11 +40,11 @@ FOUND: dict[int, tuple[str, ...]] = {
 
 
 @cache
-def found_rounds(num_workers: int) -> tuple[WeightedRound, ...] | None:
+def known_rounds(num_workers: int) -> tuple[WeightedRound, ...] | None:
     """The tabulated rounds for `num_workers`, None if there are none."""
-    if num_workers not in FOUND:
+    if num_workers not in KNOWN:
         return None
-    return tuple(tuple(_pair(item) for item in line.split()) for line in FOUND[num_workers])
+    return tuple(tuple(_pair(item) for item in line.split()) for line in KNOWN[num_workers])
 
 
 def _pair(item: str) -> tuple[int, int, Fraction]:

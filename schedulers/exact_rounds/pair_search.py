@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.exact_rounds.cyclic import search_cyclic
+from preduce.schedulers.exact_rounds.cyclic_search import search_cyclic
 from preduce.schedulers.exact_rounds.matchings import all_matchings
-from preduce.schedulers.exact_rounds.pairs import PairSearchReport, reaches_all, solve_pairs
+from preduce.schedulers.exact_rounds.pair_weights import PairSearchReport, reaches_all, solve_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.schedulers.exact_rounds.matchings import Partners
-    from preduce.schedulers.exact_rounds.pairs import WeightedRound
+    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
     Ints = npt.NDArray[np.int64]
 
@@ -79,7 +79,7 @@ def search_matchings(
     """As `search_pairs`, with the matchings that CP-SAT enumerates, each of them once up to renumbering.
 
     Every sequence gets `starts` random starts of the weights. If the enumeration ends, all matchings have been tried;
-    that none had weights is then strong evidence, and a proof only with `exact_algebra.has_weights`.
+    that none had weights is then strong evidence, and a proof only with `pair_weights.has_weights`.
     """
     start = time.monotonic()
     rng = np.random.default_rng(seed)

@@ -10,7 +10,7 @@ Noise that a window of phases has averaged has squared norm ‖W_a…W_1 P‖²,
 as it is lies in the intersection of their ranges, so it is at least n − 1 − Σ rank. P splits into N and the rest, whose
 squares add up: the rest keeps at least n − m − Σ rank, N at least m − 1 − Σ joined, and also at least
 (√(m−1) − Σ √moved)², because each phase moves W_{i−1}…W_1 N no further from N than ‖R_i N‖. These terms replace the
-letters' own in the age bound (see `ages`), over a short list of cost levels.
+phases' own in the age bound (see `age_bound`), over a short list of cost levels.
 
 With paces the noise is D = diag(pace) ⪰ min(pace) I, and k dimensions hold at least the k least eigenvalues of PDP.
 Costs are bounded below by bandwidth alone: a group of k workers moves what its form says through every NIC it crosses,
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis.ages import AgeTables, DualBound, lines_of
+from preduce.schedulers.synthesis.age_bound import AgeTables, DualBound, lines_of
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_space, partition_cost, plain_means
 from preduce.topo.timing.cost import Form
 
