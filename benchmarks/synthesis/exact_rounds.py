@@ -36,9 +36,9 @@ powers of two, where the paths leave no freedom ("full tree"; proofs in [exact-b
 **Bold** rows are optimal: their length meets the bound. A dash under "saved" means as long as Base-2.
 
 Made by: *slide*: two rows of n/2 workers slide along each other, weights and shifts from Euclid's algorithm
-(`schedulers/exact_rounds/euclid.py`); *product a x b*: one after the other on rows and columns, rounds add up;
+(`schedulers/exact_rounds/euclid_slides.py`); *product a x b*: one after the other on rows and columns, rounds add up;
 *a glued to b*: n = a·b/2, one round less than the sum, because the schedule for a also does the first round of b's;
-*binary split*: as Base-2; *found by search*: the table of `exact_table.py`.
+*binary split*: as Base-2; *found by search*: the table of `schedulers/exact_rounds/known_rounds.py`.
 
 {summary}
 
