@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix
-from preduce.topo.errors import InputError, ScheduleError
+from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.neighbor import Neighbor, Round
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,34 +25,11 @@ if TYPE_CHECKING:
 
     from preduce.topo.schedule import Schedule
 
-    Step = Phase | Round
+Step = Phase | Round
+"""What one round averages: disjoint groups, or a weighted graph."""
 
 MAX_DENSE_WORKERS = 20_000
 MAX_EXACT_WORKERS = 2_000
-
-
-def averaging_strategy(schedule: Schedule) -> Static | AllReduce | Neighbor:
-    """The schedule's strategy if it averages in fixed phases, which is what mixing and figures are about.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-    """
-    strategy = schedule.strategy
-    if not isinstance(strategy, Static | AllReduce | Neighbor):
-        raise ScheduleError(f"strategy {strategy.kind!r}: has no fixed phases, hence no mixing matrix")
-    return strategy
-
-
-def steps_of(schedule: Schedule) -> tuple[Step, ...]:
-    """What one period of a schedule averages: its phases, or the rounds of a `neighbor` strategy.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-    """
-    strategy = averaging_strategy(schedule)
-    if isinstance(strategy, Neighbor):
-        return strategy.rounds
-    return tuple(schedule.phase(t) for t in range(schedule.period))
 
 
 def mixing_matrix(step: Step) -> npt.NDArray[np.float64]:
@@ -130,7 +105,7 @@ def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64
         InputError: more than 20,000 workers.
         ScheduleError: the strategy has no fixed phases.
     """
-    steps = steps_of(schedule)
+    steps = schedule.steps()
     _refuse_size(schedule.num_workers, MAX_DENSE_WORKERS, "use period_operator")
     product = np.eye(schedule.num_workers)
     for t in range(len(steps)):
@@ -145,7 +120,7 @@ def exact_period_product(schedule: Schedule, start: int = 0) -> list[list[Fracti
         InputError: more than 2,000 workers.
         ScheduleError: the strategy has no fixed phases.
     """
-    steps = steps_of(schedule)
+    steps = schedule.steps()
     first = start % len(steps)
     return exact_product([*steps[first:], *steps[:first]]).rows()
 

@@ -15,12 +15,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix
-from preduce.verify.view import makes_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.verify.view import RuleView
+    from preduce.topo.rule import RuleView
 
 MAX_DIGITS = 12
 MAX_SIZE = 64
@@ -50,9 +49,9 @@ def class_products(rule: RuleView) -> tuple[tuple[tuple[int, ...], ExactMatrix],
 def class_product(rule: RuleView, digits: tuple[int, ...], periods: int = 1) -> ExactMatrix:
     """The period's matrix on one class, less J on the class of the empty set. Shape (size, size)."""
     met = set(digits)
-    product = ExactMatrix.identity(rule.size)
+    product = ExactMatrix.identity(rule.workers_per_node)
     for phase in rule.phases * periods:
         if product.is_zero():
             break  # zero stays zero, and most classes of an exact rule get there early
-        product = product.averaged((b.local, b.relax, not met & set(b.across)) for b in phase if makes_groups(b))
-    return product if digits else product.plus(-Fraction(1, rule.size))
+        product = product.averaged((b.local, b.relax, not met & set(b.across)) for b in phase if b.makes_groups)
+    return product if digits else product.plus(-Fraction(1, rule.workers_per_node))

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.mixing import exact_product, steps_of
-from preduce.topo.strategies import Neighbor
+from preduce.topo.mixing import exact_product
 from preduce.verify.base import Claim, proved
 from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_products
 from preduce.verify.view import explicit_view, rule_view
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.phase import Phase
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.verify.view import RuleView
 
 NAME = "exact-consensus"
 PROBABLE = "exact-consensus-probable"
@@ -44,7 +43,7 @@ def prove_exact(schedule: Schedule) -> Claim | None:
     rule = rule_view(schedule)
     if rule is not None:
         return _by_classes(rule)
-    if isinstance(schedule.strategy, Neighbor):
+    if schedule.strategy.graphs:
         return _by_product(schedule)
     phases = explicit_view(schedule) or ()
     if not _may_be_exact(phases):
@@ -62,7 +61,7 @@ def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
 
 
 def _by_classes(rule: RuleView) -> Claim | None:
-    if rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE:
+    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
     products = class_products(rule)
     if not all(product.is_zero() for _, product in products):
@@ -79,7 +78,7 @@ def _by_product(schedule: Schedule) -> Claim | None:
     n = schedule.num_workers
     if n > MAX_PRODUCT:
         return None
-    if not exact_product(steps_of(schedule)).is_everywhere(Fraction(1, n)):
+    if not exact_product(schedule.steps()).is_everywhere(Fraction(1, n)):
         return None
     return proved(NAME, f"The exact product of the period is 1/{n} in all entries.", method="product", classes=[[]])
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.mixing import exact_product, steps_of
+from preduce.topo.mixing import exact_product
 from preduce.verify.base import Claim, not_proved, proved
 from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products, distinct_classes
 from preduce.verify.norm_bound import least_square
@@ -21,8 +21,8 @@ from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
     from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.verify.view import RuleView
 
 NAME = "contraction"
 MAX_EXACT = 48
@@ -63,7 +63,7 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
     rule = rule_view(schedule)
     if rule is None and schedule.num_workers > MAX_EXACT:
         return None
-    if rule is not None and (rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE):
+    if rule is not None and (rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE):
         return None
     for periods in range(1, max_periods + 1):
         classes: list[tuple[int, ...]] = distinct_classes(rule) if rule is not None else [()]
@@ -88,18 +88,18 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
 
 
 def _by_classes(rule: RuleView) -> Claim:
-    if rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE:
+    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return not_proved(
             NAME,
             f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node; this rule "
-            f"has {rule.num_digits} and {rule.size}.",
+            f"has {rule.num_digits} and {rule.workers_per_node}.",
         )
     products = class_products(rule)
     classes = [digits for digits, _ in products]
     squared, found = least_square([product for _, product in products])
     text = (
         f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the {len(classes)} "
-        f"different character classes the {rule.size} pivots of c²·I − MᵀM are exact and none is negative."
+        f"different character classes the {rule.workers_per_node} pivots of c²·I − MᵀM are exact and none is negative."
     )
     return proved(
         NAME,
@@ -134,4 +134,4 @@ def _strings(values: list[Fraction]) -> list[str]:
 
 def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
     """P^periods − J, shape (n, n)."""
-    return exact_product(steps_of(schedule) * periods).plus(-Fraction(1, schedule.num_workers))
+    return exact_product(schedule.steps() * periods).plus(-Fraction(1, schedule.num_workers))

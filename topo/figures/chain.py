@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from preduce.topo.mixing import mixing_sparse, steps_of
+from preduce.topo.mixing import mixing_sparse
 from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def period_operator(schedule: Schedule, start: int = 0, *, minus_mean: bool = Fa
     """
     from scipy.sparse.linalg import LinearOperator
 
-    chain = Chain.of_workers(steps_of(schedule), start)
+    chain = Chain.of_workers(schedule.steps(), start)
     n = schedule.num_workers
 
     def forward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

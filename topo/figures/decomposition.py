@@ -16,7 +16,7 @@ from preduce.topo.figures.classes import rule_sectors
 from preduce.topo.figures.round_steps import RoundSteps, group_paces
 from preduce.topo.figures.sectors import Batch, Sectors
 from preduce.topo.figures.uniform import uniform_sectors
-from preduce.topo.mixing import averaging_strategy, mixing_matrix, steps_of
+from preduce.topo.mixing import mixing_matrix
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
@@ -49,12 +49,12 @@ def sectors_of(schedule: Schedule, limit: Limits = DEFAULT) -> Sectors | None:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
         UnknownError: a rule with too many character classes.
     """
-    averaging_strategy(schedule)
+    period = schedule.period
     structured = uniform_sectors(schedule) or rule_sectors(schedule) or circulant_sectors(schedule)
     if structured is not None:
         return structured
     n = schedule.num_workers
-    if n <= limit.dense_workers and schedule.period * n * n <= limit.dense_entries:
+    if n <= limit.dense_workers and period * n * n <= limit.dense_entries:
         return dense_sectors(schedule)
     return None
 
@@ -66,8 +66,8 @@ def dense_sectors(schedule: Schedule) -> Sectors:
         InputError: more than 20,000 workers.
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    n, steps = schedule.num_workers, steps_of(schedule)
-    strategy = averaging_strategy(schedule)
+    n, steps = schedule.num_workers, schedule.steps()
+    strategy = schedule.mixing
     matrices = np.empty((len(steps), 1, n, n))
     made = {step: mixing_matrix(step) for step in set(steps)}
     for t, step in enumerate(steps):

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix
 from preduce.topo.arithmetic.lyapunov import exact_steady_state
 from preduce.topo.errors import InputError
-from preduce.topo.figures.classes import MergedClass, Rule, merged_classes, rule_of, rule_sectors
+from preduce.topo.figures.classes import MergedClass, merged_classes, rule_and_paces, rule_sectors
 from preduce.topo.figures.rate import NEVER, radius_of
-from preduce.topo.mixing import averaging_strategy
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from preduce.topo.rule import RulePhase
+    from preduce.topo.rule import RulePhase, RuleView
     from preduce.topo.schedule import Schedule
 
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -45,7 +44,7 @@ def exact_class_matrices(schedule: Schedule) -> tuple[ExactClass, ...]:
         ScheduleError: two blocks of one phase share a local rank.
         UnknownError: too many classes.
     """
-    rule = _rule(schedule)
+    rule, _ = _rule(schedule)
     return tuple(
         ExactClass(
             merged.digits,
@@ -65,7 +64,7 @@ def exact_disagreement(schedule: Schedule) -> Fraction | None:
     Raises:
         InputError: the schedule is no rule, or has more than 8 local ranks.
     """
-    rule = _rule(schedule)
+    rule, paces = _rule(schedule)
     if rule.workers_per_node > MAX_LOCAL:
         raise InputError(
             f"exact disagreement: {rule.workers_per_node} workers per node; at most {MAX_LOCAL} are solved in "
@@ -78,20 +77,20 @@ def exact_disagreement(schedule: Schedule) -> Fraction | None:
             return None
     total = Fraction(0)
     for cls in exact_class_matrices(schedule):
-        trace = _class_trace(cls, rule, schedule)
+        trace = _class_trace(cls, rule, paces, schedule)
         if trace is None:
             return None
         total += cls.multiplicity * trace
     return total / (rule.num_nodes * rule.workers_per_node)
 
 
-def _rule(schedule: Schedule) -> Rule:
-    rule = rule_of(schedule)
-    if rule is None:
+def _rule(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]]:
+    known = rule_and_paces(schedule)
+    if known is None:
         raise InputError(
             f"schedule {schedule.name!r}: is no rule with one pace per local rank; exact_mixing_matrix works for it"
         )
-    return rule
+    return known
 
 
 def _fractions(matrix: ExactMatrix) -> Matrix:
@@ -105,21 +104,21 @@ def _class_matrix(phase: RulePhase, merged: MergedClass, size: int) -> ExactMatr
     )
 
 
-def _class_trace(cls: ExactClass, rule: Rule, schedule: Schedule) -> Fraction | None:
+def _class_trace(cls: ExactClass, rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> Fraction | None:
     """The average over instants of tr Σ on one class; None if Σ ← PΣPᵀ has a fixed point besides 0."""
-    size, instants = rule.workers_per_node, max(rule.paces)
+    size, instants = rule.workers_per_node, max(paces)
     centre = Fraction(1, size) if cls.holds_mean else Fraction(0)
     off_mean = ExactMatrix.identity(size).plus(-centre)
     matrices = [ExactMatrix.of_rows(matrix).plus(-centre) for matrix in cls.matrices]
-    noises = [off_mean @ ExactMatrix.diagonal(diagonal) @ off_mean for diagonal in _noise(rule, schedule)]
-    overlap = averaging_strategy(schedule).overlap
+    noises = [off_mean @ ExactMatrix.diagonal(diagonal) @ off_mean for diagonal in _noise(rule, paces, schedule)]
+    overlap = schedule.mixing.overlap
     product, pushed = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))
     for matrix, noise in zip(matrices, noises, strict=True):
         product, pushed = (matrix @ product).reduced(), _advance(pushed, matrix, noise, overlap=overlap)
     covariance = exact_steady_state(product, pushed)
     if covariance is None:
         return None
-    inner = sum((Fraction(s * pace // instants) for s in range(1, instants) for pace in rule.paces), Fraction(0)) * (
+    inner = sum((Fraction(s * pace // instants) for s in range(1, instants) for pace in paces), Fraction(0)) * (
         1 - centre
     )
     total = Fraction(0)
@@ -130,16 +129,16 @@ def _class_trace(cls: ExactClass, rule: Rule, schedule: Schedule) -> Fraction | 
     return total / (len(matrices) * instants)
 
 
-def _noise(rule: Rule, schedule: Schedule) -> list[list[Fraction]]:
+def _noise(rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> list[list[Fraction]]:
     """The variance that every local rank adds in a round, for each phase."""
     result = []
     for phase in rule.phases:
-        diagonal = [Fraction(pace) for pace in rule.paces]
-        if averaging_strategy(schedule).averaging is Averaging.STEP_NORMALISED:
+        diagonal = [Fraction(pace) for pace in paces]
+        if schedule.mixing.averaging is Averaging.STEP_NORMALISED:
             for block in phase:
-                mean = Fraction(sum(rule.paces[rank] for rank in block.local), len(block.local))
+                mean = Fraction(sum(paces[rank] for rank in block.local), len(block.local))
                 for rank in block.local:
-                    diagonal[rank] = mean * mean / rule.paces[rank]
+                    diagonal[rank] = mean * mean / paces[rank]
         result.append(diagonal)
     return result
 
