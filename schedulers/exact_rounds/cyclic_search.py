@@ -65,11 +65,13 @@ def partners_of(links: Ints, num_orbits: int, turn: int) -> Ints:
 
 def linearise_links(links: Ints, num_orbits: int, turn: int) -> Callable[[Floats], Linearised]:
     """The residual of the product on every character, as a function of the weights (count, rounds · links)."""
+    # Axes: b candidates, t rounds, l links of a round, r characters (one of each conjugate pair), x and y orbits.
     count, num_rounds, num_links, _ = links.shape
     characters = np.arange(turn // 2 + 1)
     unit = np.eye(num_orbits, dtype=np.complex128)
-    phase = np.exp(2j * np.pi / turn * links[..., 2, None] * characters)
-    d = unit[links[..., 0]][..., None, :] - phase[..., None] * unit[links[..., 1]][..., None, :]
+    turned = np.exp(2j * np.pi / turn * links[..., 2, None] * characters)  # (b, t, l, r)
+    d = unit[links[..., 0]][..., None, :] - turned[..., None] * unit[links[..., 1]][..., None, :]  # (b, t, l, r, x)
+    # A link of an orbit with itself would count each of its pairs twice.
     d *= np.where(links[..., 0] == links[..., 1], np.sqrt(0.5), 1.0)[..., None, None]
     # The two conjugate characters count once each, so that the error is the Frobenius norm of the whole product.
     twice = np.where((characters == 0) | (2 * characters == turn), 1.0, np.sqrt(2.0))[:, None, None]
@@ -78,6 +80,7 @@ def linearise_links(links: Ints, num_orbits: int, turn: int) -> Callable[[Floats
 
     def linearise(weights: Floats) -> Linearised:
         a = weights.reshape(count, num_rounds, num_links)
+        # (b, t, r, x, y): each round on each character; `before[t]` and `after` are products of rounds, (b, r, x, y).
         rounds = unit - np.einsum("btl,btlrx,btlry->btrxy", a, d, d.conj(), optimize=True)
         before = [np.broadcast_to(unit, rounds[:, 0].shape)]
         for t in range(num_rounds):
@@ -87,6 +90,7 @@ def linearise_links(links: Ints, num_orbits: int, turn: int) -> Callable[[Floats
             columns.append(np.einsum("brxy,blry->blrx", after, d[:, t], optimize=True))
             rows.append(np.einsum("blrx,brxy->blry", d[:, t].conj(), before[t], optimize=True))
             after = after @ rounds[:, t]
+        # The derivative for one link is the rank-one matrix −u vᵀ on every character: u, v (b, t·l, r, x).
         u, v = np.concatenate(columns[::-1], axis=1), np.concatenate(rows[::-1], axis=1)
         jacobian = _real(-twice * (u[..., :, None] * v[..., None, :]), 2)
         residual = _real(twice * (before[-1] - target), 1)

@@ -55,17 +55,17 @@ def search_pairs(
     first = np.arange(num_workers)
     first[: num_workers - num_workers % 2] ^= 1
     tried = reachable = 0
-    kept: list[Ints] = []
+    waiting: list[Ints] = []
     while time.monotonic() - start < time_limit:
         partners = random_partners(rng, batch * 8, num_rounds, num_workers)
         partners[:, 0] = first
         tried += len(partners)
-        kept.append(partners[reaches_all(partners)])
-        reachable += len(kept[-1])
-        if sum(map(len, kept)) < batch:
+        waiting.append(partners[reaches_all(partners)])
+        reachable += len(waiting[-1])
+        if sum(map(len, waiting)) < batch:
             continue
-        rounds = solve_pairs(np.concatenate(kept), rng)
-        kept = []
+        rounds = solve_pairs(np.concatenate(waiting), rng)
+        waiting = []
         if rounds is not None:
             return PairSearchReport(rounds, tried, reachable, time.monotonic() - start)
         if progress is not None:
@@ -92,13 +92,13 @@ def search_matchings(
             solved.extend([] if rounds is None else [rounds])
             waiting.clear()
 
-    def found(sequence: Partners) -> bool:
+    def take(sequence: Partners) -> bool:
         waiting.append(sequence)
         if len(waiting) == batch:
             solve_waiting()
         return bool(solved)
 
-    matchings = all_matchings(num_workers, num_rounds, time_limit=time_limit, seed=seed, found=found)
+    matchings = all_matchings(num_workers, num_rounds, time_limit=time_limit, seed=seed, take=take)
     solve_waiting()
     rounds = solved[0] if solved else None
     return PairSearchReport(rounds, matchings.num_solutions, len(matchings.sequences), time.monotonic() - start)

@@ -92,7 +92,9 @@ def linearise_pairs(partners: Ints) -> Callable[[Floats], Linearised]:
     left, right = _pairs_of(partners)
 
     def linearise(weights: Floats) -> Linearised:
-        full = _scatter(weights.reshape(left.shape), left, right, num_workers)
+        full = _scatter(
+            weights.reshape(left.shape), left, right, num_workers
+        )  # (count, rounds, n): each worker's weight
         before = [np.broadcast_to(np.eye(num_workers), (count, num_workers, num_workers))]
         for t in range(num_rounds):
             before.append(_mix(before[-1], partners[:, t], full[:, t]))
@@ -100,6 +102,7 @@ def linearise_pairs(partners: Ints) -> Callable[[Floats], Linearised]:
         after = [np.broadcast_to(np.eye(num_workers), (count, num_workers, num_workers))]
         for t in range(num_rounds - 1, 0, -1):
             after.append(_mix(after[-1], partners[:, t], full[:, t]))
+        # (count, rounds · (n // 2), n): the two sides of the rank-one derivative for each pair.
         u = np.concatenate([_differences(after[-1 - t], left[:, t], right[:, t]) for t in range(num_rounds)], axis=1)
         v = np.concatenate([_differences(before[t], left[:, t], right[:, t]) for t in range(num_rounds)], axis=1)
         residual = before[-1] - 1.0 / num_workers

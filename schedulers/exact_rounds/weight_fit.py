@@ -38,7 +38,7 @@ def fit(
     `free` (count, p) marks the weights that may move. Candidates are independent; each keeps its own damping.
     """
     moves = free.astype(np.float64)
-    both = moves[:, :, None] * moves[:, None, :]
+    both = moves[:, :, None] * moves[:, None, :]  # (count, p, p): rows and columns of weights that may not move are 0
     damping = np.full(len(weights), 1e-2)
     identity = np.eye(weights.shape[1])
     at = linearise(weights)

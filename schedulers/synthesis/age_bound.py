@@ -94,21 +94,22 @@ def age_tables(alphabet: Alphabet, depth: int, expired: Callable[[], bool] = lam
     O(A^depth · C·G²) as one matrix product per age.
     """
     space, size = alphabet.space, len(alphabet)
-    scale = np.repeat(space.multiplicity, space.fresh[0].size) / space.num_workers
-    weight = alphabet.matrices.swapaxes(-1, -2) @ alphabet.matrices
-    right = (weight.reshape(size, -1) * scale).T.astype(np.float32)
+    scale = np.repeat(space.multiplicity, space.fresh[0].size) / space.num_workers  # (C·G²,)
+    weight = alphabet.matrices.swapaxes(-1, -2) @ alphabet.matrices  # (A, C, G, G): WᵀW of the newest phase
+    right = (weight.reshape(size, -1) * scale).T.astype(np.float32)  # (C·G², A)
     tables = [np.empty((size,) * age, dtype=np.float32) for age in range(1, depth + 1)]
     tables[0][:] = space.fresh.reshape(1, -1).astype(np.float32) @ right
     for first in range(size if depth > 1 else 0):  # one oldest phase at a time bounds the memory
         if expired():
             return None
-        spread = alphabet.matrices[first] @ space.fresh @ alphabet.matrices[first].swapaxes(-1, -2)
+        # What is left of the noise after the age−1 older phases, for all their choices: (A^(age−2), C, G, G).
+        covariance = alphabet.matrices[first] @ space.fresh @ alphabet.matrices[first].swapaxes(-1, -2)
         for age in range(2, depth + 1):
-            left = spread.reshape(-1, right.shape[0]).astype(np.float32)
+            left = covariance.reshape(-1, right.shape[0]).astype(np.float32)  # (A^(age−2), C·G²)
             tables[age - 1][first] = (left @ right).reshape((size,) * (age - 1))
             if age < depth:
-                spread = spread.reshape(-1, 1, *space.fresh.shape)
-                spread = alphabet.matrices[None] @ spread @ alphabet.matrices.swapaxes(-1, -2)[None]
+                covariance = covariance.reshape(-1, 1, *space.fresh.shape)
+                covariance = alphabet.matrices[None] @ covariance @ alphabet.matrices.swapaxes(-1, -2)[None]
     return AgeTables(tuple(tables), alphabet.costs / space.instants, space.floor)
 
 
@@ -132,6 +133,8 @@ def cycle_mean_bound(
 
     It holds however early the iteration ends, and is within `tolerance` of the best if it ends by itself.
     """
+    # A state is the last depth−1 phases, an edge appends a phase: edges (A, …, A) with depth axes, potential with one
+    # axis less, which is one number per state.
     edges = tables.edge_costs(price)
     if guess is not None and guess.values is not None:
         potential = guess.values
@@ -218,14 +221,14 @@ def _tune(
     tables: AgeTables, prices: tuple[float, float], budget: float, expired: Callable[[], bool]
 ) -> list[tuple[float, float]]:
     """Lines nearer and nearer to the best price for one budget: golden-section search on the price's logarithm."""
-    found: list[tuple[float, float]] = []
+    lines: list[tuple[float, float]] = []
     guess = Potential()
 
     def gain(logarithm: float) -> float:
         price = exp(logarithm)
         tolerance = max(1e-5, 2e-4 * (high - low))  # far from the best price its value only steers
-        found.append((price, cycle_mean_bound(tables, price, expired, guess=guess, tolerance=tolerance)))
-        return found[-1][1] - price * budget
+        lines.append((price, cycle_mean_bound(tables, price, expired, guess=guess, tolerance=tolerance)))
+        return lines[-1][1] - price * budget
 
     ratio = 0.5 * (5**0.5 - 1)
     low, high = log(prices[0]), log(prices[1])
@@ -240,4 +243,4 @@ def _tune(
             high, right, at_right = right, left, at_left
             left = high - ratio * (high - low)
             at_left = gain(left)
-    return found
+    return lines

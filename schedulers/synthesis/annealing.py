@@ -106,6 +106,7 @@ class Walk:
         """One visit to every position."""
         space, length = self.alphabet.space, len(indices)
         current = list(indices)
+        # suffix[t]: all phases after position t as one map; prefix: those before it, already drawn anew.
         suffix = [scoring.nothing(space)]
         for index in reversed(current[1:]):
             suffix.append(scoring.compose(space, maps[index], suffix[-1]))

@@ -76,13 +76,13 @@ def synthesise(
             alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
         )
         # The figures of what was found come before the bound: without time for both, an answer is worth more.
-        listed = _candidates(problem, alphabet, archives, before=begun + (SEARCH_SHARE + REPORT_SHARE) * left)
+        measured = _candidates(problem, alphabet, archives, before=begun + (SEARCH_SHARE + REPORT_SHARE) * left)
         bound = _bound(problem, alphabet, archives[0], begun + left)
         if bound is not None:
             proofs.append(_proof(problem, bound))
             if shortfall := beyond(problem, bound):
                 doubts.append(f"{bound.described}: {shortfall}")
-        candidates += listed if bound is None else [bounded(one, bound) for one in listed]
+        candidates += measured if bound is None else [bounded(one, bound) for one in measured]
     front = pareto(candidates)
     best = preferred(problem, candidates)
     if best is not None:

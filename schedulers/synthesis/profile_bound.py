@@ -115,11 +115,11 @@ def levels_of(problem: Problem, count: int) -> list[Level]:
     full = partition_cost((tuple(range(n)),), problem)
     times = _times(problem, full * (1 - 1e-9))
     ends = [*times[1:], full]
-    found = [
+    levels = [
         replace(allowed(problem, end / ROUNDING**2), seconds=begin) for begin, end in zip(times, ends, strict=True)
     ]
-    kept = [found[0]]
-    for level in found[1:]:  # times at which nothing new becomes possible are no levels
+    kept = [levels[0]]
+    for level in levels[1:]:  # times at which nothing new becomes possible are no levels
         if (level.rank, level.joined, level.moved) != (kept[-1].rank, kept[-1].joined, kept[-1].moved):
             kept.append(level)
     while len(kept) > count - 1:
@@ -151,7 +151,8 @@ def profile_tables(problem: Problem, levels: Sequence[Level], pace: Sequence[int
     else:
         space = explicit_space(n, paces, problem.cluster.node_of(), problem.push)
         spectrum, floor_, instants = np.linalg.eigvalsh(space.fresh[0])[1:].clip(0.0), space.floor, space.instants
-    held = np.concatenate([[0.0], np.cumsum(np.sort(spectrum))])
+    held = np.concatenate([[0.0], np.cumsum(np.sort(spectrum))])  # (n,): the least noise that k dimensions hold
+    # One entry per level, (L,); the outer sums over a window of `age` phases have `age` axes, (L, …, L).
     rank = np.array([level.rank for level in levels])
     joined = np.array([level.joined for level in levels])
     moved = np.array([sqrt(level.moved) for level in levels])
