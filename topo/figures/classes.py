@@ -54,13 +54,17 @@ def rule_and_paces(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | Non
     rule = schedule.rule(by_node=True)
     if rule is None:
         return None
-    # paces (num_nodes, workers_per_node): nodes are alike only if all rows are
-    paces = schedule.paces().reshape(rule.num_nodes, rule.workers_per_node)
-    if (paces != paces[0]).any():
-        return None
+    if isinstance(schedule.strategy.pace, int):  # a table of all workers would cost more than all figures of a rule
+        of_rank = (schedule.strategy.pace,) * rule.workers_per_node
+    else:
+        # paces (num_nodes, workers_per_node): nodes are alike only if all rows are
+        paces = schedule.paces().reshape(rule.num_nodes, rule.workers_per_node)
+        if (paces != paces[0]).any():
+            return None
+        of_rank = tuple(paces[0].tolist())
     if (index := rule.shared_rank()) is not None:
         raise ScheduleError(f"phases[{index}]: blocks share a local rank; groups of one phase are disjoint")
-    return rule, tuple(paces[0].tolist())
+    return rule, of_rank
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
