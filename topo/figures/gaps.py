@@ -81,9 +81,9 @@ def _hop(adjacency: npt.NDArray[np.float64]) -> float:
     return 1 - float(values[-2])
 
 
-def _circulant_hop(listed: Round) -> float | None:
-    column = first_column(listed, xor=False)
-    if column is None or not len(listed):
+def _circulant_hop(graph: Round) -> float | None:
+    column = first_column(graph, xor=False)
+    if column is None or not len(graph):
         return None
     pattern = (column != 0).astype(np.float64)
     pattern[0] = 0.0
