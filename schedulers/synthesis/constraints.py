@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ortools.sat.python import cp_model
 
-    from preduce.schedulers.synthesis.segments import Segment
+    from preduce.schedulers.synthesis.alphabet import Indices
 
 SCALE = 10**9
 """Seconds become nanoseconds; disagreements become billionths."""
@@ -30,6 +30,15 @@ def scaled_up(value: float) -> int:
 def scaled_down(value: float) -> int:
     """Round down, for right-hand sides."""
     return floor(value * SCALE + 1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive phases from consensus to consensus: their indices, cost in seconds, and sum of disagreements."""
+
+    indices: Indices
+    cost: float
+    value: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ exactly or from dynamic programming for the whole front at once.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +20,7 @@ from preduce.schedulers.synthesis.constraints import (
     CostAtMost,
     DistinctPhasesAtMost,
     PeriodIs,
+    Segment,
     ValueAtMost,
 )
 from preduce.schedulers.synthesis.cp_sat import new_model, solve
@@ -42,15 +42,6 @@ BINS_PER_SEGMENT = 120
 """Bins of cost that the dearest segment spans in the dynamic program."""
 BEAM = 160
 """Beginnings that a beam search goes on with, about."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive phases from consensus to consensus: their indices, cost in seconds, and sum of disagreements."""
-
-    indices: Indices
-    cost: float
-    value: float
 
 
 def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM) -> list[Segment]:

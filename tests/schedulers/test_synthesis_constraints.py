@@ -12,11 +12,11 @@ from preduce.schedulers.synthesis.constraints import (
     PeriodIs,
     PhaseVariables,
     PreferMeetings,
+    Segment,
     ValueAtMost,
 )
 from preduce.schedulers.synthesis.cp_sat import new_model, solve
 from preduce.schedulers.synthesis.problem import Status
-from preduce.schedulers.synthesis.segments import Segment
 
 SEGMENTS = (Segment((0,), 0.2, 0.0), Segment((1, 0), 0.2, 0.9), Segment((2, 3, 0), 0.3, 0.6))
 PAIRS = ((0, 1), (1, 2), (2, 3), (0, 1, 2, 3))
