@@ -33,42 +33,41 @@ def command(
 ) -> None:
     """Put communication, step time, disagreement and drift of several schedules side by side."""
     from preduce.console import console, emit_json, number, seconds, size, table
-    from preduce.report.levels import levels
-    from preduce.topo.document import load_cluster, load_schedule
+    from preduce.report.terminal import switch_levels
+    from preduce.topo.document.cluster import load_cluster
+    from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.timing.cost import Form
 
-    if form not in list(Form):
-        raise typer.BadParameter(f"{form!r} is not one of {', '.join(Form)}", param_hint="--form")
+    form_of_all = options.choice(Form, form, "--form")
     loaded = [load_schedule(path) for path in schedules]
     place = loaded[0].cluster if cluster is None else load_cluster(cluster)
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
             raise InputError(f"{path}: is for {schedule.cluster}, the others are compared on {place}")
     hardware = options.hardware_of(
-        place, model_bytes=model_bytes or (None if place.hardware and place.hardware.model_bytes else "100MB"),
-        intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails, compute=compute, slow=slow,
-        jitter=jitter,
+        place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
+        compute=compute, slow=slow, jitter=jitter, default_model=options.DEFAULT_MODEL,
     )  # fmt: skip
-    rows = [row_of(schedule, hardware, Form(form)) for schedule in loaded]
+    rows = [row_of(schedule, hardware, form_of_all) for schedule in loaded]
     if output is not None:
         _plot(rows, output)
     if as_json:
         emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
         return
-    listed = table(
-        f"On {place}{levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
+    comparison = table(
+        f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
         "schedule", "period", "comm.", "step", "NIC bytes", "contr.", "disagr.", "drift", "node drift",
     )  # fmt: skip
     for row in rows:
-        listed.add_row(
+        comparison.add_row(
             row["name"], str(row["period"]), seconds(row["communication_seconds_per_step"]),
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
             number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
-    listed.columns[0].min_width = 14
-    console().print(listed)
+    comparison.columns[0].min_width = 14
+    console().print(comparison)
     console().print(
         "Per step: communication, whole step with waiting, bytes out of the busiest node. Per period: contraction. In "
         "steady state: disagreement under gradient noise, drift when workers (or nodes) see different data.",

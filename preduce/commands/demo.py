@@ -22,13 +22,13 @@ def command(
 ) -> None:
     """Design three schedules for 2 nodes of 4 workers, prove them, train real workers under each, and report."""
     from preduce.console import emit_json, write_text
-    from preduce.lazy import require
+    from preduce.extras import require
 
     for module, purpose in (("torch", "training"), ("sklearn", "the data"), ("matplotlib", "the report")):
         require(module, purpose)
     from preduce.demo import stages
     from preduce.demo.train import Plan
-    from preduce.runtime import merge_traces
+    from preduce.runtime.recorder import merge_traces
 
     stages.make_folder(output)
     candidates = stages.prepare(output, "2x4")

@@ -32,7 +32,7 @@ def command(
     as_json: Json = False,
 ) -> int:
     """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""
-    from preduce.lazy import require_torch
+    from preduce.extras import require_torch
     from preduce.topo.errors import InputError
     from preduce.topo.units import parse_size
 
@@ -97,7 +97,7 @@ def _measure(
 def _report(found: "Profile", output: Path, *, as_json: bool) -> None:
     from preduce.console import console, emit_json, seconds, table
     from preduce.runtime.profile.surroundings import slurm_words
-    from preduce.topo.document import dump_cluster, write_cluster
+    from preduce.topo.document.cluster import dump_cluster, write_cluster
 
     write_cluster(output, found.cluster)
     notes = _notes(found)

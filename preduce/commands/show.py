@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """Draw the phases: rows are workers, columns steps, a colour and letter per group; a skip is blank."""
     from preduce.console import console, emit_json, write_text
-    from preduce.topo.document import load_schedule
+    from preduce.topo.document.schedule import load_schedule
     from preduce.topo.strategies import Neighbor
     from preduce.topo.units import parse_size
 

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from preduce.planner.competitors import competitors
+from preduce.planner.competitors import competitors, within_limits
 from preduce.planner.front import front
-from preduce.planner.job import Data, Job, Objective
 from preduce.planner.option import Option, measure
 from preduce.planner.pick import cautions, pick, reasons
+from preduce.schedulers.synthesis.problem import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from preduce.planner.job import Job
     from preduce.schedulers.synthesis.explore import Progress
     from preduce.schedulers.synthesis.problem import Candidate, Front
     from preduce.topo.schedule import Schedule
@@ -137,38 +138,17 @@ def _exact(job: Job) -> list[Option]:
     n = job.cluster.num_workers
     if n > MAX_EXACT_WORKERS:
         return []
-    answer = fewest_rounds(n, job.max_group or n)
-    if answer.phases is None or len(answer.phases) > job.max_period:
+    answer = fewest_rounds(n, job.limits.max_group or n)
+    if answer.phases is None or len(answer.phases) > job.limits.max_period:
         return []
-    return [measure(answer.schedule(job.cluster.shape()), job, status=str(answer.status))]
+    schedule = answer.schedule(job.cluster.shape())
+    return [measure(schedule, job, status=str(answer.status))] if within_limits(schedule, job.limits) else []
 
 
 def _search(job: Job, hints: tuple[Schedule, ...], seconds: float, say: Callable[[str], None]) -> Front:
     from preduce.schedulers.synthesis.front import synthesise
-    from preduce.schedulers.synthesis.problem import Limits, Problem
-    from preduce.schedulers.synthesis.problem import Objective as Goal
 
-    goal = {
-        Objective.COMMUNICATION: Goal.COMMUNICATION,
-        Objective.DRIFT: Goal.DRIFT,
-    }.get(job.objective, Goal.DISAGREEMENT if job.data is Data.SHUFFLED else Goal.DRIFT)
-    if job.objective is Objective.DISAGREEMENT:
-        goal = Goal.DISAGREEMENT
-    problem = Problem(
-        cluster=job.cluster,
-        objective=goal,
-        limits=Limits(
-            max_communication=job.max_communication,
-            max_disagreement=job.max_disagreement,
-            max_period=job.max_period,
-            max_group=job.max_group,
-            max_distinct_phases=job.max_distinct_phases,
-        ),
-        form=job.form,
-        push="node" if job.push == "node" else "worker",
-        hints=hints,
-    )
-    return synthesise(problem, time_limit=seconds, seed=job.seed, progress=lambda news: say(_line(news)))
+    return synthesise(job.problem(hints), time_limit=seconds, seed=job.seed, progress=lambda news: say(_line(news)))
 
 
 def _line(news: Progress) -> str:

@@ -191,7 +191,7 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     from fractions import Fraction
 
     from preduce.topo.cluster import Cluster
-    from preduce.topo.document import write_schedule
+    from preduce.topo.document.writer import write_schedule
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies import Neighbor, Round
 
@@ -337,7 +337,7 @@ def test_a_reader_that_leaves_is_no_error(figure_10, options):
 @pytest.mark.parametrize("verb", ["show", "simulate", "compare"])
 def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path, verb):
     from preduce.topo.cluster import Cluster
-    from preduce.topo.document import write_schedule
+    from preduce.topo.document.writer import write_schedule
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies import Generated
 
