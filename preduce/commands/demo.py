@@ -97,11 +97,11 @@ def _say_end(candidates: "list[Candidate]", measured: "list[Result]", page: Path
     from preduce.demo.stages import TARGET, THIN_WORDS, conclusion
 
     out = console()
-    listed = table("3 Result", *HEADER)
-    listed.columns[0].no_wrap = True
+    results = table("3 Result", *HEADER)
+    results.columns[0].no_wrap = True
     for row in table_rows(candidates, measured):
-        listed.add_row(*row)
-    out.print(listed)
+        results.add_row(*row)
+    out.print(results)
     out.print(f"Seconds are those of this machine; the last column is {THIN_WORDS}.", style="dim")
     for line in conclusion(measured, TARGET):
         out.print(line)

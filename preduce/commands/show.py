@@ -90,14 +90,14 @@ def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, ma
         return
     if output is None:
         for index, edges in enumerate(schedule.strategy.rounds[:8]):
-            listed = table(f"{schedule.name}, round {index}", "worker", "averages with (source: weight)")
+            partners = table(f"{schedule.name}, round {index}", "worker", "averages with (source: weight)")
             into: dict[int, list[str]] = {}
             for source, target, weight in edges.edges():
                 if target < max_workers:
                     into.setdefault(target, []).append(f"{source}: {weight}")
             for target, sources in sorted(into.items()):
-                listed.add_row(str(target), ", ".join(sources))
-            console().print(listed)
+                partners.add_row(str(target), ", ".join(sources))
+            console().print(partners)
         return
     from preduce.report.graph import draw_rounds
     from preduce.report.page import page, picture

@@ -100,8 +100,8 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[
     if cluster is None or period is None:
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
     name = place.rpartition(":")[2]
-    found = prove_function(load_function(place), load_cluster(cluster), period, name=name)
-    return found.schedule, found.proof
+    proved = prove_function(load_function(place), load_cluster(cluster), period, name=name)
+    return proved.schedule, proved.proof
 
 
 def _gap_claim(schedule: "Schedule", text: str) -> "Claim":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from preduce.schedulers.synthesis.explore import Progress
     from preduce.schedulers.synthesis.problem import Candidate, Front
     from preduce.topo.schedule import Schedule
-    from preduce.verify import Proof
+    from preduce.verify.base import Proof
 
 CATALOGUE_SHARE = 0.25
 """Of the time limit, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
@@ -71,7 +71,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         InputError: the job cannot be.
         UnknownError: nothing within the limits was found in the time.
     """
-    from preduce.verify import prove
+    from preduce.verify.prove import prove
 
     say = progress or (lambda _: None)
     started = monotonic()
@@ -80,9 +80,9 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     options = competitors(job, until=started + CATALOGUE_SHARE * job.time_limit, left_out=left_out.append)
     left = (1 - MEASURE_SHARE - PROOF_SHARE) * job.time_limit - (monotonic() - started)
     hints = tuple(option.schedule for option in front(options))
-    found = _search(job, hints, max(MIN_SEARCH_SECONDS, left), say)
+    searched = _search(job, hints, max(MIN_SEARCH_SECONDS, left), say)
     until = started + (1 - PROOF_SHARE) * job.time_limit
-    for index, candidate in enumerate(_asked_first(found)):
+    for index, candidate in enumerate(_asked_first(searched)):
         if index and monotonic() > until:
             break
         options.append(
@@ -108,17 +108,17 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         cautions=[*cautions(chosen, job), *_unmeasured(left_out)],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         options=options,
-        search_status=str(found.status),
-        search_proof=found.proof,
+        search_status=str(searched.status),
+        search_proof=searched.proof,
     )
 
 
-def _asked_first(found: Front) -> list[Candidate]:
+def _asked_first(answer: Front) -> list[Candidate]:
     """The search's best, then its front in an order of which every beginning is spread over the whole."""
     from preduce.schedulers.synthesis.front import scattered
 
-    rest = scattered([candidate for candidate in found.candidates if candidate is not found.best])
-    return rest if found.best is None else [found.best, *rest]
+    rest = scattered([candidate for candidate in answer.candidates if candidate is not answer.best])
+    return rest if answer.best is None else [answer.best, *rest]
 
 
 def _unmeasured(names: list[str]) -> list[str]:
