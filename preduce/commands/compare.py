@@ -8,6 +8,7 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
+    from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
     from preduce.topo.timing.cost import Form
@@ -32,14 +33,13 @@ def command(
     as_json: options.Json = False,
 ) -> None:
     """Put communication, step time, disagreement and drift of several schedules side by side."""
-    from preduce.console import console, emit_json, number, seconds, size, table
-    from preduce.report.terminal import switch_levels
+    from preduce.console import console, emit_json
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.timing.cost import Form
 
-    form_of_all = options.choice(Form, form, "--form")
+    how = options.choice(Form, form, "--form")
     loaded = [load_schedule(path) for path in schedules]
     place = loaded[0].cluster if cluster is None else load_cluster(cluster)
     for path, schedule in zip(schedules, loaded, strict=True):
@@ -49,12 +49,21 @@ def command(
         place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
         compute=compute, slow=slow, jitter=jitter, default_model=options.DEFAULT_MODEL,
     )  # fmt: skip
-    rows = [row_of(schedule, hardware, form_of_all) for schedule in loaded]
+    rows = [row_of(schedule, hardware, how) for schedule in loaded]
     if output is not None:
         _plot(rows, output)
     if as_json:
         emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
         return
+    _print(rows, place, hardware)
+    if output is not None:
+        console().print(f"written to {output}")
+
+
+def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -> None:
+    from preduce.console import console, number, seconds, size, table
+    from preduce.report.terminal import switch_levels
+
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
@@ -73,8 +82,6 @@ def command(
         "steady state: disagreement under gradient noise, drift when workers (or nodes) see different data.",
         style="dim",
     )
-    if output is not None:
-        console().print(f"written to {output}")
 
 
 def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form") -> dict[str, Any]:

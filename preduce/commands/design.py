@@ -53,6 +53,7 @@ def command(
     as_json: options.Json = False,
 ) -> None:
     """Find the schedule that suits a cluster, with the trade-off shown; or build a catalogue entry by --using."""
+    # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
     if using is not None:
         _build(cluster, using, param or [], name, output, as_json=as_json)
         return
