@@ -54,11 +54,19 @@ from .topo.schedule import Schedule as Schedule
 from .topo.strategies import AllReduce as AllReduce
 from .topo.strategies import Averaging as Averaging
 from .topo.strategies import Division as Division
+from .topo.strategies import Form as Form
 from .topo.strategies import Generated as Generated
+from .topo.strategies import GroupPhases as GroupPhases
+from .topo.strategies import How as How
 from .topo.strategies import InitiatorRule as InitiatorRule
+from .topo.strategies import Late as Late
+from .topo.strategies import Lockstep as Lockstep
+from .topo.strategies import Mixing as Mixing
 from .topo.strategies import Neighbor as Neighbor
 from .topo.strategies import Pairwise as Pairwise
+from .topo.strategies import Phased as Phased
 from .topo.strategies import Round as Round
+from .topo.strategies import RulePhases as RulePhases
 from .topo.strategies import Server as Server
 from .topo.strategies import Static as Static
 from .topo.strategies import Strategy as Strategy
@@ -66,7 +74,6 @@ from .topo.timing.compute import ComputeTimes as ComputeTimes
 from .topo.timing.compute import RandomDelay as RandomDelay
 from .topo.timing.compute import RandomSlowdown as RandomSlowdown
 from .topo.timing.compute import ShiftingDelay as ShiftingDelay
-from .topo.timing.cost import Form as Form
 from .verify.base import Proof as Proof
 from .verify.prove import prove as prove
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
-    from preduce.topo.timing.cost import Form
+    from preduce.topo.strategies.axes import Form
 
 
 def command(
@@ -37,7 +37,7 @@ def command(
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
-    from preduce.topo.timing.cost import Form
+    from preduce.topo.strategies.axes import Form
 
     how = options.choice(Form, form, "--form")
     loaded = [load_schedule(path) for path in schedules]

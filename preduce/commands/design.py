@@ -65,7 +65,7 @@ def command(
     from preduce.planner.job import Data, Job
     from preduce.schedulers.synthesis.problem import Limits, Objective
     from preduce.topo.document.cluster import load_cluster
-    from preduce.topo.timing.cost import Form
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.units import parse_time
 
     place = load_cluster(cluster)
@@ -131,9 +131,7 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
 
 def phases_of(schedule: "Schedule") -> tuple[int | None, int | None]:
     """The period and the number of distinct phases, or None for strategies that have no fixed phases."""
-    from preduce.topo.strategies import AllReduce, Neighbor, Static
-
-    if isinstance(schedule.strategy, Static | AllReduce | Neighbor):
+    if schedule.is_mixing:
         return schedule.period, schedule.num_distinct_phases()
     return None, None
 

@@ -51,7 +51,7 @@ def command(
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
-    from preduce.topo.timing.cost import Form
+    from preduce.topo.strategies.axes import Form
 
     loaded = load_schedule(schedule)
     if form not in list(Form):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from preduce.topo.errors import InputError
+from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from preduce.schedulers.synthesis.problem import Push

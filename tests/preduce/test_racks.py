@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preduce import Data, Job, Limits, Objective, plan
+from preduce import Data, GroupPhases, Job, Limits, Objective, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.pick import pick
 from preduce.report.terminal import switch_levels
 from preduce.runtime.virtual_time.rounds import simulate
 from preduce.schedulers import registry
 from preduce.topo.document.cluster import load_cluster
-from preduce.topo.timing.cost import Form, communication
+from preduce.topo.strategies.axes import Form
+from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -80,7 +81,7 @@ def test_thin_uplinks_move_the_pick_to_a_schedule_that_knows_the_racks(examples:
     )
     assert aware.communication < communication(blind.schedule, racked.hardware).per_step
     assert communication(aware.schedule, flat.hardware).per_step > blind.communication
-    assert aware.schedule.strategy.node_radices == (2, 4), "digit 0 is the rack"
+    assert aware.schedule.strategy.phases.node_radices == (2, 4), "digit 0 is the rack"
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -103,7 +104,7 @@ def test_irregular_racks_are_planned_with_explicit_groups() -> None:
     assert found.proof.verdict == "proved"
     mine = [option for option in found.options if option.status != "catalogue"]
     assert mine
-    assert all(option.schedule.strategy.node_radices is None for option in mine)
+    assert all(isinstance(option.schedule.strategy.phases, GroupPhases) for option in mine)
 
 
 def cluster_of_text(text: str) -> Cluster:
