@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preduce import Data, GroupPhases, Job, Limits, Objective, plan
+from preduce import Data, Job, Limits, Objective, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.pick import pick
 from preduce.report.terminal import switch_levels
@@ -81,7 +81,7 @@ def test_thin_uplinks_move_the_pick_to_a_schedule_that_knows_the_racks(examples:
     )
     assert aware.communication < communication(blind.schedule, racked.hardware).per_step
     assert communication(aware.schedule, flat.hardware).per_step > blind.communication
-    assert aware.schedule.strategy.phases.node_radices == (2, 4), "digit 0 is the rack"
+    assert aware.schedule.rule().radices == (2, 4), "digit 0 is the rack"
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -104,7 +104,7 @@ def test_irregular_racks_are_planned_with_explicit_groups() -> None:
     assert found.proof.verdict == "proved"
     mine = [option for option in found.options if option.status != "catalogue"]
     assert mine
-    assert all(isinstance(option.schedule.strategy.phases, GroupPhases) for option in mine)
+    assert all(option.schedule.rule() is None for option in mine)
 
 
 def cluster_of_text(text: str) -> Cluster:
