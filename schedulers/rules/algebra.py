@@ -1,4 +1,4 @@
-"""Rule algebra: compose, repeat, interleave and overlay rules; make schedules of them for any cluster."""
+"""Rule algebra: compose, repeat, interleave and overlay rules; make strategies of them for any cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block, RulePhase, strides_of
-from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -133,8 +132,8 @@ def local_ranks(cluster: Cluster) -> tuple[int, ...]:
     return tuple(range(int(cluster.node_sizes().max())))
 
 
-def schedule(name: str, cluster: Cluster, rule: Rule) -> Schedule:
-    """A schedule of kind `static`: in rule form for equal nodes, in explicit groups otherwise.
+def static(cluster: Cluster, rule: Rule) -> Static:
+    """The rule on a cluster: in rule form for equal nodes, in explicit groups otherwise.
 
     Blocks that would hold one worker only are left out, so that every group has at least two. On an irregular cluster
     a block holds those of its local ranks that exist.
@@ -150,12 +149,12 @@ def schedule(name: str, cluster: Cluster, rule: Rule) -> Schedule:
         for phase in rule.phases
     )
     if cluster.is_regular:
-        return Schedule(name, cluster, Static(phases=phases, node_radices=rule.radices))
+        return Static(phases=phases, node_radices=rule.radices)
     expanded: dict[RulePhase, Phase] = {}
     for phase in phases:
         if phase not in expanded:
             expanded[phase] = _on_irregular(phase, cluster, rule.radices)
-    return Schedule(name, cluster, Static(phases=tuple(expanded[phase] for phase in phases)))
+    return Static(phases=tuple(expanded[phase] for phase in phases))
 
 
 def _on_irregular(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:

@@ -17,8 +17,8 @@ from preduce.schedulers.imports import formats, from_networkx, import_schedule, 
 from preduce.schedulers.imports.balance import balanced
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import FileProblem, InputError, ScheduleError
-from preduce.topo.graphs.exponential import exponential
-from preduce.topo.graphs.ring import ring
+from preduce.topo.graphs.classic import ring
+from preduce.topo.graphs.directed import exponential
 from preduce.topo.graphs.weights import weigh
 
 

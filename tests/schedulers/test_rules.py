@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from preduce.schedulers import registry
 from preduce.schedulers.factors import divisors, fewest_factors, largest_power, prime_factors, smallest_prime_factor
-from preduce.schedulers.rules import prague_figure_10
 from preduce.schedulers.rules.algebra import Rule, compose, interleave, overlay, refine, repeat
+from preduce.schedulers.rules.prague import figure_10_rule
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.rule import Block, expand
@@ -78,7 +78,7 @@ def test_figure_10_golden_figures(nodes):
 
 @pytest.mark.parametrize("nodes", [2, 4, 10, 250_000])
 def test_figure_10_is_the_published_one_for_four_workers_and_even_nodes(nodes):
-    rule = prague_figure_10.rule(nodes, 4)
+    rule = figure_10_rule(nodes, 4)
     everyone = (0, 1) if nodes > 2 else (0,)
     assert rule.radices == ((2, nodes // 2) if nodes > 2 else (2,))
     assert rule.phases == (
