@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,21 +16,12 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.neighbor import Neighbor, Round
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
     from fractions import Fraction
 
     import numpy.typing as npt
 
 MAX_WORKERS = 1_000_000
-
-
-class Edge(NamedTuple):
-    """One edge as it stands in a file: two names of nodes, its weight as written (None: none), and where it stands."""
-
-    source: Hashable
-    target: Hashable
-    weight: object
-    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +33,11 @@ class EdgeTable:
     the source sends, the target hears. An edge of an undirected file goes both ways.
     """
 
-    nodes: tuple[Hashable, ...]  # every node once, in the file's order
-    edges: tuple[Edge, ...]
+    nodes: Collection[Hashable]  # every node once, in the file's order
+    edges: Sequence[tuple[Hashable, Hashable]]
+    weights: Sequence[object]  # of each edge as written; None where the file gives none
     directed: bool
+    place: Callable[[int], str]  # where edge number e stands, for messages
 
     def ranks(self) -> dict[Hashable, int]:
         """Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in their own order."""
@@ -57,9 +50,7 @@ class EdgeTable:
         """Who sends to whom; weights are left aside."""
         rank = self.ranks()
         make = Graph.directed if self.directed else Graph.undirected
-        return make(
-            len(self.nodes), [rank[edge.source] for edge in self.edges], [rank[edge.target] for edge in self.edges]
-        )
+        return make(len(self.nodes), [rank[a] for a, _ in self.edges], [rank[b] for _, b in self.edges])
 
     def weighted(self, *, placeholder: int | None = None) -> Imported:
         """The graph with its weights as shares, if it has any.
@@ -71,20 +62,21 @@ class EdgeTable:
                 share, or two different weights for one edge.
         """
         rank = self.ranks()
-        pairs = [(rank[edge.source], rank[edge.target]) for edge in self.edges]
+        pairs = [(rank[a], rank[b]) for a, b in self.edges]
         shares = self._shares()
         if shares is not None and all(share == placeholder for share in shares):
             shares = None
         return from_edges(len(self.nodes), pairs, shares, directed=self.directed)
 
     def _shares(self) -> list[Fraction] | None:
-        for edge in self.edges:
-            if (edge.weight is None) != (self.edges[0].weight is None):
-                lacks = "has no weight, others have one; " if edge.weight is None else ""
-                raise ScheduleError(f"{edge.place}: {lacks}give all edges a weight, or none")
-        if not self.edges or self.edges[0].weight is None:
+        absent = [weight is None for weight in self.weights]
+        if all(absent):
             return None
-        return [exact(edge.weight, edge.place) for edge in self.edges]
+        if any(absent):
+            odd = absent.index(not absent[0])
+            lacks = "has no weight, others have one; " if absent[odd] else ""
+            raise ScheduleError(f"{self.place(odd)}: {lacks}give all edges a weight, or none")
+        return [exact(weight, self.place(e)) for e, weight in enumerate(self.weights)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.imports.base import Edge, EdgeTable, from_edges
+from preduce.schedulers.imports.base import EdgeTable, from_edges
 from preduce.topo.document.reader import decode
 from preduce.topo.errors import DocumentError
 
@@ -42,17 +44,28 @@ def edge_table(data: bytes, source: str, *, directed: bool = False) -> EdgeTable
     Raises:
         DocumentError: a line that is neither, or no line at all.
     """
-    edges: list[Edge] = []
+    edges: list[tuple[str, str]] = []
+    weights: list[str | None] = []
+    numbers: list[int] = []
     for number, words in lines_of(data, source):
         if len(words) not in (2, 3):
             count = "1 word" if len(words) == 1 else f"{len(words)} words"
             raise DocumentError(f"line {number}", f"has {count}; an edge is two nodes and perhaps a weight", source)
-        edges.append(Edge(words[0], words[1], words[2] if len(words) == 3 else None, f"line {number}"))
+        edges.append((words[0], words[1]))
+        weights.append(words[2] if len(words) == 3 else None)
+        numbers.append(number)
     if not edges:
         raise DocumentError("document", "has no edges", source)
-    if all(_is_rank(str(name)) for edge in edges for name in edge[:2]):
-        edges = [edge._replace(source=int(str(edge.source)), target=int(str(edge.target))) for edge in edges]
-    return EdgeTable(tuple(dict.fromkeys(name for edge in edges for name in edge[:2])), tuple(edges), directed)
+
+    def place(e: int) -> str:
+        return f"line {numbers[e]}"
+
+    names = list(dict.fromkeys(chain.from_iterable(edges)))
+    if all(map(_is_rank, names)):
+        number_of = {name: int(name) for name in names}
+        numbered = [(number_of[a], number_of[b]) for a, b in edges]
+        return EdgeTable(list(dict.fromkeys(number_of.values())), numbered, weights, directed, place)
+    return EdgeTable(names, edges, weights, directed, place)
 
 
 def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> Imported:
@@ -63,8 +76,12 @@ def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> Impor
         ScheduleError: a weight that is no share.
     """
     table = edge_table(data, source, directed=directed)
-    largest = max(_rank(str(name), edge.place, source) for edge in table.edges for name in edge[:2])
-    return EdgeTable(tuple(range(largest + 1)), table.edges, directed).weighted()
+    for e, ends in enumerate(table.edges):
+        for name in ends:
+            if not isinstance(name, int):
+                _rank(str(name), table.place(e), source)  # refuses the first one that is no number
+    largest = max(rank for rank in table.nodes if isinstance(rank, int))
+    return replace(table, nodes=range(largest + 1)).weighted()
 
 
 def read_decentralizepy_edges(data: bytes, source: str) -> Imported:

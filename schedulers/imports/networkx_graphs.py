@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeGuard
 from xml.etree.ElementTree import ParseError
 
-from preduce.schedulers.imports.base import Edge, EdgeTable, round_of, schedule
+from preduce.schedulers.imports.base import EdgeTable, round_of, schedule
 from preduce.topo.document import parse_json
+from preduce.topo.document.place import shown
 from preduce.topo.errors import DocumentError, ScheduleError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Sequence
+
     import networkx as nx
 
     from preduce.schedulers.imports.base import Imported
@@ -45,8 +48,18 @@ def from_networkx(
 def _of_graph(graph: nx.Graph[Any] | nx.DiGraph[Any]) -> EdgeTable:
     if graph.is_multigraph():
         raise ScheduleError("graph: is a multigraph; a topology has one edge between two workers")
-    edges = (Edge(a, b, data.get("weight"), f"edge {a}→{b}") for a, b, data in graph.edges(data=True))
-    return EdgeTable(tuple(graph.nodes), tuple(edges), graph.is_directed())
+    edges = list(graph.edges)
+    weights = [attributes.get("weight") for _, _, attributes in graph.edges(data=True)]
+    return _table(list(graph.nodes), edges, weights, directed=graph.is_directed())
+
+
+def _table(
+    nodes: Collection[Hashable], edges: Sequence[tuple[Any, Any]], weights: Sequence[object], *, directed: bool
+) -> EdgeTable:
+    def place(e: int) -> str:
+        return _arrow(*edges[e])
+
+    return EdgeTable(nodes, edges, weights, directed, place)
 
 
 def read_node_link(data: bytes, source: str) -> Imported:
@@ -73,26 +86,33 @@ def node_link_table(document: object, source: str) -> EdgeTable:
         raise DocumentError("document", f"has no list `links` or `edges`; {NODE_LINK}", source)
     directed = document.get("directed", False)
     if not isinstance(directed, bool):
-        raise DocumentError("directed", f"is {directed!r}; a graph is directed (true) or not (false)", source)
+        raise DocumentError("directed", f"is {shown(directed)}; a graph is directed (true) or not (false)", source)
     nodes: dict[int | str, None] = {}
     for i, node in enumerate(document["nodes"]):
         name = node.get("id") if isinstance(node, dict) else node
         if not _is_name(name):
             raise DocumentError(f"nodes[{i}]", "has no `id`, a number or a text", source)
         if name in nodes:
-            raise DocumentError(f"nodes[{i}]", f"two nodes share an id, {name!r}", source)
+            raise DocumentError(f"nodes[{i}]", f"two nodes share an id, {shown(name)}", source)
         nodes[name] = None
-    edges: dict[object, Edge] = {}
+    edges: list[tuple[int | str, int | str]] = []
+    weights: list[object] = []
+    seen: set[object] = set()
     for i, link in enumerate(links):
-        ends = (link.get("source"), link.get("target")) if isinstance(link, dict) else ()
-        if not ends or not all(_is_name(end) and end in nodes for end in ends):
+        a, b = (link.get("source"), link.get("target")) if isinstance(link, dict) else (None, None)
+        if not (_is_name(a) and a in nodes and _is_name(b) and b in nodes):
             raise DocumentError(f"{key}[{i}]", "needs `source` and `target`, ids of listed nodes", source)
-        a, b = ends
         once = (a, b) if directed else frozenset((a, b))
-        if once in edges:
-            raise DocumentError(f"{key}[{i}]", f"edge {a}→{b} is listed twice", source)
-        edges[once] = Edge(a, b, link.get("weight"), f"edge {a}→{b}")
-    return EdgeTable(tuple(nodes), tuple(edges.values()), directed)
+        if once in seen:
+            raise DocumentError(f"{key}[{i}]", f"{_arrow(a, b)} is listed twice", source)
+        seen.add(once)
+        edges.append((a, b))
+        weights.append(link.get("weight"))
+    return _table(nodes, edges, weights, directed=directed)
+
+
+def _arrow(source: object, target: object) -> str:
+    return f"edge {shown(source)}→{shown(target)}"
 
 
 def _is_name(value: object) -> TypeGuard[int | str]:

@@ -277,7 +277,7 @@ BAD = [
     ("d.json", '{"nodes": [{"id": 0}, {"id": 1}], "links": [{"source": 0, "target": 1, "weight": -1}]}', "negative"),
     ("e.json", '{"nodes": [{}], "links": []}', r"nodes\[0\]: has no `id`"),
     ("j.json", '{"nodes": [0, 1, 0], "links": [{"source": 0, "target": 1}]}', r"nodes\[2\]: two nodes share an id, 0"),
-    ("k.json", '{"nodes": [0, 1], "directed": "false", "links": []}', "directed: is 'false'"),
+    ("k.json", '{"nodes": [0, 1], "directed": "false", "links": []}', 'directed: is "false"'),
     ("f.json", '{"n_nodes": true}', "n_nodes: is not a number of workers"),
     ("g.json", "[1, 2]", r"matchings\[0\]: is not a list of pairs"),
     ("h.json", "[[[0, 1]], [[2, 3]]]", "workers 0 and 2 do not reach"),
