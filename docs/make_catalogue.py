@@ -41,8 +41,8 @@ A node-link, GraphML or networkx edge u→v of weight w means that v takes the s
 what i takes from j. Decimal weights become the fractions they stand for (0.333333333 is 1/3). Weights that balance at
 every worker up to 1e-7 are balanced exactly.
 
-`preduce gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It asks them only
-who sends to whom: weights do not matter to it, and the nodes of an edge list need not be ranks.
+`preduce gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It asks them
+only who sends to whom: weights do not matter to it, and the nodes of an edge list need not be ranks.
 """
 
 

@@ -33,7 +33,7 @@ def command(
 
 
 def _place(text: str) -> "Cluster":
-    from preduce.topo.document import load_cluster  # late: it brings pydantic, which the list alone does not need
+    from preduce.topo.document import load_cluster  # late: the list alone needs no models of files
 
     return load_cluster(text)
 

@@ -17,7 +17,7 @@ import numpy as np
 from preduce.schedulers.factors import fewest_factors, prime_factors
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.neighbor import Neighbor, Round
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.static import GroupPhases, Static
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,7 +47,7 @@ def _strategy(exchanges: list[Exchange]) -> Static | Neighbor:
     """Groups with relaxed pairs where every round allows it (always for k = 1), weighted edges otherwise."""
     phases = [as_phase(exchange) for exchange in exchanges]
     if all(phase is not None for phase in phases):
-        return Static(phases=tuple(phase for phase in phases if phase is not None))
+        return Static(phases=GroupPhases(tuple(phase for phase in phases if phase is not None)))
     return Neighbor(rounds=tuple(as_round(exchange) for exchange in exchanges))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from preduce.schedulers.rules.grids import grid_phases
 from preduce.topo.graphs.base import Graph
 from preduce.topo.phase import Phase
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.static import GroupPhases, Static
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -26,7 +26,7 @@ def moshpit_grid(cluster: Cluster, side: int | None) -> Static:
     axes, cells = 1, chosen  # the least number of axes whose grid holds everybody
     while cells < count:
         axes, cells = axes + 1, cells * chosen
-    return Static(phases=grid_phases(count, (chosen,) * axes))
+    return Static(phases=GroupPhases(grid_phases(count, (chosen,) * axes)))
 
 
 def _default_side(num_workers: int) -> int:
@@ -49,7 +49,7 @@ def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: in
     drawn = [random_phase(count, size, rng) for _ in range(phases)]
     while not _connected(drawn):
         drawn = [random_phase(count, size, rng) for _ in range(phases)]
-    return Static(phases=tuple(drawn))
+    return Static(phases=GroupPhases(tuple(drawn)))
 
 
 def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:

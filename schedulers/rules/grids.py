@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.factors import ceil_log2, fewest_factors, largest_prime_factor, prime_factors
-from preduce.schedulers.rules.algebra import Rule, local_ranks, static
+from preduce.schedulers.rules.algebra import local_ranks, static
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block, RulePhase, strides_of
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -24,14 +24,14 @@ MAX_RULE_NODE = 4096
 """A rule names every local rank; nodes with more workers than this get explicit groups."""
 
 
-def grid_rule(node_radices: tuple[int, ...], local_radices: tuple[int, ...]) -> Rule:
+def grid_rule(node_radices: tuple[int, ...], local_radices: tuple[int, ...]) -> RulePhases:
     """Axes inside the node first, then across nodes: one phase per radix, each worker in one group per phase."""
     size = prod(local_radices)
     phases: list[RulePhase] = [_local_axis(local_radices, axis) for axis in range(len(local_radices))]
     phases.extend(
         tuple(Block((rank,), (digit,)) for rank in range(size)) for digit in range(len(node_radices) - 1, -1, -1)
     )
-    return Rule(node_radices, tuple(phases))
+    return RulePhases(node_radices, tuple(phases))
 
 
 def _local_axis(radices: tuple[int, ...], axis: int) -> RulePhase:
@@ -70,7 +70,7 @@ def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ..
             if len(inside) + len(across) == len(shortest) and cluster.workers_per_node <= MAX_RULE_NODE:
                 return static(cluster, grid_rule(across, inside))
         factors = shortest
-    return Static(phases=grid_phases(count, factors))
+    return Static(phases=GroupPhases(grid_phases(count, factors)))
 
 
 def default_group(cluster: Cluster) -> int:
@@ -109,15 +109,16 @@ def one_peer_hypercube(cluster: Cluster) -> Static:
         across, inside = ceil_log2(cluster.num_nodes), ceil_log2(cluster.workers_per_node)
         rule = grid_rule((2,) * across, (2,) * inside)
         local, rest = rule.phases[:inside], rule.phases[inside:]  # local digits are written most significant first
-        return static(cluster, Rule(rule.radices, local[::-1] + rest))
-    return Static(phases=grid_phases(cluster.num_workers, (2,) * ceil_log2(cluster.num_workers)))
+        return static(cluster, RulePhases(rule.node_radices, local[::-1] + rest))
+    pairs = grid_phases(cluster.num_workers, (2,) * ceil_log2(cluster.num_workers))
+    return Static(phases=GroupPhases(pairs))
 
 
 def node_digits(cluster: Cluster, radices: tuple[int, ...] | None) -> Static:
     """Phase d averages all workers of the nodes that agree on every digit but d."""
     chosen = prime_factors(cluster.num_nodes) if radices is None else radices
     ranks = local_ranks(cluster)
-    return static(cluster, Rule(chosen, tuple((Block(ranks, (d,)),) for d in range(len(chosen)))))
+    return static(cluster, RulePhases(chosen, tuple((Block(ranks, (d,)),) for d in range(len(chosen)))))
 
 
 def node_digits_refusal(cluster: Cluster, radices: tuple[int, ...] | None) -> str | None:

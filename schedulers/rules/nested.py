@@ -9,8 +9,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.factors import divisors
-from preduce.schedulers.rules.algebra import Rule, all_digits, compose, local_ranks, repeat, static
+from preduce.schedulers.rules.algebra import all_digits, compose, local_ranks, repeat, static
 from preduce.topo.rule import Block
+from preduce.topo.strategies.static import RulePhases
 from preduce.topo.switches import regular_levels
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> Static:
     """`node_rounds` averages inside each node, then one over all workers."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
-    inside = Rule(radices, ((Block(ranks),),))
-    everyone = Rule(radices, ((Block(ranks, tuple(range(len(radices)))),),))
+    inside = RulePhases(radices, ((Block(ranks),),))
+    everyone = RulePhases(radices, ((Block(ranks, tuple(range(len(radices)))),),))
     return static(cluster, compose(repeat(inside, node_rounds), everyone))
 
 
@@ -42,7 +43,7 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> Static:
     radices = all_digits(cluster.num_nodes)
     phases = [_pairs(len(ranks), t % 2) for t in range(pair_rounds)]
     phases.append((Block(ranks, tuple(range(len(radices)))),))
-    return static(cluster, Rule(radices, tuple(phases)))
+    return static(cluster, RulePhases(radices, tuple(phases)))
 
 
 def pairs_pairs_all_refusal(cluster: Cluster, pair_rounds: int) -> str | None:
@@ -70,7 +71,8 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
     radices = default_levels(cluster) if levels is None else levels
     ranks = local_ranks(cluster)
     levels_up = [
-        Rule(radices, ((Block(ranks, tuple(range(first, len(radices)))),),)) for first in _firsts(cluster, radices)
+        RulePhases(radices, ((Block(ranks, tuple(range(first, len(radices)))),),))
+        for first in _firsts(cluster, radices)
     ]
     cycle = levels_up[0]
     for level in levels_up[1:]:

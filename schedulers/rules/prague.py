@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.factors import smallest_prime_factor
-from preduce.schedulers.rules.algebra import Rule, all_digits, interleave, local_ranks, static
+from preduce.schedulers.rules.algebra import all_digits, interleave, local_ranks, static
 from preduce.topo.rule import Block
+from preduce.topo.strategies.static import RulePhases
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -19,7 +20,7 @@ MAX_ROTATING = 256
 """Rotating heads need two phases a worker of the largest node."""
 
 
-def figure_10_rule(num_nodes: int, workers_per_node: int) -> Rule:
+def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
     """Figure 10 for `num_nodes` nodes of `workers_per_node` workers.
 
     As published, for 4 workers on a node and an even number of nodes: phase 0 averages LW0 of all nodes and LW2+LW3
@@ -48,7 +49,7 @@ def figure_10_rule(num_nodes: int, workers_per_node: int) -> Rule:
     if crew:
         third.append(Block((0, *(crew[1:] or crew))))
     third.append(Block((1,), (0,) if radices else ()))
-    return Rule(radices, (tuple(first), node, tuple(third), node))
+    return RulePhases(radices, (tuple(first), node, tuple(third), node))
 
 
 def figure_10(cluster: Cluster) -> Static:
@@ -61,7 +62,7 @@ def inter_intra(cluster: Cluster) -> Static:
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     inter = (Block((0,), tuple(range(len(radices)))), Block(ranks[1:]))
-    return static(cluster, Rule(radices, (inter, (Block(ranks),))))
+    return static(cluster, RulePhases(radices, (inter, (Block(ranks),))))
 
 
 def rotating_heads(cluster: Cluster) -> Static:
@@ -73,7 +74,7 @@ def rotating_heads(cluster: Cluster) -> Static:
         (Block((head,), digits), *((Block(rest),) if (rest := ranks[:head] + ranks[head + 1 :]) else ()))
         for head in ranks
     )
-    return static(cluster, interleave(Rule(radices, heads), Rule(radices, ((Block(ranks),),))))
+    return static(cluster, interleave(RulePhases(radices, heads), RulePhases(radices, ((Block(ranks),),))))
 
 
 def rotating_heads_refusal(cluster: Cluster) -> str | None:
