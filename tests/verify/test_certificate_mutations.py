@@ -19,7 +19,6 @@ from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
 from preduce.verify import checker, prove
 
 COUNT = 1000
-documents = checker.documents
 
 
 def explicit(n, *phases, **options):
@@ -97,9 +96,9 @@ def certified(schedule):
 def refusal(raw, certificate) -> str | None:
     """What the checker says against it, None if it accepts. Inputs are consumed."""
     try:
-        for _ in checker.check(certificate, documents.Schedule(raw)):
+        for _ in checker.check(certificate, checker.read_schedule(raw)):
             pass
-    except documents.Refusal as error:
+    except checker.Refusal as error:
         return error.args[0]
     except Exception as error:  # noqa: BLE001 - what the program reports as unreadable
         return f"unreadable: {type(error).__name__}: {error}"
@@ -377,13 +376,13 @@ def entries_of(kind):
 
 @pytest.mark.parametrize("kind", sorted({*KINDS, "contraction/norms", "exact-consensus-probable"}))
 def test_corrupted_certificates_are_refused_or_still_true(kind):
-    slow = kind in ("contraction/norms", "exact-consensus-probable")
+    count = COUNT // 4 if kind == "contraction/norms" else COUNT  # its matrices have 50 rows
     draw = random.Random(f"certificate {kind}")
     cases = entries_of(kind)
     assert cases, "every kind of claim has a schedule that shows it"
     accepted = changed = named = 0
     for number in range(10 * COUNT):
-        if changed == (COUNT // 20 if slow else COUNT):
+        if changed == count:
             break
         raw, certificate = (copy.deepcopy(part) for part in cases[number % len(cases)])
         index = len(certificate["claims"]) - 1
@@ -401,7 +400,7 @@ def test_corrupted_certificates_are_refused_or_still_true(kind):
             assert is_true(certificate["claims"][index], raw), certificate["claims"][index]
         else:
             named += f"claims[{index}]" in said or "schedule" in said
-    assert changed == (COUNT // 20 if slow else COUNT)
+    assert changed == count
     assert named >= 0.97 * (changed - accepted), "a refusal names the entry"
 
 
@@ -416,8 +415,8 @@ def test_certificates_of_another_schedule_are_refused_or_still_true(name):
         other = copy.deepcopy(raw)
         try:
             aimed_schedule(draw, other) if number % 2 else blind(draw, other["strategy"])
-            reread = documents.Schedule(copy.deepcopy(other))
-        except (documents.Refusal, TypeError, ValueError, AttributeError, KeyError):
+            reread = checker.read_schedule(copy.deepcopy(other))
+        except (checker.Refusal, TypeError, ValueError, AttributeError, KeyError):
             continue  # not a schedule at all: the loader's business
         if other == raw:
             continue
@@ -425,8 +424,8 @@ def test_certificates_of_another_schedule_are_refused_or_still_true(name):
         forged = {
             **copy.deepcopy(certificate),
             "schedule_sha256": reread.sha256,
-            "num_workers": reread.n,
-            "period": len(reread.phases),
+            "num_workers": reread.num_workers,
+            "period": reread.period,
         }
         # Each claim on its own, so that one refusal does not shield the others.
         for index, entry in enumerate(forged["claims"]):
@@ -447,4 +446,4 @@ def test_true_certificates_are_accepted(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_checker_computes_the_hash_that_the_documents_compute(name):
     schedule = SCHEDULES[name]
-    assert documents.Schedule(dump_schedule(schedule)).sha256 == schedule_sha256(schedule)
+    assert checker.read_schedule(dump_schedule(schedule)).sha256 == schedule_sha256(schedule)
