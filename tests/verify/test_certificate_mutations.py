@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from fractions import Fraction
 
@@ -11,11 +12,12 @@ import pytest
 
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import dump_schedule, schedule_sha256
+from preduce.topo.document import dump_schedule, load_schedule, schedule_sha256
+from preduce.topo.errors import InputError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from preduce.verify import checker, prove
 
 COUNT = 1000
@@ -23,13 +25,15 @@ COUNT = 1000
 
 def explicit(n, *phases, **options):
     return Schedule(
-        "x", Cluster.regular(n, 1), Static(phases=tuple(Phase.from_groups(n, p) for p in phases), **options)
+        "x",
+        Cluster.regular(n, 1),
+        Static(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
     )
 
 
 def rule(radices, size, *phases):
     m = int(np.prod(radices))
-    return Schedule("r", Cluster.regular(m, size), Static(phases=phases, node_radices=radices))
+    return Schedule("r", Cluster.regular(m, size), Static(phases=RulePhases(radices, phases)))
 
 
 def graph(n, *rounds):
@@ -447,3 +451,35 @@ def test_true_certificates_are_accepted(name):
 def test_the_checker_computes_the_hash_that_the_documents_compute(name):
     schedule = SCHEDULES[name]
     assert checker.read_schedule(dump_schedule(schedule)).sha256 == schedule_sha256(schedule)
+
+
+AXES = [
+    *(
+        {"when": when}
+        for when in ("lockstep", {"late": 1}, {"late": 2}, {"late": 0}, {"late": "1"}, {}, "free", None, 1)
+    ),
+    *({"when": when} for when in ({"gap": {"staleness": 1}}, {"late": 1, "gap": 1}, "late")),
+    *({"how": how} for how in ({}, {"form": "ring"}, {"form": "hierarchical"}, {"form": "tree"}, "ring", None)),
+    *({"how": how} for how in ({"form": "ring", "codec": "none"}, {"codec": "none"})),
+    {"when": {"late": 1}, "how": {"form": "hierarchical"}},
+    {"when": "lockstep", "how": {}},
+    {"overlap": True},
+]
+
+
+@pytest.mark.parametrize("axes", AXES, ids=str)
+@pytest.mark.parametrize("name", ["rule", "explicit", "allreduce", "graph"])
+def test_of_when_and_how_the_checker_reads_and_refuses_what_the_documents_do(name, axes, tmp_path):
+    """The same canonical hash, or no schedule for either."""
+    raw = dump_schedule(SCHEDULES[name])
+    raw["strategy"] |= axes
+    (tmp_path / "s.json").write_text(json.dumps(raw))
+    try:
+        read = schedule_sha256(load_schedule(tmp_path / "s.json"))
+    except InputError:
+        read = None
+    try:
+        checked = checker.read_schedule(raw).sha256
+    except checker.Refusal:
+        checked = None
+    assert checked == read

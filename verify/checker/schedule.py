@@ -155,7 +155,7 @@ def _read_cluster(raw: dict[str, Any]) -> _Cluster:
 
 def _read_strategy(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
     """Form, radices, and phases or rounds."""
-    options = ("pace", "averaging", "when", "how", "overlap")  # TRANSITION: overlap goes
+    options = ("pace", "averaging", "when", "how")
     kind = raw.get("kind")
     as_choice(kind, "strategy.kind", ("static", "neighbor", "allreduce"))
     if kind == "allreduce":
@@ -206,11 +206,9 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> int:
         as_choice(when["late"], "strategy.when.late", (1,))
     else:
         as_choice(when, "strategy.when", ("lockstep",))
-    how = as_object(raw.get("how", {"form": "ring"}), "strategy.how", ("form",))
-    as_choice(how["form"], "strategy.how.form", ("ring", "hierarchical"))
-    as_choice(raw.get("overlap", False), "strategy.overlap", (False, True))  # TRANSITION
-    if raw.get("overlap") is False:  # TRANSITION
-        del raw["overlap"]  # TRANSITION
+    how = as_object(raw.get("how", {}), "strategy.how", (), ("form",))
+    forms = ("ring",) if raw["kind"] == "neighbor" else ("ring", "hierarchical")
+    as_choice(how.setdefault("form", "ring"), "strategy.how.form", forms)
     prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
