@@ -20,8 +20,12 @@ from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import HopSetting
+from preduce.topo.cluster import Cluster
+from preduce.topo.document import dump_schedule
 from preduce.topo.errors import InputError, UnknownError
-from preduce.verify import checker
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce
+from preduce.verify import checker, prove
 from preduce.verify.checker.gaps import EventGraph
 from preduce.verify.gaps import gaps
 from preduce.verify.gaps.certificate import gap_certificate
@@ -345,6 +349,26 @@ def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_pyt
         ["live", "proved"], ["queues", "proved"], ["pair", "proved"],
     ]  # fmt: skip
     assert "<= 3, attained" in result.stdout
+
+
+def test_one_program_checks_both_certificates_and_says_which_files_each_needs(tmp_path):
+    schedule = Schedule("all", Cluster.regular(2, 2), AllReduce())
+    for name, document in (
+        ("gaps", gap_certificate(load_graph("ring:6"), HopSetting())),
+        ("claims", dict(prove(schedule).certificate)),
+        ("schedule", dump_schedule(schedule)),
+    ):
+        (tmp_path / name).write_text(json.dumps(document))
+
+    def answer(*names):
+        line = [sys.executable, "-I", str(CHECKER), *(str(tmp_path / name) for name in names)]
+        result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+        return result.returncode, result.stdout.split(":")[0], "schedule" in result.stdout
+
+    assert answer("gaps") == (0, "live", False)
+    assert answer("claims", "schedule") == (0, "conflict-free", False)
+    assert answer("gaps", "schedule") == (65, "unreadable", True)
+    assert answer("claims") == (65, "unreadable", True)
 
 
 def test_the_part_on_queues_is_linear_in_edges_on_rings():

@@ -54,10 +54,10 @@ MAX_PERIODS = 1000
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`trees`: for explicit groups one; for rules one for the class of the empty set, and one for each digit."""
-    contracts_nothing_wrong = schedule.form != "graph" and all(
+    lengthens_nothing = schedule.form != "graph" and all(
         0 <= relax < 2 for sizes in schedule.group_sizes() for _, relax in sizes
     )
-    confirm(contracts_nothing_wrong, place, "trees", "0 <= relax < 2 in every group")
+    confirm(lengthens_nothing, place, "trees", "0 <= relax < 2 in every group")
     listed_classes: list[list[int]] = [[], *([digit] for digit in range(len(schedule.radices)))]
     trees = entry["trees"]
     as_many = isinstance(trees, list) and len(trees) == len(listed_classes)
@@ -66,16 +66,15 @@ def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
         _confirm_tree(schedule, digits, tree, f"{place}.trees[{number}]")
 
 
-def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: object, place: str) -> None:
+def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], place: str) -> None:
     """A spanning tree of witnesses [phase, first worker of a contracting group, another of its workers], in order.
 
     In a group that acts as 0 the first is ZERO.
     """
     vertices = range(ZERO if digits else 0, schedule.width)
     num_edges = schedule.width - (0 if digits else 1)
-    if not isinstance(tree, list) or len(tree) != num_edges:
-        confirm(False, place, "…", f"{num_edges} witnesses")
-        return
+    as_long = isinstance(tree, list) and len(tree) == num_edges
+    confirm(as_long, place, "…", f"{num_edges} witnesses")
     components = _Components(vertices)
     previous = [-1]
     phase_shown = -1
