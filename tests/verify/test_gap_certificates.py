@@ -21,7 +21,7 @@ from preduce.graph_input import load_graph
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import HopSetting
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import dump_schedule
+from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.errors import InputError, UnknownError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce
