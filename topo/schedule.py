@@ -116,6 +116,16 @@ class Schedule:
         pace = self.strategy.pace
         return pace if isinstance(pace, int) else pace[worker]
 
+    @property
+    def overlap(self) -> bool:
+        """Whether averaging runs while the next round computes."""
+        return bool(getattr(self.strategy, "overlap", False))
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether gradients are averaged in each step rather than parameters."""
+        return bool(getattr(self.strategy, "averages_gradients", False))
+
     def num_distinct_phases(self) -> int:
         """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none."""
         if isinstance(self.strategy, Static) and self.strategy.is_rule:

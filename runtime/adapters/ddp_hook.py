@@ -9,7 +9,7 @@ import torch
 
 from preduce.runtime.adapters.averager import refuse_strategy
 from preduce.runtime.averaging.p_reduce import p_reduce
-from preduce.runtime.liveness.facts import read_schedule
+from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.transport.rendezvous import place
 from preduce.runtime.transport.torch_api import GradBucket
 from preduce.topo.errors import InputError
@@ -18,7 +18,7 @@ from preduce.topo.phase import Group
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
 
@@ -68,7 +68,7 @@ class ScheduleHookState:
     def group(self) -> Group | None:
         """Whose gradients are averaged in this backward pass."""
         everyone = Group(tuple(range(self.schedule.num_workers)))
-        if self.step < self.all_reduce_steps or getattr(self.schedule.strategy, "averages_gradients", False):
+        if self.step < self.all_reduce_steps or self.schedule.averages_gradients:
             return everyone
         if self.gradients is HookGradients.LOCAL:
             return None

@@ -7,16 +7,11 @@ import random
 import selectors
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from thread_ranks import ThreadRanks
-
+from helpers import children
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state import checkpoint
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
@@ -27,14 +22,10 @@ from preduce.topo.strategies import AllReduce, Pairwise, Server
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(6)
-
-
-@pytest.fixture(scope="module")
 def ask():
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "resume_worker.py")],
+        children.module("helpers.resume_worker"),
+        env=children.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -153,8 +144,8 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
         resumed = load_checkpoint(optimizer, tmp_path)
         return values(model), resumed.extra, optimizer.steps, optimizer.round
 
-    for rank, (found, extra, steps, round_) in enumerate(ranks.run(3, work)):
-        assert found == before[rank]
+    for rank, (restored, extra, steps, round_) in enumerate(ranks.run(3, work)):
+        assert restored == before[rank]
         assert extra == {"epoch": 4, "rank": rank}
         assert (steps, round_) == (4, 4)
 
@@ -220,12 +211,12 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
     def work(world):
         model, optimizer = make(world, everyone(n))
         resumed = load_checkpoint(optimizer, tmp_path, other_run=True)
-        found = values(model)
+        restored = values(model)
         train(model, optimizer, 2)
-        return found, resumed.num_workers, resumed.round, optimizer.steps
+        return restored, resumed.num_workers, resumed.round, optimizer.steps
 
-    for found, old_size, old_round, steps in ranks.run(n, work):
-        assert found == pytest.approx(mean)
+    for restored, old_size, old_round, steps in ranks.run(n, work):
+        assert restored == pytest.approx(mean)
         assert (old_size, old_round, steps) == (3, 4, 2)
 
 
@@ -281,7 +272,7 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
 
     def work(world):
         model, optimizer = make(world, everyone(3, overlap=True))
-        optimizer._reducer.timeout = 1
+        optimizer.run.reducer.timeout = 1
         load_checkpoint(optimizer, tmp_path)
         train(model, optimizer, 2)
         save_checkpoint(optimizer, tmp_path)
@@ -296,9 +287,9 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
         _, optimizer = make(world, everyone(3, overlap=True))
         return load_checkpoint(optimizer, tmp_path).round
 
-    found = set(ranks.run(3, again))
-    assert len(found) == 1
-    assert found <= ({2} if stop < 3 else {2, 4})
+    answers = set(ranks.run(3, again))
+    assert len(answers) == 1
+    assert answers <= ({2} if stop < 3 else {2, 4})
 
 
 @pytest.mark.parametrize(
@@ -320,8 +311,8 @@ def test_timing_dependent_strategies_lose_and_double_nothing(ranks, tmp_path, st
         if resumed is None:
             save_checkpoint(optimizer, tmp_path)
             train(model, optimizer, 3)  # lost in the crash that follows
-            optimizer._reducer.agree("end", 0, _all(3))
-            optimizer._strategy.close()
+            optimizer.run.reducer.agree("end", 0, _all(3))
+            optimizer.runner.close()
             return None
         optimizer.finish()
         return model.weight.detach().reshape(-1).tolist()

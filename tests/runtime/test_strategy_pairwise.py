@@ -1,20 +1,14 @@
 """AD-PSGD: exchanges preserve the sum, happen once, and end cleanly when workers finish at different times."""
 
 import random
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_schedules import Quadratic
-from thread_ranks import ThreadRanks
-
+from helpers.random_schedules import Quadratic
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.strategies import pairwise as pairwise_module
 from preduce.schedulers.protocols.adpsgd import Role, two_sides
@@ -22,11 +16,6 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.pairwise import Pairwise
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(6)
 
 
 def schedule(n, active, **options):
@@ -57,7 +46,7 @@ def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active,
                 with optimizer.mean_model():
                     seen = model.values().numpy().copy()
         optimizer.finish()
-        return model.values().numpy().copy(), seen, optimizer._strategy.pair.averaged
+        return model.values().numpy().copy(), seen, optimizer.runner.pair.averaged
 
     results = ranks.run(n, work)
     paces = [pace if isinstance(pace, int) else pace[rank] for rank in range(n)]
@@ -82,7 +71,7 @@ def test_workers_come_to_agree(ranks):
         for _ in range(60):
             model.set_gradient(0.0, np.zeros(3))
             optimizer.step()
-        optimizer._strategy.settle()
+        optimizer.runner.settle()
         mine = model.values().numpy().copy()
         optimizer.finish()
         return mine
@@ -98,7 +87,7 @@ def test_edges_limit_who_meets_whom(ranks):
             model.set_gradient(0.0, np.zeros(3))
             optimizer.step()
         optimizer.finish()
-        return set(optimizer._strategy.pair.averaged)
+        return set(optimizer.runner.pair.averaged)
 
     met = ranks.run(4, work)
     assert met[0] == {2}
@@ -142,10 +131,10 @@ def test_a_busy_passive_worker_makes_nobody_wait(ranks):
 def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
     receive = pairwise_module._Pair.receive
 
-    def twice(self, letter):
-        receive(self, letter)
-        if letter.kind in ("ask", "answer"):
-            receive(self, letter)
+    def twice(self, message):
+        receive(self, message)
+        if message.kind in ("ask", "answer"):
+            receive(self, message)
 
     monkeypatch.setattr(pairwise_module._Pair, "receive", twice)
 
@@ -163,8 +152,8 @@ def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
 def test_the_machine_that_runs_is_the_explored_one(ranks):
     def work(world):
         _, optimizer = make(world, schedule(3, (1,)), [0.0] * 3)
-        machine = optimizer._strategy.pair.machine
-        optimizer._strategy.close()
+        machine = optimizer.runner.pair.machine
+        optimizer.runner.close()
         return machine
 
     for machine in ranks.run(3, work):
@@ -199,8 +188,8 @@ def test_a_lost_partner_is_named(ranks):
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
         if world.rank == 1:
-            optimizer._watch.note("left", "stopped in round 1 with ValueError: a bug")
-            optimizer._leave()
+            optimizer.run.reducer.heartbeat.note("left", "stopped in round 1 with ValueError: a bug")
+            optimizer.ending.leave()
             return
         for _ in range(100):
             time.sleep(0.01)

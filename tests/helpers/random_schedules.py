@@ -150,7 +150,7 @@ def run_case(case: Case, world) -> str | None:
     for step in range(steps):
         model.set_gradient(float(case.decay[rank]), case.push[rank, step])
         optimizer.step()
-    optimizer._strategy.drain()
+    optimizer.runner.drain()
     wanted, largest = reference(case)
     got = model.values().double().numpy()
     error = float(np.abs(got - wanted[rank]).max())

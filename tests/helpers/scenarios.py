@@ -1,10 +1,10 @@
 """What real worker processes do in the tests, and the driver that forks them.
 
-`python scenarios.py` reads names of scenarios from standard input and answers each with one line of JSON: exit code of
-the launcher, what the workers printed, seconds. torch is imported once; every scenario forks fresh workers.
+`python -m helpers.scenarios` reads names of scenarios from standard input and answers each with one line of JSON: exit
+code of the launcher, what the workers printed, seconds. torch is imported once; every scenario forks fresh workers.
 """
 
-# ruff: noqa: E402, T201 - the paths come first when this runs as a script; its output is what the tests read
+# ruff: noqa: T201 - its output is what the tests read
 from __future__ import annotations
 
 import io
@@ -15,17 +15,14 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import torch
-from random_schedules import make_case, run_case
 
+from helpers.random_schedules import make_case, run_case
 from preduce.runtime.averaging.p_reduce import p_reduce
 from preduce.runtime.launch import launch
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.rendezvous import connect_store
 from preduce.runtime.transport.torch_api import PrefixStore
 from preduce.topo.cluster import Cluster
@@ -236,10 +233,10 @@ def lost_from_generated(when) -> None:
         for parameter in model.parameters():
             parameter.fill_(float(rank() + 1))
             parameter.grad = torch.zeros_like(parameter)
-    client, store = optimizer._strategy.client, optimizer._world.store
+    client, store = optimizer.runner.client, optimizer.run.reducer.world.store
 
     def die_inside_a_group() -> None:
-        while not (optimizer.steps > 4 and optimizer._watch._doing.startswith("entered the average")):
+        while not (optimizer.steps > 4 and optimizer.run.reducer.heartbeat._doing.startswith("entered the average")):
             time.sleep(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
