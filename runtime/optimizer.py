@@ -56,7 +56,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers.
         drift_correction: for data that differs between workers: `auto`, or its strength α; plain SGD only.
-        form: how a group adds up: `ring` (default), or `hierarchical` where it has equally many on each node.
+        form: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's by
+            default.
         world: how to reach the others; found from the process group or the launcher's environment by default.
 
     Raises:
@@ -77,7 +78,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trace: str | Path | None = None,
         initial: str = "broadcast",
         drift_correction: float | str | None = None,
-        form: str = "ring",
+        form: str | None = None,
         world: World | None = None,
     ) -> None:
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
@@ -90,7 +91,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         facts = facts_of(self.schedule, flat, self.optimizer, policies)
         alpha = chosen_alpha(drift_correction, self.schedule, self.optimizer)
         facts["drift correction"] = "none" if alpha is None else f"{alpha:.12g}"
-        group_form = chosen_form(form, device)
+        group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
         facts["form"] = group_form.value
         agreed = agree(facts, flat.layout(), world, device, timeout)
         _refuse_other_size(self.schedule, agreed.world)

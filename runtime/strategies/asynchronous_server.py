@@ -61,7 +61,7 @@ class AsynchronousServer(Runner):
         )
         self._mailbox.start()
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the protocol's signature
+    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Before the first step: where progress is counted from."""
         self._open(round_)
 

@@ -49,10 +49,6 @@ class GeneratedMeans(Runner):
             raise MissingFeatureError(
                 "strategy 'generated': makes communicators while it runs, which needs gloo on CPU"
             )
-        if strategy.overlap:
-            raise InputError(
-                "overlap: groups of the generator are known too late to average a snapshot; set it to false"
-            )
         self.world = world
         self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self._starts: list[torch.Tensor] = []

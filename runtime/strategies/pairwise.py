@@ -69,7 +69,7 @@ class PairMeans(Runner):
         )
         self._mailbox.start()
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the protocol's signature
+    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Before the first step: the model starts from the live parameters."""
         self._open()
 

@@ -40,7 +40,7 @@ class SynchronousServer(Runner):
         self._mailbox = communicator.mailbox
         world = ThroughServers(base.world, communicator)
         reducer = Reducer(world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
-        same = AllReduce(pace=server.pace, overlap=server.overlap, averaging=server.averaging)
+        same = AllReduce(pace=server.pace, when=server.when, averaging=server.averaging)
         schedule = Schedule(run.schedule.name, run.schedule.cluster, same)
         self._inner = all_reduce(same, replace(run, schedule=schedule, reducer=reducer))
         self.averages_gradients = self._inner.averages_gradients

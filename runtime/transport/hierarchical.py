@@ -25,7 +25,7 @@ from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.through_servers import shard_bounds
 from preduce.runtime.transport.waiting import OwnWork, pause_after
 from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
-from preduce.topo.timing.cost import Form
+from preduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

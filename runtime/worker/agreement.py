@@ -55,15 +55,15 @@ class Policies:
             InputError: as said.
         """
         average_states = self.optimizer_state is StatePolicy.AVERAGE
-        if schedule.averages_gradients and isinstance(optimizer, torch.optim.LBFGS):
+        if schedule.strategy.averages_gradients and isinstance(optimizer, torch.optim.LBFGS):
             raise InputError(
                 "optimizer: LBFGS evaluates its closure several times; average parameters instead (pace > 1)"
             )
-        if average_states and schedule.averages_gradients:
+        if average_states and schedule.strategy.averages_gradients:
             raise InputError(
                 "optimizer_state='average': with averaged gradients the states are equal already; use 'local'"
             )
-        if average_states and schedule.overlap:
+        if average_states and schedule.strategy.overlap:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
 

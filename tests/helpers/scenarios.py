@@ -29,6 +29,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Late, Lockstep
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.static import Static
@@ -45,7 +46,7 @@ def size() -> int:
 def pairs(name="pairs", **options) -> Schedule:
     """Four workers in changing pairs."""
     phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
-    return Schedule(name, Cluster.regular(1, 4), Static(phases=phases, **options))
+    return Schedule(name, Cluster.regular(1, 4), Static(phases=GroupPhases(phases), **options))
 
 
 def everyone(pace=1, *, num_nodes=1, **options) -> Schedule:
@@ -333,10 +334,14 @@ def unequal(schedule, joined, evaluated=False) -> None:
 
 def mean_model() -> None:
     """Inside: the mean; outside: bit for bit what was; with overlap an operation is in flight meanwhile."""
-    for overlap in (False, True):
+    for when in (Lockstep(), Late()):
         model = torch.nn.Sequential(network(), torch.nn.BatchNorm1d(1))
         optimizer = DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(overlap=overlap), timeout=20, buffers="local"
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model,
+            pairs(when=when),
+            timeout=20,
+            buffers="local",
         )
         train(optimizer, model, 5)
         own, statistics = weights(model).clone(), model[1].running_mean.clone()
@@ -350,7 +355,7 @@ def mean_model() -> None:
         same = bool((weights(model) == own).all() and (model[1].running_mean == statistics).all())
         train(optimizer, model, 5)
         report(
-            overlap=overlap,
+            overlap=when.lag > 0,
             own=own.tolist(),
             inside=inside,
             statistics=statistics.tolist(),
@@ -463,7 +468,7 @@ SCENARIOS = {
     "infinite gradient, all-reduce": (4, lambda: infinite_gradient(everyone())),
     "nan guard": (4, nan_guard),
     "unequal, joined, static": (4, lambda: unequal(pairs(), joined=True)),
-    "unequal, joined, overlap": (4, lambda: unequal(pairs(overlap=True), joined=True)),
+    "unequal, joined, overlap": (4, lambda: unequal(pairs(when=Late()), joined=True)),
     "unequal, joined, all-reduce": (4, lambda: unequal(everyone(), joined=True)),
     "unequal, joined, pace": (4, lambda: unequal(pairs(pace=(1, 2, 3, 1)), joined=True)),
     "unequal, not joined": (4, lambda: unequal(pairs(), joined=False)),

@@ -18,7 +18,7 @@ from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import FileProblem, InputError
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Pairwise, Server
+from preduce.topo.strategies import AllReduce, Late, Pairwise, Server
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def _all(n):
 
 def saved(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
     def work(world):
-        model, optimizer = make(world, plan or everyone(n, pace=1, overlap=True))
+        model, optimizer = make(world, plan or everyone(n, pace=1, when=Late()))
         for round_ in rounds:
             train(model, optimizer, round_ - optimizer.round)
             save_checkpoint(optimizer, tmp_path, extra={"epoch": round_, "rank": world.rank})
@@ -140,7 +140,7 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
     before = saved(ranks, tmp_path)
 
     def work(world):
-        model, optimizer = make(world, everyone(3, overlap=True), 77.0)
+        model, optimizer = make(world, everyone(3, when=Late()), 77.0)
         resumed = load_checkpoint(optimizer, tmp_path)
         return values(model), resumed.extra, optimizer.steps, optimizer.round
 
@@ -169,7 +169,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, dama
         (newest / "manifest.json").write_text('{"format": "preduce.checkpoint", "format": 1}')
 
     def work(world):
-        _, optimizer = make(world, everyone(3, overlap=True))
+        _, optimizer = make(world, everyone(3, when=Late()))
         return load_checkpoint(optimizer, tmp_path).round
 
     assert ranks.run(3, work) == [2, 2, 2]
@@ -191,7 +191,7 @@ def test_another_model_is_refused(ranks, tmp_path):
     saved(ranks, tmp_path)
 
     def work(world):
-        _, optimizer = make(world, everyone(3, overlap=True), width=5)
+        _, optimizer = make(world, everyone(3, when=Late()), width=5)
         load_checkpoint(optimizer, tmp_path)
 
     assert all("another model" in str(error) for error in ranks.run(3, work, catch=InputError))
@@ -271,7 +271,7 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     monkeypatch.setattr(ranks, "timeout", 1)
 
     def work(world):
-        model, optimizer = make(world, everyone(3, overlap=True))
+        model, optimizer = make(world, everyone(3, when=Late()))
         optimizer.run.reducer.timeout = 1
         load_checkpoint(optimizer, tmp_path)
         train(model, optimizer, 2)
@@ -284,7 +284,7 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     monkeypatch.setattr(ranks, "timeout", 60)
 
     def again(world):
-        _, optimizer = make(world, everyone(3, overlap=True))
+        _, optimizer = make(world, everyone(3, when=Late()))
         return load_checkpoint(optimizer, tmp_path).round
 
     answers = set(ranks.run(3, again))

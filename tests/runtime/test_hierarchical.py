@@ -21,9 +21,9 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, How, Late, Static
+from preduce.topo.strategies.axes import Form
 from preduce.topo.strategies.generated import Division, Generated
-from preduce.topo.timing.cost import Form
 
 MOST = 8
 _building = threading.Lock()
@@ -89,7 +89,7 @@ def test_the_condition_is_that_of_the_cost_model():
 def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks):
     cluster = Cluster.irregular([[0, 1], [2, 3], [4]])
     phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1, 2, 3]], [[0, 1, 2]], [range(5)]))
-    schedule = Schedule("uneven", cluster, Static(phases=phases))
+    schedule = Schedule("uneven", cluster, Static(phases=GroupPhases(phases)))
 
     def work(world):
         ours = formed(world, Form.HIERARCHICAL, cluster)
@@ -186,12 +186,12 @@ def train(world, schedule, form, steps=7, **options):
 
 def node_then_all(**options):
     phases = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
-    return Schedule("node, then all", Cluster.regular(2, 2), Static(phases=phases, **options))
+    return Schedule("node, then all", Cluster.regular(2, 2), Static(phases=GroupPhases(phases), **options))
 
 
 SCHEDULES = {
     "node, then all": node_then_all(),
-    "overlap": node_then_all(overlap=True),
+    "overlap": node_then_all(when=Late()),
     "gradients": Schedule("gradients", Cluster.regular(2, 2), AllReduce()),
 }
 
@@ -211,6 +211,16 @@ def test_training_ends_where_it_does_with_rings(ranks, small_parts, name):
         torch.testing.assert_close(ours[0], ring[0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours[1], ring[1], rtol=1e-4, atol=1e-5)
         assert torch.equal(ours[1], answers[0][1][1]), "all workers end with the same bits"
+
+
+def test_the_form_comes_from_the_schedule_unless_the_option_names_another(ranks):
+    plan = Schedule("all", Cluster.regular(2, 2), AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)))
+
+    def work(world):
+        worlds = [train(world, plan, form, steps=2)[2].run.reducer.world for form in (None, "ring")]
+        return isinstance(worlds[0], HierarchicalWorld), worlds[1] is world
+
+    assert ranks.run(4, work) == [(True, True)] * 4
 
 
 def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):

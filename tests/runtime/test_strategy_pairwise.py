@@ -15,6 +15,7 @@ from preduce.schedulers.protocols.adpsgd import Role, two_sides
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.pairwise import Pairwise
 
 
@@ -36,7 +37,7 @@ def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active,
 
     def work(world):
         rng = random.Random(world.rank)
-        plan = schedule(n, active, pace=pace, overlap=overlap)
+        plan = schedule(n, active, pace=pace, when=Late() if overlap else Lockstep())
         model, optimizer = make(world, plan, [world.rank, 2.0 * world.rank, 1.0])
         for step in range(rounds * plan.pace_of(world.rank)):
             time.sleep(rng.random() * 0.004)
@@ -100,7 +101,7 @@ def test_workers_that_finish_at_different_times_end_cleanly(ranks, slow):
     """A passive worker that is done still answers; an active one that is done is waited for by finish()."""
 
     def work(world):
-        model, optimizer = make(world, schedule(3, (0,), overlap=True), [float(world.rank)] * 3)
+        model, optimizer = make(world, schedule(3, (0,), when=Late()), [float(world.rank)] * 3)
         for _ in range(6):
             if world.rank == slow:
                 time.sleep(0.05)

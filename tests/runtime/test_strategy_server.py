@@ -14,6 +14,7 @@ from preduce.runtime.strategies import asynchronous_server
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.server import Server
 
@@ -73,8 +74,10 @@ def test_synchronous_server_has_the_losses_of_all_reduce(ranks, maker, hosts):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_synchronous_server_averages_parameters_at_the_end_of_a_section(ranks, overlap):
     def work(world):
-        server = losses(world, schedule(3, hosts=(2,), pace=2, overlap=overlap), MAKERS["sgd"], steps=6)
-        reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(pace=2, overlap=overlap))
+        server = losses(
+            world, schedule(3, hosts=(2,), pace=2, when=Late() if overlap else Lockstep()), MAKERS["sgd"], steps=6
+        )
+        reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(pace=2, when=Late() if overlap else Lockstep()))
         return server, losses(world, reduced, MAKERS["sgd"], steps=6)
 
     for (mine, weights), (wanted, their_weights) in ranks.run(3, work):
@@ -96,7 +99,7 @@ def test_every_push_is_applied_exactly_once(ranks, hosts, overlap, pace):
     rounds = 12
 
     def work(world):
-        plan = schedule(3, hosts=hosts, synchronous=False, overlap=overlap, pace=pace)
+        plan = schedule(3, hosts=hosts, synchronous=False, when=Late() if overlap else Lockstep(), pace=pace)
         model, optimizer = push_model(world, plan, [1.0, 2.0, 3.0])
         for step in range(rounds * plan.pace_of(world.rank)):
             model.set_gradient(0.0, np.array([1.0, 2.0**world.rank, step]) / 4)
