@@ -122,7 +122,7 @@ def groups_of_round(schedule: Schedule, round_: int) -> list[Group]:
     strategy = schedule.strategy
     if isinstance(strategy, AllReduce) or round_ < strategy.prologue:
         return [Group(tuple(range(schedule.num_workers)))]
-    return list(strategy.phases[(round_ - strategy.prologue) % len(strategy.phases)])
+    return list(strategy.phases.phases[(round_ - strategy.prologue) % len(strategy.phases)])
 
 
 class Quadratic(torch.nn.Module):
