@@ -86,14 +86,14 @@ def test_random_schedules_cover_what_they_claim():
     assert any(getattr(s, "prologue", 0) for s in strategies)
     assert any(s.averaging == "step-normalised" for s in strategies)
     assert any(getattr(s, "averages_gradients", False) for s in strategies)
-    groups = [g for s in strategies if s.kind == "static" for phase in s.phases for g in phase]
+    groups = [g for s in strategies if s.kind == "static" for phase in s.phases.phases for g in phase]
     assert any(g.relax != 1 for g in groups)
     assert {len(g.members) for g in groups} >= {2, 3, 4, 5}
     assert any(
         sum(len(g.members) for g in phase) < phase.num_workers
         for s in strategies
         if s.kind == "static"
-        for phase in s.phases
+        for phase in s.phases.phases
     )
 
 
