@@ -16,7 +16,7 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     """
     if isinstance(schedule, Schedule):
         return schedule
-    from preduce.topo.document import load_schedule
+    from preduce.topo.document.schedule import load_schedule
     from preduce.verify.certificate import confirm
 
     loaded = load_schedule(Path(schedule))

@@ -28,7 +28,7 @@ import numpy as np
 from virtual_training import BATCH, HIDDEN, Data, _gradients, _loss, load_digits, shards
 
 from preduce.schedulers.registry import build
-from preduce.topo.document import load_cluster
+from preduce.topo.document.cluster import load_cluster
 from preduce.topo.figures.correction import best_alpha, noise_factor
 from preduce.topo.hardware import Hardware
 from preduce.topo.timing.cost import communication
@@ -63,7 +63,7 @@ def nic_share(schedule: Schedule) -> float:
 
 
 class Corrections:
-    """The runtime's rule (runtime/averaging/drift_correction.py), for all workers at once. α = 0: none."""
+    """The runtime's rule (runtime/strategies/drift_correction.py), for all workers at once. α = 0: none."""
 
     def __init__(self, alpha: float, shape: tuple[int, int], *, guarded: bool) -> None:
         self.alpha, self.guarded, self.trust, self.doubts = alpha, guarded, 1.0, 0

@@ -109,7 +109,7 @@ def facts_of(
     schedule: Schedule, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies
 ) -> dict[str, str]:
     """What all workers of a run must have in common, field by field, as short texts."""
-    from preduce.topo.document import schedule_sha256
+    from preduce.topo.document.canonical import schedule_sha256
 
     layout = flat.layout()
     digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()

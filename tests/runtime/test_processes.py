@@ -335,7 +335,7 @@ def test_traces_are_written_and_merge(driver, tmp_path):
 SCRIPT = """
 import sys, torch
 from pathlib import Path
-from preduce.runtime import DistributedOptimizer
+from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
