@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from preduce.runtime import save_checkpoint as save_checkpoint
     from preduce.runtime import schedule_hook as schedule_hook
     from preduce.runtime import shard as shard
-    from preduce.runtime.virtual_time.rounds import Timeline as Timeline
-    from preduce.runtime.virtual_time.rounds import simulate as simulate
+    from preduce.runtime.virtual_time.simulate import simulate as simulate
+    from preduce.runtime.virtual_time.timeline import Timeline as Timeline
     from preduce.topo.cluster import Cluster as Cluster
     from preduce.topo.document import dump_schedule as dump_schedule
     from preduce.topo.document import load_cluster as load_cluster
@@ -83,7 +83,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "schedule_hook",
         "shard",
     ),
-    "preduce.runtime.virtual_time.rounds": ("Timeline", "simulate"),
+    "preduce.runtime.virtual_time.simulate": ("simulate",),
+    "preduce.runtime.virtual_time.timeline": ("Timeline",),
     "preduce.topo.cluster": ("Cluster",),
     "preduce.topo.document": (
         "dump_schedule",

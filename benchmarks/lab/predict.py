@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.runtime.virtual_time.rounds import simulate
+from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.mixing import steps_of
 from preduce.topo.phase import Phase

@@ -18,6 +18,8 @@ from preduce.topo.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preduce.topo.strategies.pairwise import Pairwise
+
 
 class Role(StrEnum):
     """The part a worker plays."""
@@ -143,3 +145,11 @@ def all_both(graph: Digraph) -> Pairing:
 def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
     """The pairing in which the workers of one side ask and all others answer."""
     return Pairing(graph, tuple(Role.ACTIVE if v in active else Role.PASSIVE for v in range(graph.num_workers)))
+
+
+def pairing_of(strategy: Pairwise, num_workers: int) -> Pairing:
+    """The pairing of a schedule: over its edges, or every active worker with every passive one."""
+    active = frozenset(strategy.active)
+    passive = [v for v in range(num_workers) if v not in active]
+    edges = strategy.edges if strategy.edges is not None else [(a, p) for a in sorted(active) for p in passive]
+    return two_sides(Digraph.undirected(num_workers, edges), active)

@@ -14,7 +14,7 @@ from preduce.planner import Data, Job, Objective, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.pick import pick
 from preduce.report.levels import levels
-from preduce.runtime.virtual_time.rounds import simulate
+from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers import registry
 from preduce.topo.document import load_cluster
 from preduce.topo.timing.cost import Form, communication

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_generator.buffers import LockVector
 from preduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
 from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
-from preduce.verify.explore import explore
+from preduce.verify.properties import lock_vector
 from preduce.verify.properties.group_generator_suite import MILLION, SMALL, divided, random, smart
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -158,6 +157,6 @@ def test_a_setting_that_cannot_be_is_refused():
         GeneratorSetting(nodes=(0, 0, 0), max_known=0)
 
 
-@pytest.mark.parametrize(("n", "size", "outstanding"), [(3, 2, 3), (4, 2, 3), (4, 3, 4)])
-def test_the_lock_vector_by_itself_never_halts(n, size, outstanding):
-    assert explore(LockVector(n, size, outstanding)).require().holds
+@pytest.mark.parametrize("configuration", lock_vector.SMALL, ids=lambda c: c.name)
+def test_the_lock_vector_by_itself_never_halts(configuration):
+    assert configuration.run().require().holds
