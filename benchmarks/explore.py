@@ -44,7 +44,7 @@ def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - o
         return "cut"
     if not result.holds:
         return "FAILS"
-    if isinstance(configuration, hop_suite.Configuration):
+    if isinstance(configuration, hop_suite.HopConfiguration):
         return "holds, tight" if configuration.is_tight(result) else "FAILS: a bound is not attained"
     return "holds"
 

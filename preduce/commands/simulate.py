@@ -144,9 +144,7 @@ def _print(
             f"steady state: {seconds(facts['steady_seconds_per_step'])} per step, exactly; set by worker {critical}"
         )
     if timeline.free_running:
-        out.print(
-            "Workers do not wait for one another's rounds: a step is the mean over the steps of all.", style="dim"
-        )
+        out.print("Workers have no common rounds: the time per step is the mean over the steps of all.", style="dim")
     listed = table("Where the time goes", "worker", "computing", "group operations", "waiting", "waiting share")
     parts = (timeline.computing(), timeline.communicating(), timeline.waiting())
     count = timeline.finish.shape[1]

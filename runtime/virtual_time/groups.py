@@ -126,7 +126,7 @@ def run_groups(
     count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
     size = size_or_one(hardware, model_bytes)
     seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
-    records = np.zeros((4, num_rounds, count))
+    records = np.full((4, num_rounds, count), np.nan)
 
     @cache
     def group(members: tuple[int, ...]) -> float:
@@ -140,5 +140,6 @@ def run_groups(
     # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
     costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
     group_machine(GeneratorSetting.of(strategy, cluster), timing, rounds=num_rounds, costs=costs, seed=seed).run()
+    assert not np.isnan(records).any(), "the protocol never halts before the end: see verify/properties"
     begun, computed, start, end = records
     return Timeline(paces, begun, computed, start, end, end, overlap=False, free_running=True)

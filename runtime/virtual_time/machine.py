@@ -165,7 +165,7 @@ class VirtualMachine:
         """
         first = len(self.notes)
         left = max_events
-        while self._queue and self._queue[0].seconds <= until and left != 0:
+        while not self.is_idle and self._queue[0].seconds <= until and left != 0:
             self._next()
             left = None if left is None else left - 1
         return self.notes[first:]

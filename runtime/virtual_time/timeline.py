@@ -69,7 +69,7 @@ class Timeline:
         """Seconds that each worker neither computed nor communicated, shape (num_workers,)."""
         start = np.concatenate([np.zeros((1, self.finish.shape[1])), self.finish[:-1]])
         if not self.overlap:
-            return np.asarray(self.finish[-1] - self.computing() - self.communicating())
+            return np.asarray((self.communicate_start - self.compute_end).sum(axis=0))
         busy_to = np.maximum(self.compute_end, start)
         hidden = np.maximum(self.finish - np.maximum(self.communicate_start, busy_to), 0.0)
         return np.asarray((self.finish - busy_to - hidden).sum(axis=0))

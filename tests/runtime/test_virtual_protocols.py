@@ -1,5 +1,8 @@
 """Schedules without fixed phases in virtual time, by the protocol objects of the run-time: generated and pairwise."""
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -132,3 +135,54 @@ def test_a_group_that_starts_a_laggards_round_is_not_counted_twice():
 def test_what_has_neither_phases_nor_a_protocol_is_still_refused():
     with pytest.raises(ScheduleError, match="no fixed phases"):
         simulate(Schedule("s", CLUSTER, Server()))
+
+
+SIXTEEN = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), seed=1, initiator=InitiatorRule.LAGGARD_LATE)
+
+
+def steps_of_groups(setting, slow, *, rounds):
+    """The rounds until the fastest worker has done so many: computing takes 1 ± 5 % (times `slow`), groups 0.07 inside
+    a node and 0.97 across. Returns them, and the mean steps of those on a slow worker's node and of all others."""
+    listed, steps, chance = [], [0] * 16, random.Random(setting.seed)
+
+    def record(done):
+        listed.append(done)
+        steps[done.worker] += 1
+
+    timing = GroupTiming(
+        lambda worker, _: slow.get(worker, 1.0) * chance.uniform(0.95, 1.05),
+        lambda members: 0.97 if len({setting.nodes[w] for w in members}) > 1 else 0.07,
+        record,
+    )
+    costs = tuple(round(1000 * slow.get(worker, 1.0)) for worker in range(16))
+    machine = group_machine(setting, timing, rounds=rounds + 1, costs=costs)
+    while max(steps) < rounds:
+        machine.run(max_events=1)
+    near = [w for w in range(16) if w not in slow and any(setting.nodes[w] == setting.nodes[s] for s in slow)]
+    far = [w for w in range(16) if w not in slow and w not in near]
+    return listed, sum(steps[w] for w in near) / len(near), sum(steps[w] for w in far) / len(far)
+
+
+@pytest.mark.parametrize("division", [Division.GLOBAL, Division.INTER_INTRA])
+def test_a_late_laggard_holds_nobody_up_and_is_not_starved(division):
+    """One of 16 workers computes 5 times as long; the others of its node keep up with all others."""
+    setting = replace(SIXTEEN, division=division)
+    listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=80)
+    assert same_node > 0.9 * other_nodes
+    assert all(done.members for done in listed if done.worker == 5), "it is in a group in every round"
+    local = replace(setting, initiator=InitiatorRule.LAGGARD_LOCAL)
+    _, same_node, other_nodes = steps_of_groups(local, {5: 5.0}, rounds=80)
+    assert same_node < 0.8 * other_nodes
+
+
+@pytest.mark.parametrize("every", [1, 3, 16])
+def test_node_then_all_meets_after_every_so_many_rounds(every):
+    """With one slow worker: all others meet, and only they; between two meetings only nodes do."""
+    setting = replace(SIXTEEN, division=Division.NODE_THEN_ALL, all_every=every)
+    listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=100)
+    groups = {done.seq: done.members for done in listed if done.members}
+    met = [members for members in groups.values() if len({w // 4 for w in members}) > 1]
+    assert set(met) == {tuple(w for w in range(16) if w != 5)}
+    assert len(met) == pytest.approx(100 / every, rel=0.15)
+    assert all(done.members for done in listed if done.worker == 5)
+    assert same_node > 0.9 * other_nodes

@@ -1,4 +1,4 @@
-"""The named configurations that the explorer is run on, small ones in the tests and larger ones on request."""
+"""The named configurations of Hop's worker that the explorer is run on, small in the tests and larger on request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preduce.verify.properties.hop import hop_properties
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class HopConfiguration:
     """One exploration of Hop's worker: graph, setting, network, and whether step events are kept apart."""
 
     name: str
@@ -62,49 +62,51 @@ REORDER = Network(reorder=True)
 STEPPING = Network(delay=False)
 
 SMALL = (
-    Configuration("standard in fine steps, ring of 3", ring(3), HopSetting(), fine=True),
-    Configuration("standard, undirected ring of 3", both_ways(3), HopSetting()),
-    Configuration("standard, undirected ring of 3, reordered", both_ways(3), HopSetting(), REORDER),
-    Configuration("staleness 1, ring of 3", ring(3), HopSetting(staleness=1)),
-    Configuration("NOTIFY-ACK, ring of 3", ring(3), HopSetting(notify_ack=True)),
-    Configuration("tokens max_ig 2, skips up to 2, ring of 3", ring(3), HopSetting(max_ig=2, max_jump=2)),
-    Configuration("NOTIFY-ACK, undirected ring of 3", both_ways(3), HopSetting(notify_ack=True)),
-    Configuration("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), HopSetting(notify_ack=True, max_ig=1)),
-    Configuration("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
-                  HopSetting(backup=(1, 0, 1), max_ig=1)),
-    Configuration("tokens max_ig 2 in fine steps, ring of 3", ring(3), HopSetting(max_ig=2), fine=True),
-    Configuration("staleness 1, tokens max_ig 2, ring of 3", ring(3), HopSetting(staleness=1, max_ig=2)),
-    Configuration("tokens max_ig 3, skips up to 3, ring of 3", ring(3), HopSetting(max_ig=3, max_jump=3)),
-    Configuration("tokens max_ig 1, diamond", diamond(), HopSetting(max_ig=1)),
-    Configuration("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), HopSetting(backup=1, max_ig=1)),
-    Configuration("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
-                  HopSetting(backup=1, staleness=1, max_ig=1)),
-    Configuration("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
-                  HopSetting(backup=1, staleness=1, max_ig=2, max_jump=2), STEPPING),
-    Configuration("NOTIFY-ACK, ring of 4", ring(4), HopSetting(notify_ack=True)),
-    Configuration("standard, ring of 5", ring(5), HopSetting()),
-    Configuration("tokens max_ig 2, undirected ring of 3", both_ways(3), HopSetting(max_ig=2)),
-    Configuration("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
-                  HopSetting(staleness=1, max_ig=2, max_jump=2)),
+    HopConfiguration("standard in fine steps, ring of 3", ring(3), HopSetting(), fine=True),
+    HopConfiguration("standard, undirected ring of 3", both_ways(3), HopSetting()),
+    HopConfiguration("standard, undirected ring of 3, reordered", both_ways(3), HopSetting(), REORDER),
+    HopConfiguration("staleness 1, ring of 3", ring(3), HopSetting(staleness=1)),
+    HopConfiguration("NOTIFY-ACK, ring of 3", ring(3), HopSetting(notify_ack=True)),
+    HopConfiguration("tokens max_ig 2, skips up to 2, ring of 3", ring(3), HopSetting(max_ig=2, max_jump=2)),
+    HopConfiguration("NOTIFY-ACK, undirected ring of 3", both_ways(3), HopSetting(notify_ack=True)),
+    HopConfiguration("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), HopSetting(notify_ack=True, max_ig=1)),
+    HopConfiguration("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
+                     HopSetting(backup=(1, 0, 1), max_ig=1)),
+    HopConfiguration("tokens max_ig 2 in fine steps, ring of 3", ring(3), HopSetting(max_ig=2), fine=True),
+    HopConfiguration("staleness 1, tokens max_ig 2, ring of 3", ring(3), HopSetting(staleness=1, max_ig=2)),
+    HopConfiguration("tokens max_ig 3, skips up to 3, ring of 3", ring(3), HopSetting(max_ig=3, max_jump=3)),
+    HopConfiguration("tokens max_ig 1, diamond", diamond(), HopSetting(max_ig=1)),
+    HopConfiguration("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), HopSetting(backup=1, max_ig=1)),
+    HopConfiguration("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
+                     HopSetting(backup=1, staleness=1, max_ig=1)),
+    HopConfiguration("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
+                     HopSetting(backup=1, staleness=1, max_ig=2, max_jump=2), STEPPING),
+    HopConfiguration("NOTIFY-ACK, ring of 4", ring(4), HopSetting(notify_ack=True)),
+    HopConfiguration("standard, ring of 5", ring(5), HopSetting()),
+    HopConfiguration("tokens max_ig 2, undirected ring of 3", both_ways(3), HopSetting(max_ig=2)),
+    HopConfiguration("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
+                     HopSetting(staleness=1, max_ig=2, max_jump=2)),
 )  # fmt: skip
 
 MILLION = (
-    Configuration("tokens max_ig 2, ring of 5", ring(5), HopSetting(max_ig=2)),
-    Configuration("tokens max_ig 1, ring of 6", ring(6), HopSetting(max_ig=1)),
-    Configuration("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), HopSetting(backup=1, max_ig=2)),
-    Configuration("skips up to 2, staleness 1, tokens max_ig 3, ring of 3", ring(3),
-                  HopSetting(staleness=1, max_ig=3, max_jump=2)),
-    Configuration("tokens max_ig 1, undirected ring of 4", both_ways(4), HopSetting(max_ig=1)),
-    Configuration("staleness 1, ring of 5", ring(5), HopSetting(staleness=1)),
-    Configuration("NOTIFY-ACK, ring of 5", ring(5), HopSetting(notify_ack=True)),
-    Configuration("tokens max_ig 3, ring of 10, at once", ring(10), HopSetting(max_ig=3), STEPPING),
+    HopConfiguration("tokens max_ig 2, ring of 5", ring(5), HopSetting(max_ig=2)),
+    HopConfiguration("tokens max_ig 1, ring of 6", ring(6), HopSetting(max_ig=1)),
+    HopConfiguration("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), HopSetting(backup=1, max_ig=2)),
+    HopConfiguration("skips up to 2, staleness 1, tokens max_ig 3, ring of 3", ring(3),
+                     HopSetting(staleness=1, max_ig=3, max_jump=2)),
+    HopConfiguration("tokens max_ig 1, undirected ring of 4", both_ways(4), HopSetting(max_ig=1)),
+    HopConfiguration("staleness 1, ring of 5", ring(5), HopSetting(staleness=1)),
+    HopConfiguration("NOTIFY-ACK, ring of 5", ring(5), HopSetting(notify_ack=True)),
+    HopConfiguration("tokens max_ig 3, ring of 10, at once", ring(10), HopSetting(max_ig=3), STEPPING),
 )  # fmt: skip
 
 LARGE = (
-    Configuration("tokens max_ig 3, ring of 12, at once", ring(12), HopSetting(max_ig=3), STEPPING),
-    Configuration("tokens max_ig 2, undirected ring of 4, folded", both_ways(4), HopSetting(max_ig=2), symmetry=True),
-    Configuration("tokens max_ig 3, ring of 5, folded", ring(5), HopSetting(max_ig=3), symmetry=True),
-    Configuration("NOTIFY-ACK, ring of 6", ring(6), HopSetting(notify_ack=True)),
-    Configuration("staleness 2, ring of 4", ring(4), HopSetting(staleness=2)),
-    Configuration("tokens max_ig 1, ring of 7, folded", ring(7), HopSetting(max_ig=1), symmetry=True),
+    HopConfiguration("tokens max_ig 3, ring of 12, at once", ring(12), HopSetting(max_ig=3), STEPPING),
+    HopConfiguration(
+        "tokens max_ig 2, undirected ring of 4, folded", both_ways(4), HopSetting(max_ig=2), symmetry=True
+    ),
+    HopConfiguration("tokens max_ig 3, ring of 5, folded", ring(5), HopSetting(max_ig=3), symmetry=True),
+    HopConfiguration("NOTIFY-ACK, ring of 6", ring(6), HopSetting(notify_ack=True)),
+    HopConfiguration("staleness 2, ring of 4", ring(4), HopSetting(staleness=2)),
+    HopConfiguration("tokens max_ig 1, ring of 7, folded", ring(7), HopSetting(max_ig=1), symmetry=True),
 )
