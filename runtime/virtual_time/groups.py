@@ -19,7 +19,7 @@ from preduce.schedulers.protocols.group_generator.system import GroupSystem
 from preduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.generated import Generated
-from preduce.topo.timing.cost import Form, group_seconds
+from preduce.topo.timing.cost import group_seconds
 from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.timing.compute import ComputeTimes
 
 COST_UNIT = 1e-6

@@ -18,7 +18,7 @@ from preduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from preduce.schedulers.protocols.base import Received
 from preduce.topo.strategies.neighbor import Round
 from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.timing.cost import Form, round_seconds
+from preduce.topo.timing.cost import round_seconds
 from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.timing.compute import ComputeTimes
 
 

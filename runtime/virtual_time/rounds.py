@@ -17,8 +17,8 @@ from preduce.topo.timing.stages import of_period, of_prologue
 if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.timing.compute import ComputeTimes
-    from preduce.topo.timing.cost import Form
 
 
 def run_rounds(
@@ -38,7 +38,7 @@ def run_rounds(
     """
     stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
     first = of_prologue(schedule, hardware, model_bytes=model_bytes, form=form) if schedule.prologue else None
-    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    overlap = schedule.strategy.overlap
     paces, rng = schedule.paces(), np.random.default_rng(seed)
     records = np.empty((5, num_rounds, schedule.num_workers))
     now = np.zeros(schedule.num_workers)

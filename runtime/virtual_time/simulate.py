@@ -9,10 +9,10 @@ from preduce.runtime.virtual_time.pairs import run_pairs
 from preduce.runtime.virtual_time.rounds import run_rounds
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware
+from preduce.topo.strategies.axes import Form
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from preduce.runtime.virtual_time.timeline import Timeline

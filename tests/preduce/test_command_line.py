@@ -12,7 +12,7 @@ from preduce.__main__ import main
 from preduce.topo.cluster import Cluster
 from preduce.topo.document import write_schedule
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Generated, Neighbor, Pairwise, Round, Server
+from preduce.topo.strategies import Generated, Late, Neighbor, Pairwise, Round, Server
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -341,7 +341,7 @@ def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_pat
     assert f"'{kind.kind}'" in refusal(capsys, verb, path, code=65)
 
 
-@pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1, 2, 3)), Pairwise(active=(0, 1), overlap=True)])
+@pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1, 2, 3)), Pairwise(active=(0, 1), when=Late())])
 def test_simulate_runs_the_protocol_of_schedules_without_phases(capsys, tmp_path, kind):
     path = tmp_path / "protocol.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), kind))

@@ -13,7 +13,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Generated, Pairwise, Server
+from preduce.topo.strategies import Generated, Late, Pairwise, Server
 from preduce.topo.strategies.generated import Division, InitiatorRule
 from preduce.topo.timing.compute import ComputeTimes
 
@@ -86,13 +86,13 @@ def test_active_workers_wait_for_the_answer_and_passive_ones_for_nobody():
 
 
 def test_an_exchange_hides_behind_the_next_round_under_overlap():
-    timeline = simulate(pairwise(overlap=True), WIRES, compute=ONE_SECOND, num_rounds=3)
+    timeline = simulate(pairwise(when=Late()), WIRES, compute=ONE_SECOND, num_rounds=3)
     assert timeline.finish[:, 0].tolist() == [1.0, 2.0, 3.0]
     assert timeline.communicate_start[:, 0].tolist() == [0.0, 1.0, 2.0]
     assert timeline.communicate_end[:, 0].tolist() == [0.0, 1.5, 2.5]
     assert timeline.waiting().tolist() == [0.0] * 8
     slow_wire = Hardware(nic=Link.of_bandwidth(0.5), model_bytes=1)
-    longer = simulate(pairwise(overlap=True), slow_wire, compute=ONE_SECOND, num_rounds=3)
+    longer = simulate(pairwise(when=Late()), slow_wire, compute=ONE_SECOND, num_rounds=3)
     assert longer.finish[:, 0].tolist() == [1.0, 5.0, 9.0], "the answer takes longer than the round"
     assert longer.waiting().tolist() == [0.0] * 8
 
