@@ -7,6 +7,7 @@ starts from the snapshot at the start of the round and runs while the round's st
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
     from preduce.topo.timing.compute import ComputeTimes
 
 
+@dataclass(frozen=True, slots=True)
+class SharedHost:
+    """What one machine adds that emulates all nodes: seconds for each step, and per round of a period for its groups.
+
+    A round's seconds fall on every worker that is in a group of that round.
+    """
+
+    step_seconds: float
+    round_seconds: tuple[float, ...]
+
+
 def run_rounds(
     schedule: Schedule,
     hardware: Hardware,
@@ -30,8 +42,9 @@ def run_rounds(
     seed: int,
     model_bytes: int | None,
     form: Form,
+    host: SharedHost | None = None,
 ) -> Timeline:
-    """The rounds of a schedule with fixed phases, its prologue first. O(num_rounds · n).
+    """The rounds of a schedule with fixed phases, its prologue first; `host` is for emulated nodes. O(num_rounds · n).
 
     Raises:
         ScheduleError: the strategy has no fixed phases, or groups overlap.
@@ -42,14 +55,14 @@ def run_rounds(
     paces, rng = schedule.paces(), np.random.default_rng(seed)
     records = np.empty((5, num_rounds, schedule.num_workers))
     now = np.zeros(schedule.num_workers)
+    host = host or SharedHost(0.0, (0.0,) * len(stages))
     for round_ in range(num_rounds):
-        if first is not None and round_ < schedule.prologue:
-            stage = first
-        else:
-            stage = stages[(round_ - schedule.prologue) % len(stages)]
-        computed = now + compute.round_seconds(paces, round_, rng)[0]
+        index = (round_ - schedule.prologue) % len(stages)
+        stage = first if first is not None and round_ < schedule.prologue else stages[index]
+        computed = now + compute.round_seconds(paces, round_, rng)[0] + paces * host.step_seconds
         begin = stage.ready(now if overlap else computed)
         end = begin + stage.duration()
-        records[:, round_] = now, computed, begin, end, np.maximum(computed, end)
+        finish = np.maximum(computed, end) + np.where(stage.cell_of >= 0, host.round_seconds[index], 0.0)
+        records[:, round_] = now, computed, begin, end, finish
         now = records[4, round_]
     return Timeline(paces, records[0], records[1], records[2], records[3], records[4], overlap)

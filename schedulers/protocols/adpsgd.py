@@ -149,7 +149,5 @@ def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
 
 def pairing_of(strategy: Pairwise, num_workers: int) -> Pairing:
     """The pairing of a schedule: over its edges, or every active worker with every passive one."""
-    active = frozenset(strategy.active)
-    passive = [v for v in range(num_workers) if v not in active]
-    edges = strategy.edges if strategy.edges is not None else [(a, p) for a in sorted(active) for p in passive]
-    return two_sides(Digraph.undirected(num_workers, edges), active)
+    edges = [(worker, other) for worker in strategy.active for other in strategy.passive_of(worker, num_workers)]
+    return two_sides(Digraph.undirected(num_workers, edges), frozenset(strategy.active))
