@@ -5,9 +5,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.machine import Timing, VirtualMachine
+from preduce.runtime.virtual_time.machine import Meeting, Timing, VirtualMachine
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
+from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import Advance, Hop, HopSetting
 from preduce.topo.cluster import Cluster
@@ -137,3 +138,53 @@ def test_a_thousand_workers():
     machine = VirtualMachine(Hop(ring, HopSetting(max_ig=2)), compute([1.0] * count))
     notes = machine.run(until=5.0)
     assert sum(n.what == ("entered", 5) for n in notes) == count
+
+
+class Pair:
+    """Processes 0 and 1 meet once; process 2 calls process 0 off. A state is (what it offers, may it still)."""
+
+    num_processes = 3
+    channels = ((2, 0),)
+
+    def start(self, process):
+        return True, ()
+
+    def ready(self, process, state):
+        return (("call off" if process == 2 else "meet"),) if state else ()
+
+    def step(self, process, state, event):
+        if event == "call off":
+            return False, (Send(0, "stay away"),)
+        return False, () if isinstance(event, Received) else (Note("met"),)
+
+
+class PairTimes(Timing):
+    """Process p comes after `comes[p]`; the meeting takes 2."""
+
+    def __init__(self, *comes):
+        self.comes, self.steps = comes, []
+
+    def work(self, process, state, event, rng):
+        return self.comes[process]
+
+    def meeting(self, process, state, event):
+        return Meeting("only", (0, 1), 2.0) if event == "meet" else None
+
+    def happened(self, step):
+        self.steps.append((step.process, step.work_end, step.start, step.end))
+
+
+def test_a_meeting_begins_with_the_last_member_and_ends_for_all_at_once():
+    times = PairTimes(1.0, 3.0, None)
+    machine = VirtualMachine(Pair(), times)
+    notes = machine.run()
+    assert [(n.seconds, n.process) for n in notes] == [(5.0, 0), (5.0, 1)], "in the order of the members"
+    assert times.steps == [(0, 1.0, 3.0, 5.0), (1, 3.0, 3.0, 5.0)]
+    assert machine.is_idle
+
+
+@pytest.mark.parametrize("called_off", [0.5, 2.0, 4.0])
+def test_a_meeting_ends_only_for_those_that_still_want_it(called_off):
+    """Called off before it comes or while it waits, nobody meets; in mid-meeting the other one still leaves in time."""
+    notes = VirtualMachine(Pair(), PairTimes(1.0, 3.0, called_off)).run()
+    assert [(n.seconds, n.process) for n in notes] == ([(5.0, 1)] if called_off == 4.0 else [])
