@@ -16,7 +16,7 @@ from pathlib import Path
 
 from comparison import RESULTS, TARGET, Answer, answer, machine, place_rows
 
-from preduce.planner import Job
+from preduce import Job
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
 

@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "synthesis"))
 
 from baseline import Point, catalogue_points
 
-from preduce.planner import plan
+from preduce import plan
 from preduce.planner.competitors import MAX_CONVEX_WORKERS
 from preduce.schedulers.synthesis import Problem
 
 if TYPE_CHECKING:
-    from preduce.planner import Job, Option, Plan
+    from preduce import Job, Option, Plan
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SLACK = 1 + 1e-9

@@ -51,7 +51,8 @@ def command(
     """
     from preduce.console import emit_json
     from preduce.runtime.virtual_time.simulate import simulate
-    from preduce.topo.document import load_cluster, load_schedule
+    from preduce.topo.document.cluster import load_cluster
+    from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.axes import Form
 

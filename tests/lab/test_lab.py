@@ -160,7 +160,7 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
     from lab.tasks import read_data, write_data
 
     from preduce.schedulers.registry import build
-    from preduce.topo.document import write_schedule
+    from preduce.topo.document.writer import write_schedule
 
     cluster = Cluster.regular(2, 2)
     write_data("digits", tmp_path / "digits.npz")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import preduce.verify.prove  # noqa: F401 - replaced below by name
+import preduce.verify.prove
 from preduce.__main__ import main
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import write_schedule
+from preduce.topo.document.writer import write_schedule
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Generated, Late, Neighbor, Pairwise, Round, Server
 
@@ -59,6 +59,11 @@ def refusal(capsys, *arguments, code):
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("preduce: ")
     return captured.err
+
+
+def test_the_version_is_printed_without_a_verb(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{preduce.__version__}\n"
 
 
 def test_help_imports_nothing_heavy():
