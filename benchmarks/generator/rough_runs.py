@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "runtime")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from generator_rig import check_orders, randomised_run  # noqa: E402 - stands beside the tests
+from helpers.generator_rig import check_orders, randomised_run  # noqa: E402 - stands beside the tests
 
 
 def many(seeds: range) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "runtime"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
 
 from kills import at_points, of_the_command  # noqa: E402 - the paths come first
 from latency import all_latencies  # noqa: E402 - as above
