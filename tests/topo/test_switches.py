@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from random_switches import switches_over
 
-from preduce.runtime.virtual_time.rounds import simulate
+from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link, Switch
