@@ -40,14 +40,14 @@ check: $(STAMP)  ## style, types, layers, schema
 	$(BIN)/python -m preduce.topo.document.schema --check
 
 bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/results
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 lab: export OMP_NUM_THREADS = 1
 lab: $(STAMP)  ## four emulated nodes, shaped links, every strategy side by side (root; about 9 minutes)
-	$(BIN)/python benchmarks/lab/run.py
+	$(BIN)/python -m benchmarks.lab.run
 
 explore: $(STAMP)  ## larger protocol configurations than the tests have time for
-	$(BIN)/python benchmarks/explore.py
+	$(BIN)/python -m benchmarks.explore
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """Explore the larger configurations of Hop's worker: states, transitions, depth, states a second, peak memory.
 
-    python benchmarks/explore.py [--all] [--json FILE] [--trace FILE.svg]
+    python -m benchmarks.explore [--all] [--json FILE] [--trace FILE.svg]
 
 Without --all only the large ones run; with it those of the tests as well. Every property must hold and every gap bound
 must be attained, or the script ends with exit code 1.

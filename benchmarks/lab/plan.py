@@ -13,8 +13,7 @@ from preduce.topo.timing.compute import RandomSlowdown
 from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
-    from lab.setting import Setting
-
+    from benchmarks.lab.setting import Setting
     from preduce.topo.cluster import Cluster
     from preduce.topo.schedule import Schedule
 

@@ -22,8 +22,8 @@ from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from lab.setting import Setting
 
+    from benchmarks.lab.setting import Setting
     from preduce.topo.schedule import Schedule
 
 CLOSE = 0.15

@@ -1,6 +1,6 @@
 """Certificates at scale: made by the vectorised prover, checked by the stand-alone checker, beside plain formulations.
 
-    python benchmarks/scale/certificates.py [--workers 1000000] [--period 20] [--output FILE]
+    python -m benchmarks.scale.certificates [--workers 1000000] [--period 20] [--output FILE]
 
 The explicit schedule averages random groups of 4, a new partition in every phase. The plain formulations of the
 conflict check see the same phases in the same run: NumPy sorts the members, networkx builds the bipartite graph of
@@ -85,6 +85,17 @@ def check(folder: Path, schedule: Schedule, proof: Proof) -> dict[str, Any]:
     }
 
 
+def table(report: dict[str, Any]) -> str:
+    """One row per figure, dotted where figures belong together."""
+    lines = ["# Certificates of large schedules", "", "Written by `python -m benchmarks.scale.certificates`.", ""]
+    lines += ["| figure | value |", "|---|---|"]
+    for name, value in report.items():
+        for part, inner in value.items() if isinstance(value, dict) else [("", value)]:
+            words = "; ".join(inner) if isinstance(inner, list) else inner
+            lines.append(f"| {name}{part and '.'}{part} | {words} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=1_000_000)
@@ -125,7 +136,7 @@ def main() -> None:
     text = json.dumps(report, indent=1)
     print(text)
     if options.output:
-        options.output.write_text(text + "\n")
+        options.output.with_suffix(".md").write_text(table(report))
 
 
 if __name__ == "__main__":

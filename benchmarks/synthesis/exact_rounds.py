@@ -1,8 +1,8 @@
 """Rounds to exact consensus: relaxed pairs for n ≤ 64, plain means for groups ≤ 8; writes docs/exact-rounds.md.
 
-python benchmarks/synthesis/exact_rounds.py [--output docs/exact-rounds.md]
-python benchmarks/synthesis/exact_rounds.py --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
-python benchmarks/synthesis/exact_rounds.py --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
+python -m benchmarks.synthesis.exact_rounds [--output docs/exact-rounds.md]
+python -m benchmarks.synthesis.exact_rounds --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
+python -m benchmarks.synthesis.exact_rounds --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from preduce.schedulers.synthesis.problem import Status
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
 
-This page is written by `python benchmarks/synthesis/exact_rounds.py`; every schedule behind it has been multiplied out
+This page is written by `python -m benchmarks.synthesis.exact_rounds`; every schedule behind it has been multiplied out
 in exact fractions while it was written.
 
 ## One partner per round, relaxed pairs

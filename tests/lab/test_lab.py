@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from lab.contestants import contestants
-from lab.measure import Measured
-from lab.network import Network, why_not
-from lab.predict import Point, against_lab, predicted_ms, simulated_ms
-from lab.redraw import main as redraw
-from lab.results import page
-from lab.setting import Setting, settings
-from lab.table import Row, baseline, block
-
+from benchmarks.lab.contestants import contestants
+from benchmarks.lab.measure import Measured
+from benchmarks.lab.network import Network, why_not
+from benchmarks.lab.predict import Point, against_lab, predicted_ms, simulated_ms
+from benchmarks.lab.redraw import main as redraw
+from benchmarks.lab.results import page
+from benchmarks.lab.setting import Setting, settings
+from benchmarks.lab.table import Row, baseline, block
 from preduce.topo.cluster import Cluster
 
 HOME = Path(__file__).resolve().parents[2]
@@ -29,7 +26,7 @@ FOUR = Cluster.regular(4, 4)
 
 
 def measured(step_ms, curve=(), nic=1.0):
-    return Measured(step_ms=step_ms, steps=[10], ended="steps", nic_mb=nic, shares={}, curve=list(curve))
+    return Measured(step_ms=step_ms, nic_mb=nic, shares={}, curve=list(curve))
 
 
 def test_the_target_is_interpolated_between_evaluations():
@@ -139,11 +136,12 @@ def test_redraw_writes_table_and_pictures_from_the_json_file_alone(tmp_path):
 
 def test_the_list_needs_no_root():
     done = subprocess.run(
-        [sys.executable, "-P", str(HOME / "benchmarks/lab/run.py"), "--list"],
+        [sys.executable, "-m", "benchmarks.lab.run", "--list"],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
+        cwd=HOME,
     )
     assert "200mbit homogeneous" in done.stdout
     assert set(settings(16)) <= {line.strip() for line in done.stdout.splitlines()}
@@ -154,11 +152,10 @@ def test_the_list_needs_no_root():
 def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    from lab.crew import Crew
-    from lab.job import Job
-    from lab.measure import read_cell
-    from lab.tasks import read_data, write_data
-
+    from benchmarks.lab.crew import Crew
+    from benchmarks.lab.job import Job
+    from benchmarks.lab.measure import read_cell
+    from benchmarks.lab.tasks import read_data, write_data
     from preduce.schedulers.registry import build
     from preduce.topo.document import write_schedule
 

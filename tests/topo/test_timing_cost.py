@@ -1,18 +1,12 @@
 """The α–β cost of phases: the worked example, contention, forms, and rules against their expansion."""
 
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_switches import switches_over
-
+from helpers.golden import GOLDEN
+from helpers.random_switches import switches_over
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link
@@ -22,12 +16,12 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
 from preduce.topo.timing.cost import Form, communication, group_seconds, round_seconds
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden.json").read_text())["worked_example_16_workers"]
+WORKED = GOLDEN["worked_example_16_workers"]
 C = Cluster.regular(4, 4)
 H = Hardware(
-    inside=Link.of_bandwidth(GOLDEN["intra_node_bytes_per_second"]),
-    nic=Link.of_bandwidth(GOLDEN["nic_bytes_per_second"]),
-    model_bytes=GOLDEN["model_bytes"],
+    inside=Link.of_bandwidth(WORKED["intra_node_bytes_per_second"]),
+    nic=Link.of_bandwidth(WORKED["nic_bytes_per_second"]),
+    model_bytes=WORKED["model_bytes"],
 )
 NODE = (Block((0, 1, 2, 3)),)
 ALL = (Block((0, 1, 2, 3), (0, 1)),)
@@ -44,7 +38,7 @@ def static(*phases, cluster=C, radices=(2, 2), pace=1):
 
 
 def test_worked_example_of_16_workers():
-    expected = {name: value[0] for name, value in GOLDEN["ms_per_step_and_disagreement"].items()}
+    expected = {name: value[0] for name, value in WORKED["ms_per_step_and_disagreement"].items()}
     every = Schedule("a", C, AllReduce())
     found = {
         "prague_figure_10": communication(static(*FIGURE_10), H),
