@@ -30,7 +30,7 @@ in exact fractions while it was written.
 A pair of weight a moves both workers by a towards each other (`relax` 2a); all weights lie strictly between 0 and 1.
 "Base-2" is the length of the published Base-(k+1) graph at k = 1 (Takezawa et al., 2023). "bound" is the proved lower
 bound: the logarithm; for odd n one more, because somebody idles in every round ("gossip parity"); one more just below
-powers of two, where the paths leave no freedom ("full tree"; proofs in [exact-bounds.md](exact-bounds.md)).
+powers of two, where the paths leave no freedom ("full tree"; proofs in [exact-bounds.md](theory/exact-bounds.md)).
 **Bold** rows are optimal: their length meets the bound. A dash under "saved" means as long as Base-2.
 
 Made by: *slide*: two rows of n/2 workers slide along each other, weights and shifts from Euclid's algorithm
