@@ -43,11 +43,11 @@ check: $(STAMP)  ## style, types, layers, schema, links between documents
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m preduce.topo.document.schema --check
-	$(BIN)/python docs/links.py
+	$(BIN)/python -m docs.links
 
 docs: $(STAMP)  ## the documentation as a site: build/site/index.html
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
-	$(BIN)/python docs/site.py
+	$(BIN)/python -m docs.build_site
 
 bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/results
 	$(BIN)/python -m benchmarks.run

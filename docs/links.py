@@ -1,6 +1,6 @@
 """Checks the links between Markdown files, offline; `make check` runs this.
 
-    python docs/links.py
+    python -m docs.links
 
 Every link to a place in the repository must lead to a file or folder that exists, and its `#part` to a heading there.
 Addresses on the web are not visited. Prints one line per broken link and ends with 1 if there is one.

@@ -1,6 +1,6 @@
 """Builds the documentation as a site; `make docs` runs this.
 
-    python docs/site.py        # build/site/index.html
+    python -m docs.build_site        # build/site/index.html
 
 mkdocs builds from one folder, but our pages link to each other, to results and to the code across the whole repository.
 So everything that a page links to is copied to build/pages under its own path, where all links hold as they are; of a
@@ -15,16 +15,14 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import preduce
 from docs.links import ROOT, links, pages, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PAGES = ROOT / "build" / "pages"
 REFERENCE = "docs/reference.md"
