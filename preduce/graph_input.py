@@ -75,16 +75,15 @@ def graph_of(schedule: Schedule) -> Digraph:
         InputError: another kind, or more than one round.
     """
     from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.topo.strategies import Neighbor
 
-    strategy = schedule.strategy
-    if not isinstance(strategy, Neighbor) or len(strategy.rounds) != 1:
-        what = f"{len(strategy.rounds)} rounds" if isinstance(strategy, Neighbor) else f"strategy {strategy.kind!r}"
+    graphs = schedule.strategy.graphs
+    if len(graphs) != 1:
+        what = f"{len(graphs)} rounds" if graphs else f"strategy {schedule.strategy.kind!r}"
         raise InputError(
             f"schedule {schedule.name!r}: has {what}; iteration gaps are those of one fixed graph, strategy 'neighbor' "
             "with 1 round"
         )
-    return Digraph.of(schedule.num_workers, ((u, v) for u, v, _ in strategy.rounds[0].edges()))
+    return Digraph.of(schedule.num_workers, ((u, v) for u, v, _ in graphs[0].edges()))
 
 
 def _document(source: str, data: bytes, max_bytes: int) -> Digraph:

@@ -450,7 +450,7 @@ def _choice(enum: type[E], name: str, value: str) -> E:
 
 def _refuse_combinations(optimizer: torch.optim.Optimizer, schedule: Schedule, state: StatePolicy) -> None:
     strategy = schedule.strategy
-    gradients = bool(getattr(strategy, "averages_gradients", False))
+    gradients = bool(strategy.averages_gradients)
     if gradients and isinstance(optimizer, torch.optim.LBFGS):
         raise InputError("optimizer: LBFGS evaluates its closure several times; average parameters instead (pace > 1)")
     if state is StatePolicy.AVERAGE and gradients:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.errors import InputError, ScheduleError
+from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.neighbor import Neighbor, Round
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,34 +25,11 @@ if TYPE_CHECKING:
 
     from preduce.topo.schedule import Schedule
 
-    Step = Phase | Round
+Step = Phase | Round
+"""What one round averages: disjoint groups, or a weighted graph."""
 
 MAX_DENSE_WORKERS = 20_000
 MAX_EXACT_WORKERS = 2_000
-
-
-def averaging_strategy(schedule: Schedule) -> Static | AllReduce | Neighbor:
-    """The schedule's strategy if it averages in fixed phases, which is what mixing and figures are about.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-    """
-    strategy = schedule.strategy
-    if not isinstance(strategy, Static | AllReduce | Neighbor):
-        raise ScheduleError(f"strategy {strategy.kind!r}: has no fixed phases, hence no mixing matrix")
-    return strategy
-
-
-def steps_of(schedule: Schedule) -> tuple[Step, ...]:
-    """What one period of a schedule averages: its phases, or the rounds of a `neighbor` strategy.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-    """
-    strategy = averaging_strategy(schedule)
-    if isinstance(strategy, Neighbor):
-        return strategy.rounds
-    return tuple(schedule.phase(t) for t in range(schedule.period))
 
 
 def mixing_matrix(step: Step) -> npt.NDArray[np.float64]:
@@ -126,7 +101,7 @@ def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64
         InputError: more than 20,000 workers.
         ScheduleError: the strategy has no fixed phases.
     """
-    steps = steps_of(schedule)
+    steps = schedule.steps()
     _refuse_size(schedule.num_workers, MAX_DENSE_WORKERS, "use period_operator")
     product = np.eye(schedule.num_workers)
     for t in range(len(steps)):
@@ -141,7 +116,7 @@ def exact_period_product(schedule: Schedule, start: int = 0) -> list[list[Fracti
         InputError: more than 2,000 workers.
         ScheduleError: the strategy has no fixed phases.
     """
-    steps = steps_of(schedule)
+    steps = schedule.steps()
     n = schedule.num_workers
     _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_class_matrices, whatever their size")
     product = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
@@ -169,7 +144,7 @@ def period_operator(schedule: Schedule, start: int = 0, *, minus_mean: bool = Fa
 
     from preduce.topo.figures.chain import Chain
 
-    chain = Chain.of_workers(steps_of(schedule), start)
+    chain = Chain.of_workers(schedule.steps(), start)
     n = schedule.num_workers
 
     def forward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

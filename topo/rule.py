@@ -38,6 +38,11 @@ class Block:
         text = "LW{" + ",".join(map(str, self.local)) + "} " + place
         return text if self.relax == 1 else f"{text} relax {self.relax}"
 
+    @property
+    def makes_groups(self) -> bool:
+        """Whether it forms groups of two or more workers: one local rank inside each node averages with nobody."""
+        return len(self.local) > 1 or bool(self.across)
+
 
 RulePhase = tuple[Block, ...]
 
@@ -94,26 +99,72 @@ def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequ
     return None
 
 
-def expand(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:
-    """The explicit groups of a rule phase. O(num_workers log num_workers), vectorised.
+@dataclass(frozen=True, slots=True)
+class RuleView:
+    """A rule as figures, proofs, costs and searches look at it: digits of the nodes, blocks, local ranks of a node."""
 
-    Raises:
-        ScheduleError: two blocks share a local rank (`verify` says where, with the witness).
-    """
-    size = cluster.workers_per_node
-    assert size is not None
-    taken = [rank for block in phase for rank in block.local]
-    if len(set(taken)) != len(taken):
-        raise ScheduleError("blocks of one phase share a local rank; groups of one phase are disjoint")
-    labels = np.full((cluster.num_nodes, size), -1, dtype=np.int64)
-    relax: dict[int, Fraction] = {}
-    for index, block in enumerate(phase):
-        keys = representatives(cluster.num_nodes, radices, block.across)
-        for rank in block.local:
-            labels[:, rank] = keys * len(phase) + index
-        if block.relax != 1:
-            relax.update((int(key) * len(phase) + index, block.relax) for key in np.unique(keys))
-    return Phase.from_labels(labels.reshape(-1), relax or None)
+    radices: tuple[int, ...]
+    phases: tuple[RulePhase, ...]
+    workers_per_node: int
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes."""
+        return prod(self.radices)
+
+    @property
+    def num_digits(self) -> int:
+        """The number of digits of a node's index."""
+        return len(self.radices)
+
+    @property
+    def canonical(self) -> RuleView:
+        """Blocks, local ranks and digits ascending: the same for every file of one hash."""
+        phases = (
+            sorted(
+                (Block(tuple(sorted(b.local)), tuple(sorted(b.across)), b.relax) for b in phase),
+                key=lambda block: (block.local, block.across, str(block.relax)),
+            )
+            for phase in self.phases
+        )
+        return RuleView(self.radices, tuple(map(tuple, phases)), self.workers_per_node)
+
+    def span(self, block: Block) -> int:
+        """The number of nodes of one of the block's groups."""
+        return prod(self.radices[digit] for digit in block.across)
+
+    def shared_rank(self) -> int | None:
+        """The first phase in which two blocks share a local rank, None if there is none."""
+        for index, phase in enumerate(self.phases):
+            ranks = [rank for block in phase for rank in block.local]
+            if len(set(ranks)) != len(ranks):
+                return index
+        return None
+
+    def group_of(self, worker: int, index: int) -> Group | None:
+        """The group of one worker in phase `index`, None if it skips. O(size of the group)."""
+        return group_of(worker, self.phases[index], self.workers_per_node, self.radices)
+
+    def expand(self, index: int) -> Phase:
+        """The explicit groups of phase `index`. O(num_workers log num_workers), vectorised.
+
+        Raises:
+            ScheduleError: two blocks share a local rank (`verify` says where, with the witness).
+        """
+        phase = self.phases[index]
+        ranks = [rank for block in phase for rank in block.local]
+        if len(set(ranks)) != len(ranks):
+            raise ScheduleError("blocks of one phase share a local rank; groups of one phase are disjoint")
+        # labels (num_nodes, workers_per_node): equal labels average together, -1 skips
+        labels = np.full((self.num_nodes, self.workers_per_node), -1, dtype=np.int64)
+        relax: dict[int, Fraction] = {}
+        for number, block in enumerate(phase):
+            keys = representatives(self.num_nodes, self.radices, block.across)
+            for rank in block.local:
+                labels[:, rank] = keys * len(phase) + number
+            if block.relax != 1:
+                relax.update((int(key) * len(phase) + number, block.relax) for key in np.unique(keys))
+        return Phase.from_labels(labels.reshape(-1), relax or None)
 
 
 def check_rule(phases: Sequence[RulePhase], cluster: Cluster, radices: Sequence[int]) -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo import rule
 from preduce.topo.errors import ScheduleError
-from preduce.topo.phase import Group, Phase
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.static import Static
+from preduce.topo.phase import Group
+from preduce.topo.strategies.base import Mixing, Phased
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,12 +17,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.cluster import Cluster
+    from preduce.topo.mixing import Step
+    from preduce.topo.phase import Phase
+    from preduce.topo.rule import RuleView
     from preduce.topo.strategies.base import Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Who averages with whom, when: the value that is designed, proved, exported and executed.
+
+    It asks its strategy and gives the cluster along; what a kind cannot do is refused here, in one place.
 
     Raises:
         ScheduleError: at construction, when the strategy does not fit the cluster. Overlapping groups are *not*
@@ -51,58 +52,82 @@ class Schedule:
         return self.cluster.num_workers
 
     @property
+    def is_mixing(self) -> bool:
+        """Whether it averages in fixed steps, and so has mixing matrices and figures."""
+        return isinstance(self.strategy, Mixing)
+
+    @property
+    def is_phased(self) -> bool:
+        """Whether its steps are phases of groups."""
+        return isinstance(self.strategy, Phased)
+
+    @property
+    def mixing(self) -> Mixing:
+        """The strategy as one that averages in fixed steps.
+
+        Raises:
+            ScheduleError: it does not.
+        """
+        if not isinstance(self.strategy, Mixing):
+            raise ScheduleError(f"strategy {self.strategy.kind!r}: has no fixed phases, hence no mixing matrix")
+        return self.strategy
+
+    @property
+    def phased(self) -> Phased:
+        """The strategy as one that averages in groups fixed beforehand.
+
+        Raises:
+            ScheduleError: it does not.
+        """
+        if not isinstance(self.strategy, Phased):
+            raise ScheduleError(f"strategy {self.strategy.kind!r}: has no groups")
+        return self.strategy
+
+    @property
     def period(self) -> int:
-        """The number of phases, counted in rounds.
+        """The number of phases or rounds, after which they repeat.
 
         Raises:
             ScheduleError: the strategy has no fixed phases.
         """
-        if isinstance(self.strategy, Static):
-            return len(self.strategy.phases)
-        if isinstance(self.strategy, Neighbor):
-            return len(self.strategy.rounds)
-        if isinstance(self.strategy, AllReduce):
-            return 1
-        raise ScheduleError(f"strategy {self.strategy.kind!r}: has no fixed phases")
+        return self.mixing.period
 
     @property
     def prologue(self) -> int:
         """First rounds that average over all workers before the period starts."""
-        return self.strategy.prologue if isinstance(self.strategy, Static) else 0
+        return self.strategy.prologue if isinstance(self.strategy, Mixing) else 0
+
+    def steps(self) -> tuple[Step, ...]:
+        """What one period averages: its phases, or the rounds of a weighted graph.
+
+        Raises:
+            ScheduleError: the strategy has no fixed phases, or a rule phase has overlapping blocks.
+        """
+        return self.mixing.steps(self.cluster)
 
     def phase(self, index: int) -> Phase:
         """The explicit groups of phase `index` (taken modulo the period). O(num_workers) once, then cached.
 
         Raises:
-            ScheduleError: the strategy has no fixed phases, or a rule phase has overlapping blocks.
+            ScheduleError: the strategy has no fixed groups, or a rule phase has overlapping blocks.
         """
-        strategy, index = self.strategy, index % self.period
-        if isinstance(strategy, Static):
-            if strategy.node_radices is None:
-                return strategy.explicit_phases()[index]
-            return _expanded(strategy.rule_phases()[index], self.cluster, strategy.node_radices)
-        if isinstance(strategy, AllReduce):
-            return Phase.from_groups(self.num_workers, [range(self.num_workers)])
-        raise ScheduleError(f"strategy {strategy.kind!r}: has no groups")
+        phased = self.phased
+        return phased.phase(index % phased.period, self.cluster)
 
     def group_of(self, worker: int, round_: int) -> Group | None:
         """The group of one worker in one round (prologue included), None if it skips. O(size of the group) for rules.
 
         Raises:
-            ScheduleError: the strategy has no fixed phases.
+            ScheduleError: the strategy has no fixed groups.
         """
-        if isinstance(self.strategy, AllReduce) or round_ < self.prologue:
+        phased = self.phased
+        if round_ < phased.prologue:
             return Group(tuple(range(self.num_workers)))
-        index = (round_ - self.prologue) % self.period
-        if not isinstance(self.strategy, Static):
-            raise ScheduleError(f"strategy {self.strategy.kind!r}: has no groups")
-        if self.strategy.node_radices is not None:
-            size = self.cluster.workers_per_node
-            assert size is not None
-            return rule.group_of(worker, self.strategy.rule_phases()[index], size, self.strategy.node_radices)
-        phase = self.strategy.explicit_phases()[index]
-        label = int(phase.labels()[worker])
-        return None if label < 0 else phase[label]
+        return phased.group_of(worker, (round_ - phased.prologue) % phased.period, self.cluster)
+
+    def rule(self, *, by_node: bool = False) -> RuleView | None:
+        """The rule behind the schedule, None for explicit groups, graphs and groups on request; see `Phased.rule`."""
+        return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, Phased) else None
 
     def paces(self) -> npt.NDArray[np.int64]:
         """Steps per round of every worker, shape (num_workers,)."""
@@ -117,27 +142,13 @@ class Schedule:
         return pace if isinstance(pace, int) else pace[worker]
 
     def num_distinct_phases(self) -> int:
-        """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none."""
-        if isinstance(self.strategy, Static) and self.strategy.is_rule:
-            distinct = {
-                frozenset(
-                    (frozenset(block.local), frozenset(block.across))
-                    for block in phase
-                    if len(block.local) > 1 or block.across
-                )
-                for phase in self.strategy.rule_phases()
-            }
-            return len(distinct - {frozenset()})
-        if isinstance(self.strategy, Neighbor):
-            return len(set(self.strategy.rounds))
-        phases = [self.phase(t) for t in range(self.period)]
-        return len({phase.members.tobytes() + phase.offsets.tobytes() for phase in phases if len(phase)})
+        """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none.
+
+        Raises:
+            ScheduleError: the strategy has no fixed phases.
+        """
+        return self.mixing.num_distinct_phases(self.cluster)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
         """The same schedule carrying a certificate."""
         return replace(self, certificate=certificate)
-
-
-@lru_cache(maxsize=64)
-def _expanded(phase: rule.RulePhase, cluster: Cluster, radices: tuple[int, ...]) -> Phase:
-    return rule.expand(phase, cluster, radices)

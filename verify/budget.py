@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.topo.strategies import AllReduce, Neighbor
-from preduce.verify.view import explicit_view, makes_groups, rule_view
+from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.phase import Phase
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.verify.view import RuleView
 
 GLOO_DESCRIPTORS = 6
 GLOO_THREADS = 3
@@ -28,14 +27,14 @@ def budgets(schedule: Schedule) -> dict[str, Any]:
 
     O(size · log size) for explicit phases, O(blocks) for rules.
     """
-    if isinstance(schedule.strategy, Neighbor):
+    if not schedule.is_phased:
         return {}
     rule = rule_view(schedule)
     per_rank = _rule_counts(rule) if rule is not None else _counts(explicit_view(schedule) or ())
     most = int(per_rank.max(initial=0))
     return {
         "communicators_per_rank": most,
-        "rank": 0 if isinstance(schedule.strategy, AllReduce) else int(per_rank.argmax()),
+        "rank": int(per_rank.argmax()),
         "splits": schedule.num_distinct_phases(),
         "gloo": {"descriptors": GLOO_DESCRIPTORS * most, "threads": GLOO_THREADS * most},
         "nccl": {"device_megabytes": [size * most for size in NCCL_MEGABYTES]},
@@ -57,8 +56,8 @@ def over_budget(found: dict[str, Any], *, communicators: int = 64, descriptors: 
 
 def _rule_counts(rule: RuleView) -> npt.NDArray[np.int64]:
     """Distinct groups per local rank: equal blocks of different phases share their communicators."""
-    counts = np.zeros(rule.size, dtype=np.int64)
-    for local, _ in {(b.local, b.across) for phase in rule.phases for b in phase if makes_groups(b)}:
+    counts = np.zeros(rule.workers_per_node, dtype=np.int64)
+    for local, _ in {(b.local, b.across) for phase in rule.phases for b in phase if b.makes_groups}:
         counts[list(local)] += 1
     return counts
 

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 Rows = list[list[Any]]
 ONE, LIMIT, NUMBER = Fraction(1), 2**31, object()
 MAX_BYTES, MAX_COMMON_BITS, MAX_WORK = 2**27, 2**14, 10**10
-PACE = {"pace?": object, "overlap?": {True, False}, "averaging?": {"mean", "step-normalised"}}
-DEFAULTS = {"pace": 1, "overlap": False, "averaging": "mean", "prologue": 0}
+PACE = {"pace?": object, "when?": object, "how?": object, "averaging?": {"mean", "step-normalised"}}
+DEFAULTS = {"pace": 1, "when": "lockstep", "how": {"form": "ring"}, "averaging": "mean", "prologue": 0}
 
 
 class Refusal(Exception):  # noqa: N818 - the message is the whole answer

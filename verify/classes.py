@@ -14,14 +14,11 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from preduce.verify.view import makes_groups
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.topo.rule import Block
+    from preduce.topo.rule import Block, RuleView
     from preduce.verify.rational import Matrix
-    from preduce.verify.view import RuleView
 
 MAX_DIGITS = 12
 MAX_SIZE = 64
@@ -50,12 +47,12 @@ def class_products(rule: RuleView) -> tuple[tuple[tuple[int, ...], Matrix], ...]
 
 def class_product(rule: RuleView, digits: tuple[int, ...], periods: int = 1) -> Matrix:
     """The period's matrix on one class, less J on the class of the empty set. Shape (size, size)."""
-    size = rule.size
+    size = rule.workers_per_node
     rows = [[Fraction(int(i == j)) for j in range(size)] for i in range(size)]
     for phase in rule.phases * periods:
         if not any(map(any, rows)):
             break  # zero stays zero, and most classes of an exact rule get there early
-        for block in (b for b in phase if makes_groups(b)):
+        for block in (b for b in phase if b.makes_groups):
             _average(rows, block, vanishes=bool(set(digits) & set(block.across)))
     if not digits:
         rows = [[entry - Fraction(1, size) for entry in row] for row in rows]

@@ -12,9 +12,8 @@ from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     from preduce.topo.phase import Phase
-    from preduce.topo.rule import Block
+    from preduce.topo.rule import Block, RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.verify.view import RuleView
 
 NAME = "conflict-free"
 RULE = "each worker is in at most one group of a phase"
@@ -56,7 +55,7 @@ def _conflict(t: int, phase: Phase, worker: int) -> Claim:
 def _rule(rule: RuleView) -> Claim:
     table = []
     for t, phase in enumerate(rule.phases):
-        owner: list[int] = [-1] * rule.size
+        owner: list[int] = [-1] * rule.workers_per_node
         for b, block in enumerate(phase):
             for local in block.local:
                 if owner[local] >= 0:
@@ -75,7 +74,7 @@ def _rule_conflict(rule: RuleView, t: int, local: int, one: Block, two: Block) -
     def members(block: Block) -> list[int]:
         # A group across all digits of a huge cluster is cut: a reader confirms the conflict from a few members.
         nodes = nodes_of_group(0, rule.radices, block.across)[:64] if len(block.across) else (0,)
-        return sorted(node * rule.size + rank for node in nodes for rank in block.local)
+        return sorted(node * rule.workers_per_node + rank for node in nodes for rank in block.local)
 
     groups = [members(one), members(two)]
     text = (

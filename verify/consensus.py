@@ -14,12 +14,12 @@ import numpy as np
 
 from preduce.verify.base import Claim, not_proved, proved, refuted, some
 from preduce.verify.trees import tree_of_groups, tree_of_phases
-from preduce.verify.view import contracts, every_relax_tame, explicit_view, makes_groups, rule_view
+from preduce.verify.view import contracts, every_relax_tame, explicit_view, rule_view
 
 if TYPE_CHECKING:
     from preduce.topo.phase import Phase
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.verify.view import RuleView
 
 NAME = "consensus"
 GROUND = -1
@@ -90,7 +90,7 @@ def class_groups(rule: RuleView, digits: set[int], *, moving_only: bool) -> list
     result = []
     for phase in rule.phases:
         grounded, groups = [GROUND], []
-        for block in (b for b in phase if makes_groups(b)):
+        for block in (b for b in phase if b.makes_groups):
             if contracts(block.relax) or (moving_only and block.relax != 0):
                 if digits & set(block.across):
                     grounded.extend(block.local)
@@ -105,7 +105,7 @@ def _single_classes(rule: RuleView) -> list[set[int]]:
 
 
 def _vertices(rule: RuleView, digits: set[int]) -> list[int]:
-    return ([GROUND] if digits else []) + list(range(rule.size))
+    return ([GROUND] if digits else []) + list(range(rule.workers_per_node))
 
 
 def _apart_rule(rule: RuleView) -> Claim | None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.strategies import Neighbor
 from preduce.verify.base import Claim, proved
 from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_products
 from preduce.verify.rate import scaled_product
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.phase import Phase
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.verify.view import RuleView
 
 NAME = "exact-consensus"
 PROBABLE = "exact-consensus-probable"
@@ -43,7 +42,7 @@ def prove_exact(schedule: Schedule) -> Claim | None:
     rule = rule_view(schedule)
     if rule is not None:
         return _by_classes(rule)
-    if isinstance(schedule.strategy, Neighbor):
+    if schedule.strategy.graphs:
         return _by_product(schedule)
     phases = explicit_view(schedule) or ()
     if not _may_be_exact(phases):
@@ -61,7 +60,7 @@ def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
 
 
 def _by_classes(rule: RuleView) -> Claim | None:
-    if rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE:
+    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
     products = class_products(rule)
     if any(entry for _, product in products for row in product for entry in row):

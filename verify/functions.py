@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Static
+from preduce.topo.strategies import GroupPhases, Static
 from preduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
 from preduce.verify.prove import prove
 
@@ -67,7 +67,7 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, *, na
         if step < period:
             groups = {answer.members: answer for answer in answers if answer is not None}
             phases.append(Phase.from_groups(n, groups.values()))
-    schedule = Schedule(name, cluster, Static(phases=tuple(phases)))
+    schedule = Schedule(name, cluster, Static(phases=GroupPhases(tuple(phases))))
     found = prove(schedule)
     text = f"All {n} workers were asked in all {2 * period} steps, and the members of each group give the same answer. "
     asked = Claim(NAME, Status.PROVED, text + scope, {"scope": scope})

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Neighbor, Round
+    from preduce.topo.strategies import Round
+
+    Rounds = tuple[Round, ...]
 
 NAME = "consensus"
 MAX_POWER = 12
@@ -33,10 +35,11 @@ MAX_SUPPORT = 2000
 """Workers up to which the support of a period's product is formed to refute consensus."""
 
 
-def prove_graph(schedule: Schedule, strategy: Neighbor) -> tuple[Claim, ...]:
+def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
     """All claims about a `neighbor` schedule."""
-    sums = prove_graph_sums(strategy.rounds)
-    claims: list[Claim | None] = [sums, _consensus(schedule, strategy)]
+    rounds = schedule.strategy.graphs
+    sums = prove_graph_sums(rounds)
+    claims: list[Claim | None] = [sums, _consensus(schedule, rounds)]
     if sums.status is Status.PROVED:
         claims.append(prove_contraction(schedule))
         claims.append(prove_exact(schedule))
@@ -44,13 +47,13 @@ def prove_graph(schedule: Schedule, strategy: Neighbor) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim is not None)
 
 
-def _consensus(schedule: Schedule, strategy: Neighbor) -> Claim:
+def _consensus(schedule: Schedule, rounds: Rounds) -> Claim:
     smallest, own = Fraction(0), Fraction(1)
-    for listed in strategy.rounds:
+    for listed in rounds:
         smallest = min(smallest, *listed.weights, Fraction(0))
         own = min(own, own_weights(listed))
     if smallest >= 0 and own > 0:
-        tree = _out_tree(schedule.num_workers, strategy)
+        tree = _out_tree(schedule.num_workers, rounds)
         if tree is not None:
             text = (
                 "No weight is negative, every worker keeps a positive weight on itself in every round, and the "
@@ -58,7 +61,7 @@ def _consensus(schedule: Schedule, strategy: Neighbor) -> Claim:
             )
             return proved(NAME, text, method="graph", root=tree[0], tree=tree[1])
     if smallest >= 0 and own >= 0 and schedule.num_workers <= MAX_SUPPORT:
-        against = _refutation(schedule.num_workers, strategy)
+        against = _refutation(schedule.num_workers, rounds)
         if against is not None:
             return against
     return prove_power(schedule, NAME, MAX_POWER) or not_proved(
@@ -74,11 +77,11 @@ def own_weights(listed: Round) -> Fraction:
     return 1 - max(taken.values(), default=Fraction(0))
 
 
-def _out_tree(num_workers: int, strategy: Neighbor) -> tuple[int, list[list[int]]] | None:
+def _out_tree(num_workers: int, rounds: Rounds) -> tuple[int, list[list[int]]] | None:
     """A root that reaches everyone over edges of positive weight, with the first edges of a breadth-first search."""
     onward: dict[int, list[tuple[int, int]]] = defaultdict(list)
     known: set[tuple[int, int]] = set()
-    for t, listed in enumerate(strategy.rounds):
+    for t, listed in enumerate(rounds):
         for source, target, weight in listed.edges():
             if weight > 0 and (source, target) not in known:
                 known.add((source, target))
@@ -106,10 +109,10 @@ def _out_tree(num_workers: int, strategy: Neighbor) -> tuple[int, list[list[int]
     return (root, edges) if len(edges) == num_workers - 1 else None
 
 
-def support_of_period(num_workers: int, strategy: Neighbor) -> npt.NDArray[np.bool_]:
+def support_of_period(num_workers: int, rounds: Rounds) -> npt.NDArray[np.bool_]:
     """Entry [i, j]: whether worker i holds a share of worker j's start after one period. Non-negative weights only."""
     result = np.eye(num_workers, dtype=bool)
-    for listed in strategy.rounds:
+    for listed in rounds:
         taken: dict[int, Fraction] = defaultdict(Fraction)
         step = np.eye(num_workers, dtype=bool)
         for source, target, weight in listed.edges():
@@ -121,11 +124,11 @@ def support_of_period(num_workers: int, strategy: Neighbor) -> npt.NDArray[np.bo
     return result
 
 
-def _refutation(num_workers: int, strategy: Neighbor) -> Claim | None:
+def _refutation(num_workers: int, rounds: Rounds) -> Claim | None:
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
-    support = support_of_period(num_workers, strategy)
+    support = support_of_period(num_workers, rounds)
     count, home = connected_components(csr_array(support.astype(np.int8)), directed=True, connection="strong")
     closed = [c for c in range(count) if not support[np.ix_(home == c, home != c)].any()]
     if len(closed) > 1:

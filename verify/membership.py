@@ -14,8 +14,8 @@ from preduce.verify.view import rule_view
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.verify.view import RuleView
 
 NAME = "membership"
 EXHAUSTIVE = 64
@@ -36,7 +36,7 @@ def prove_membership(schedule: Schedule) -> Claim | None:
     if wrong is not None:
         return refuted(NAME, "a member of a group computes another group than its fellows.", wrong)
     try:
-        steps = prove_identity(rule.num_digits, rule.size, rule.phases)
+        steps = prove_identity(rule.num_digits, rule.workers_per_node, rule.phases)
     except UnprovedError as error:
         return not_proved(NAME, f"the symbolic run of the group function stopped: {error}.")
     except ImportError:

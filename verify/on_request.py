@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.topo.strategies import Generated, Pairwise, Server
+from preduce.topo.strategies import Generated, Pairwise
 from preduce.verify.base import Claim, Status, not_proved
 
 if TYPE_CHECKING:
@@ -16,28 +16,25 @@ if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
 
 
-def prove_on_request(schedule: Schedule) -> tuple[Claim, ...] | None:
-    """The claims of a generated, pairwise or server schedule; None for other kinds.
+def prove_generated(schedule: Schedule) -> tuple[Claim, ...]:
+    """Prague's conditions: λ₂ of E[WᵀW] below 1 and draws that do not depend on the past."""
+    assert isinstance(schedule.strategy, Generated), "the registry of provers names the kind"
+    return (_convergence(schedule.strategy, schedule.cluster),)
 
-    * generated: Prague's conditions, λ₂ of E[WᵀW] below 1 and draws that do not depend on the past.
-    * pairwise: every edge joins the active and the passive side, which excludes circular waiting (Lian et al., ICML
-      2018, section 3), and the graph is connected, without which there is no consensus.
-    * server: one copy of the parameters, so there is nothing to agree on; a synchronous server waits for everybody.
+
+def prove_pairwise(schedule: Schedule) -> tuple[Claim, ...]:
+    """Every edge joins the active and the passive side, and the graph is connected.
+
+    The first excludes circular waiting (Lian et al., ICML 2018, section 3); without the second there is no consensus.
     """
-    strategy, cluster = schedule.strategy, schedule.cluster
-    if isinstance(strategy, Generated):
-        return (_convergence(strategy, cluster),)
-    if isinstance(strategy, Pairwise):
-        return _two_sides(strategy, cluster), _connected(strategy, cluster)
-    if isinstance(strategy, Server):
-        return (
-            Claim(
-                "consensus",
-                Status.PROVED,
-                "every shard has one copy, on its host, and workers read it at the start of a round.",
-            ),
-        )
-    return None
+    assert isinstance(schedule.strategy, Pairwise), "the registry of provers names the kind"
+    return _two_sides(schedule.strategy, schedule.cluster), _connected(schedule.strategy, schedule.cluster)
+
+
+def prove_server(schedule: Schedule) -> tuple[Claim, ...]:  # noqa: ARG001 - the signature of all provers
+    """One copy of the parameters, so there is nothing to agree on; a synchronous server waits for everybody."""
+    text = "every shard has one copy, on its host, and workers read it at the start of a round."
+    return (Claim("consensus", Status.PROVED, text),)
 
 
 def _convergence(strategy: Generated, cluster: Cluster) -> Claim:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from preduce.verify.base import Claim, proved
-from preduce.verify.view import explicit_view, makes_groups, rule_view
+from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     from preduce.topo.phase import Phase
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.verify.view import RuleView
 
 NAME = "deadlock-free"
 
@@ -62,10 +62,10 @@ def _explicit_ticks(phases: tuple[Phase, ...]) -> list[Any]:
 
 def _rule_ticks(rule: RuleView) -> list[Any]:
     result: list[Any] = []
-    last = [0] * rule.size
+    last = [0] * rule.workers_per_node
     for phase in rule.phases:
         ticks = []
-        for block in (b for b in phase if makes_groups(b)):
+        for block in (b for b in phase if b.makes_groups):
             tick = 1 + max(last[local] for local in block.local)
             for local in block.local:
                 last[local] = tick

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from preduce.topo.errors import InputError
-from preduce.topo.strategies import AllReduce, Static
 from preduce.verify.base import Claim, proved, refuted, some
 from preduce.verify.order import NAME
 
@@ -128,7 +127,7 @@ def plan_of(schedule: Schedule, num_periods: int = 1) -> Plan:
     Raises:
         InputError: a worker's own group does not hold it (its members would wait for ever), or no fixed groups.
     """
-    if not isinstance(schedule.strategy, Static | AllReduce):
+    if not schedule.is_phased:
         raise InputError(f"strategy {schedule.strategy.kind!r}: has no groups to order")
     everyone = tuple(range(schedule.num_workers))
     rounds = schedule.prologue + num_periods * schedule.period

@@ -5,21 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies import AllReduce, Neighbor, Static
 from preduce.verify.base import Claim, Proof, Status, not_proved
 from preduce.verify.budget import budgets
 from preduce.verify.certificate import certificate_of
 from preduce.verify.conflict import prove_conflict_free
 from preduce.verify.consensus import prove_consensus
 from preduce.verify.exact import prove_exact
+from preduce.verify.graph import prove_graph
 from preduce.verify.membership import prove_membership
-from preduce.verify.on_request import prove_on_request
+from preduce.verify.on_request import prove_generated, prove_pairwise, prove_server
 from preduce.verify.order import prove_deadlock_free
 from preduce.verify.rate import prove_contraction
 from preduce.verify.rounds import prove_rounds
 from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from preduce.topo.schedule import Schedule
 
 
@@ -35,19 +37,12 @@ def prove(schedule: Schedule) -> Proof:
     Raises:
         ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
-    on_request = prove_on_request(schedule)
-    if on_request is not None:
-        return Proof(schedule.name, on_request, {})
-    if isinstance(schedule.strategy, Static | AllReduce):
-        claims = _group_claims(schedule)
-    elif isinstance(schedule.strategy, Neighbor):
-        from preduce.verify.graph import prove_graph
-
-        claims = prove_graph(schedule, schedule.strategy)
-    else:
-        raise ScheduleError(
-            f"strategy {schedule.strategy.kind!r}: has no fixed phases, so there is nothing to prove here"
-        )
+    prover = PROVERS.get(schedule.strategy.kind)
+    if prover is None:
+        raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
+    claims = prover(schedule)
+    if not schedule.is_mixing:
+        return Proof(schedule.name, claims, {})
     return Proof(schedule.name, claims, certificate_of(schedule, claims), budgets(schedule))
 
 
@@ -69,3 +64,14 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         prove_rounds(schedule, exact=exact is not None),
     ]
     return tuple(claim for claim in claims if claim is not None)
+
+
+PROVERS: dict[str, Callable[[Schedule], tuple[Claim, ...]]] = {
+    "static": _group_claims,
+    "allreduce": _group_claims,
+    "neighbor": prove_graph,
+    "generated": prove_generated,
+    "pairwise": prove_pairwise,
+    "server": prove_server,
+}
+"""The prover of every kind. A new kind is one line here."""

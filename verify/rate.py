@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.strategies import Neighbor
 from preduce.verify.base import Claim, not_proved, proved
 from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products, distinct_classes
 from preduce.verify.rational import least_square
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.phase import Phase
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies import Round
     from preduce.verify.rational import Matrix
-    from preduce.verify.view import RuleView
 
 NAME = "contraction"
 MAX_EXACT = 48
@@ -67,7 +66,7 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
     rule = rule_view(schedule)
     if rule is None and schedule.num_workers > MAX_EXACT:
         return None
-    if rule is not None and (rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE):
+    if rule is not None and (rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE):
         return None
     for periods in range(1, max_periods + 1):
         classes: list[tuple[int, ...]] = distinct_classes(rule) if rule is not None else [()]
@@ -92,18 +91,18 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
 
 
 def _by_classes(rule: RuleView) -> Claim:
-    if rule.num_digits > MAX_DIGITS or rule.size > MAX_SIZE:
+    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return not_proved(
             NAME,
             f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node; this rule "
-            f"has {rule.num_digits} and {rule.size}.",
+            f"has {rule.num_digits} and {rule.workers_per_node}.",
         )
     products = class_products(rule)
     classes = [digits for digits, _ in products]
     squared, found = least_square([product for _, product in products])
     text = (
         f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the {len(classes)} "
-        f"different character classes the {rule.size} pivots of c²·I − MᵀM are exact and none is negative."
+        f"different character classes the {rule.workers_per_node} pivots of c²·I − MᵀM are exact and none is negative."
     )
     return proved(
         NAME,
@@ -149,14 +148,12 @@ def scaled_product(schedule: Schedule, periods: int = 1) -> tuple[npt.NDArray[np
     rows = np.zeros((schedule.num_workers, schedule.num_workers), dtype=object)
     np.fill_diagonal(rows, 1)
     scale = 1
-    if isinstance(schedule.strategy, Neighbor):
-        for listed in schedule.strategy.rounds * periods:
-            rows, factor = _weigh(rows, listed)
-            scale *= factor
-    else:
-        for phase in (explicit_view(schedule) or ()) * periods:
-            rows, factor = _average(rows, phase)
-            scale *= factor
+    for graph in schedule.strategy.graphs * periods:
+        rows, factor = _weigh(rows, graph)
+        scale *= factor
+    for phase in (explicit_view(schedule) or ()) * periods:
+        rows, factor = _average(rows, phase)
+        scale *= factor
     return rows, scale
 
 

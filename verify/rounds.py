@@ -18,7 +18,6 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.strategies import Neighbor
 from preduce.verify.base import Claim, proved
 from preduce.verify.stochastic import explicit_pairs, rule_pairs
 from preduce.verify.view import rule_view
@@ -32,7 +31,7 @@ NEVER = "never"
 
 def prove_rounds(schedule: Schedule, *, exact: bool) -> Claim | None:
     """The best named lower bound for this n and this largest group; None without groups."""
-    if isinstance(schedule.strategy, Neighbor):
+    if not schedule.is_phased:
         return None
     rule = rule_view(schedule)
     pairs = rule_pairs(rule) if rule is not None else explicit_pairs(schedule)

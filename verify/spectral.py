@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies import Neighbor
 from preduce.verify.base import Claim, not_proved, proved, refuted
 from preduce.verify.rational import Matrix, gram, pivots, to_floats
 
@@ -36,10 +35,10 @@ DIGITS = 9
 
 def prove_gaps(schedule: Schedule) -> list[Claim]:
     """Enclosures of all kinds that are defined for a `neighbor` schedule of one round; none for others."""
-    strategy = schedule.strategy
-    if not isinstance(strategy, Neighbor) or len(strategy.rounds) != 1 or schedule.num_workers > MAX_WORKERS:
+    graphs = schedule.strategy.graphs
+    if len(graphs) != 1 or schedule.num_workers > MAX_WORKERS:
         return []
-    return [c for c in (enclose(strategy.rounds[0], kind) for kind in KINDS) if c is not None]
+    return [c for c in (enclose(graphs[0], kind) for kind in KINDS) if c is not None]
 
 
 def prove_gap(schedule: Schedule, kind: str, at_least: Fraction) -> Claim:
@@ -48,14 +47,14 @@ def prove_gap(schedule: Schedule, kind: str, at_least: Fraction) -> Claim:
     Raises:
         ScheduleError: not one round of a `neighbor` strategy, too many workers, or a kind that the graph does not have.
     """
-    strategy = schedule.strategy
-    if not isinstance(strategy, Neighbor) or len(strategy.rounds) != 1:
+    graphs = schedule.strategy.graphs
+    if len(graphs) != 1:
         raise ScheduleError("spectral gap: needs a neighbor schedule of 1 round")
     if kind not in KINDS:
         raise ScheduleError(f"spectral gap {kind!r}: the kinds are {', '.join(KINDS)}")
     if schedule.num_workers > MAX_WORKERS:
         raise ScheduleError(f"spectral gap: exact pivots are found up to {MAX_WORKERS} workers")
-    pencil = _pencil(strategy.rounds[0], kind)
+    pencil = _pencil(graphs[0], kind)
     name = f"spectral-gap-{kind}"
     if pencil is None:
         raise ScheduleError(
@@ -67,7 +66,7 @@ def prove_gap(schedule: Schedule, kind: str, at_least: Fraction) -> Claim:
     if count > 1:
         text = f"{count} eigenvalues lie beyond 1 − {at_least}, so the gap is smaller."
         return refuted(name, text, {"at_least": str(at_least), "eigenvalues_beyond": count})
-    return enclose(strategy.rounds[0], kind, at_least) or not_proved(name, "no enclosure was found.")
+    return enclose(graphs[0], kind, at_least) or not_proved(name, "no enclosure was found.")
 
 
 def enclose(listed: Round, kind: str, at_least: Fraction | None = None) -> Claim | None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.verify.base import Claim, proved, refuted
-from preduce.verify.view import explicit_view, makes_groups, rule_view
+from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies import Round
-    from preduce.verify.view import RuleView
 
 DOUBLY = "doubly-stochastic"
 SUMS = "unit-sums"
@@ -55,7 +55,7 @@ def explicit_pairs(schedule: Schedule) -> set[tuple[int, Fraction]]:
 def rule_pairs(rule: RuleView) -> set[tuple[int, Fraction]]:
     """The distinct (size, relax) of a rule's groups on this cluster."""
     result = set()
-    for block in (b for phase in rule.phases for b in phase if makes_groups(b)):
+    for block in (b for phase in rule.phases for b in phase if b.makes_groups):
         size = len(block.local)
         for digit in block.across:
             size *= rule.radices[digit]

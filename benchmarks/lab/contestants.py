@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _pairwise(*, overlap: bool) -> Callable[[Cluster], object]:
     def make(cluster: Cluster) -> object:
         from preduce.topo.strategies.pairwise import Pairwise
 
-        return Pairwise(active=tuple(range(0, cluster.num_workers, 2)), overlap=overlap)
+        return Pairwise(active=tuple(range(0, cluster.num_workers, 2)), when=Late() if overlap else Lockstep())
 
     return make
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from preduce.topo.hardware import Hardware, Link
+from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import RandomSlowdown
-from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from benchmarks.lab.setting import Setting

@@ -14,10 +14,9 @@ import numpy as np
 
 from preduce.runtime.virtual_time.rounds import simulate
 from preduce.topo.hardware import Hardware, Link
-from preduce.topo.mixing import steps_of
 from preduce.topo.phase import Phase
+from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
-from preduce.topo.timing.cost import Form
 from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def traffic(schedule: Schedule) -> list[tuple[float, float]]:
     A ring of k workers sends 2(k−1) models in 2(k−1) messages of each worker.
     """
     found = []
-    for step in steps_of(schedule):
+    for step in schedule.steps():
         if isinstance(step, Phase):
             sizes = step.sizes.astype(float)
             found.append((float((2 * (sizes - 1)).sum()), float((2 * sizes * (sizes - 1)).sum())))
@@ -97,7 +96,7 @@ def predicted_ms(point: Point, values: npt.NDArray[np.float64], *, steps: int = 
     nic = Link(float(values[0]), float(values[1]) * 8e-6 / setting.megabits)
     stages = of_period(schedule, Hardware(nic=nic, model_bytes=point.model_bytes), form=Form(point.form))
     hosts = [m * point.model_bytes * values[2] + k * values[3] for m, k in traffic(schedule)]
-    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    overlap = schedule.strategy.overlap
     paces, compute, rng = schedule.paces(), _compute(setting), np.random.default_rng(0)
     rounds = max(1, steps // int(paces.max()))
     now = np.zeros(len(paces))

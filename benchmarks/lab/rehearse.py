@@ -33,7 +33,7 @@ from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting
 from benchmarks.lab.tasks import evaluated, make_model, read_data, shard, write_data
 from preduce.topo.cluster import Cluster
-from preduce.topo.mixing import mixing_matrix, steps_of
+from preduce.topo.mixing import mixing_matrix
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ def steps_to(target: float, rehearsal: Rehearsal, advance: Any, most: int) -> fl
 
 def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = None) -> Any:  # noqa: ANN401
     """The steps of a schedule with fixed phases: pace, overlap, step-normalised averaging, drift correction."""
-    matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in steps_of(schedule)]
-    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
+    overlap = schedule.strategy.overlap
     paces = schedule.paces()
     longest = int(paces.max())
-    normalised = getattr(schedule.strategy, "averaging", None) is Averaging.STEP_NORMALISED
+    normalised = schedule.strategy.averaging is Averaging.STEP_NORMALISED
     factors = torch.tensor(float(paces.mean()) / paces if normalised else np.ones(len(paces))).float()[:, None]
     corrections = torch.zeros_like(rehearsal.models) if alpha is not None else None
     begun, since = rehearsal.models.clone(), 0  # the models when the round began; steps since the last mean

@@ -23,7 +23,7 @@ from benchmarks.planner.comparison import RESULTS, TARGET, Answer, answer, best_
 from preduce.planner import Job, Objective
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
-from preduce.topo.timing.cost import Form
+from preduce.topo.strategies.axes import Form
 
 MODEL = 552_000_000
 BUDGET = 0.1104

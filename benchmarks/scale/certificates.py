@@ -27,7 +27,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.document.writer import write_schedule
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Static
+from preduce.topo.strategies import GroupPhases, Static
 from preduce.verify import Proof, prove
 from preduce.verify.certificate import certificate_bytes
 from preduce.verify.conflict import prove_conflict_free
@@ -54,7 +54,9 @@ def random_groups(num_workers: int, period: int, size: int = 4) -> Schedule:
         labels = np.empty(num_workers, dtype=np.int64)
         labels[rng.permutation(num_workers)] = np.arange(num_workers) // size
         phases.append(Phase.from_labels(labels))
-    return Schedule("random-groups", Cluster.regular(num_workers // size, size), Static(phases=tuple(phases)))
+    return Schedule(
+        "random-groups", Cluster.regular(num_workers // size, size), Static(phases=GroupPhases(tuple(phases)))
+    )
 
 
 def by_numpy(schedule: Schedule) -> bool:

@@ -32,11 +32,11 @@ import numpy as np
 from preduce.topo.cluster import Cluster
 from preduce.topo.figures import Limits, contraction, figures
 from preduce.topo.figures.limits import DEFAULT
-from preduce.topo.mixing import mixing_sparse, steps_of
+from preduce.topo.mixing import mixing_sparse
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Static
+from preduce.topo.strategies import GroupPhases, RulePhases, Static
 
 PERIOD = 8
 GROUP = 4
@@ -47,14 +47,14 @@ EXPLICIT = Limits(dense_workers=1)
 def random_groups(n: int) -> Schedule:
     rng = np.random.default_rng(1)
     phases = tuple(Phase.from_labels(rng.permutation(n) // GROUP) for _ in range(PERIOD))
-    return Schedule("random groups", Cluster.regular(n // 4, 4), Static(phases=phases))
+    return Schedule("random groups", Cluster.regular(n // 4, 4), Static(phases=GroupPhases(phases)))
 
 
 def figure_10(n: int) -> Schedule:
     nodes = n // 4 // 2 * 2
     whole = (Block((0, 1, 2, 3)),)
     phases = ((Block((0,), (0, 1)), Block((2, 3))), whole, (Block((0, 3)), Block((1,), (0,))), whole)
-    return Schedule("figure 10", Cluster.regular(nodes, 4), Static(phases=phases, node_radices=(2, nodes // 2)))
+    return Schedule("figure 10", Cluster.regular(nodes, 4), Static(phases=RulePhases((2, nodes // 2), phases)))
 
 
 def ours(schedule: Schedule) -> dict[str, object]:
@@ -75,7 +75,7 @@ def rule(schedule: Schedule) -> dict[str, object]:
 def plain_eigsh(schedule: Schedule) -> dict[str, object]:
     from scipy.sparse.linalg import LinearOperator, eigsh
 
-    matrices = [mixing_sparse(step) for step in steps_of(schedule)]
+    matrices = [mixing_sparse(step) for step in schedule.steps()]
     n = schedule.num_workers
 
     def square(x: np.ndarray) -> np.ndarray:
@@ -98,7 +98,7 @@ def networkx_route(schedule: Schedule) -> dict[str, object]:
     from scipy.sparse import identity
 
     product = identity(schedule.num_workers, format="csr")
-    for step in steps_of(schedule):
+    for step in schedule.steps():
         product = mixing_sparse(step) @ product
     graph = nx.from_scipy_sparse_array(product.T @ product)
     values = np.sort(np.abs(nx.adjacency_spectrum(graph)))

@@ -28,7 +28,6 @@ from preduce.schedulers.registry import build
 from preduce.topo.document import load_cluster
 from preduce.topo.figures.correction import best_alpha, noise_factor
 from preduce.topo.hardware import Hardware
-from preduce.topo.strategies import AllReduce
 from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def steps_to_loss(
     start = [rng.normal(0, shape[0] ** -0.5, shape) if len(shape) == 2 else np.zeros(shape) for shape in shapes]
     cuts = np.cumsum([part.size for part in start])[:-1]
     x = np.repeat(np.concatenate([part.ravel() for part in start])[None], n, axis=0).astype(np.float32)
-    exact = isinstance(schedule.strategy, AllReduce) and schedule.strategy.averages_gradients
+    exact = schedule.strategy.averages_gradients
     corrections, since = Corrections(alpha, x.shape, guarded=guarded), np.zeros(n)
 
     def parts(flat: np.ndarray) -> list[np.ndarray]:

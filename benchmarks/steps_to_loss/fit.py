@@ -31,7 +31,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.figures import disagreement, drift, radius
 from preduce.topo.rule import Block, RulePhase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.strategies import AllReduce, RulePhases, Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ RESULT = Path(__file__).parents[1] / "results" / "steps_to_loss.json"
 
 
 def rule(name: str, cluster: Cluster, radices: tuple[int, ...], *phases: RulePhase) -> Schedule:
-    return Schedule(name, cluster, Static(phases=phases, node_radices=radices))
+    return Schedule(name, cluster, Static(phases=RulePhases(radices, phases)))
 
 
 def named(cluster: Cluster, radices: tuple[int, ...]) -> list[Schedule]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.mixing import mixing_matrix
-from preduce.topo.strategies import AllReduce
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -70,7 +69,7 @@ def steps_to_loss(
     ]
     weights = [np.repeat(part[None], n, axis=0) for part in one]
     mixing = [mixing_matrix(schedule.phase(t)) for t in range(schedule.period)]
-    averages_gradients = isinstance(schedule.strategy, AllReduce) and schedule.strategy.averages_gradients
+    averages_gradients = schedule.strategy.averages_gradients
     paces = schedule.paces()
     if len(set(paces.tolist())) != 1:
         raise ValueError("the sweep is for one pace")

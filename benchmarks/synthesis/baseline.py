@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from preduce.schedulers import registry
 from preduce.topo import figures
 from preduce.topo.errors import PreduceError
-from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def catalogue_points(problem: Problem, *, skip: Collection[str] = ()) -> list[Po
                 continue
             if math.isfinite(value):
                 label = name + "".join(f" {k}={v}" for k, v in parameters.items())
-                kind = " (graph)" if isinstance(schedule.strategy, Neighbor) else ""
+                kind = " (graph)" if schedule.strategy.graphs else ""
                 result.append(Point(label + kind, seconds, value))
     return result
 

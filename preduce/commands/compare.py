@@ -10,7 +10,7 @@ from preduce.commands import options
 if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
-    from preduce.topo.timing.cost import Form
+    from preduce.topo.strategies.axes import Form
 
 
 def command(
@@ -36,7 +36,7 @@ def command(
     from preduce.report.levels import levels
     from preduce.topo.document import load_cluster, load_schedule
     from preduce.topo.errors import InputError
-    from preduce.topo.timing.cost import Form
+    from preduce.topo.strategies.axes import Form
 
     if form not in list(Form):
         raise typer.BadParameter(f"{form!r} is not one of {', '.join(Form)}", param_hint="--form")

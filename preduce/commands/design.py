@@ -108,9 +108,7 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
 
 def phases_of(schedule: "Schedule") -> tuple[int | None, int | None]:
     """The period and the number of distinct phases, or None for strategies that have no fixed phases."""
-    from preduce.topo.strategies import AllReduce, Neighbor, Static
-
-    if isinstance(schedule.strategy, Static | AllReduce | Neighbor):
+    if schedule.is_mixing:
         return schedule.period, schedule.num_distinct_phases()
     return None, None
 

@@ -58,7 +58,7 @@ def job_of(request: Request) -> Job:
     from preduce.commands.options import compute_of, hardware_of, quantity
     from preduce.planner import Data, Job, Objective
     from preduce.topo.document import load_cluster
-    from preduce.topo.timing.cost import Form
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.units import parse_time
 
     cluster = load_cluster(request.cluster)

@@ -45,7 +45,7 @@ def command(
         if nodes == 1 and loaded.cluster.is_regular:
             nodes = loaded.cluster.num_nodes
         environment["PREDUCE_SCHEDULE"] = str(schedule.resolve())
-        generated = loaded.strategy.kind == "generated"
+        generated = loaded.strategy.needs_generator
     if workers is None:
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
     require_torch()

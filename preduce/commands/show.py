@@ -28,11 +28,10 @@ def command(
     """Draw the phases: rows are workers, columns steps, a colour and letter per group; a skip is blank."""
     from preduce.console import console, emit_json, write_text
     from preduce.topo.document import load_schedule
-    from preduce.topo.strategies import Neighbor
     from preduce.topo.units import parse_size
 
     loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
-    if isinstance(loaded.strategy, Neighbor):
+    if loaded.strategy.graphs:
         _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
         return
     from preduce.report.grid import grid_of
@@ -81,15 +80,13 @@ def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
 
 def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:
     from preduce.console import console, emit_json, table, write_text
-    from preduce.topo.strategies import Neighbor
 
-    assert isinstance(schedule.strategy, Neighbor)
     if as_json:
-        rounds = [[[s, t, str(w)] for s, t, w in edges.edges()] for edges in schedule.strategy.rounds]
+        rounds = [[[s, t, str(w)] for s, t, w in edges.edges()] for edges in schedule.strategy.graphs]
         emit_json({"name": schedule.name, "rounds": rounds})
         return
     if output is None:
-        for index, edges in enumerate(schedule.strategy.rounds[:8]):
+        for index, edges in enumerate(schedule.strategy.graphs[:8]):
             listed = table(f"{schedule.name}, round {index}", "worker", "averages with (source: weight)")
             into: dict[int, list[str]] = {}
             for source, target, weight in edges.edges():

@@ -50,7 +50,7 @@ def command(
     from preduce.runtime.virtual_time.rounds import simulate
     from preduce.topo.document import load_cluster, load_schedule
     from preduce.topo.errors import InputError
-    from preduce.topo.timing.cost import Form
+    from preduce.topo.strategies.axes import Form
 
     loaded = load_schedule(schedule)
     if form not in list(Form):

@@ -14,8 +14,8 @@ from preduce.demo.results import Result, read_result
 from preduce.topo.document import write_schedule
 from preduce.topo.errors import FileProblem, UnavailableError
 from preduce.topo.hardware import Hardware, Link
+from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import Form
 from preduce.topo.timing.event_graph import cycle_time
 from preduce.verify.prove import prove
 

@@ -15,9 +15,8 @@ from preduce.schedulers import registry
 from preduce.schedulers.synthesis.shape import derived_paces
 from preduce.topo.errors import PreduceError
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Static
+from preduce.topo.strategies.axes import Form
 from preduce.topo.strategies.base import Averaging
-from preduce.topo.timing.cost import Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +87,7 @@ def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
     Where workers see different data their progress is normalised, so that the slow ones' data count as much.
     """
     strategy = schedule.strategy
-    if not isinstance(strategy, Static | AllReduce) or strategy.pace != 1 or strategy.overlap:
+    if not schedule.is_phased or strategy.pace != 1 or strategy.overlap:
         return
     if job.cluster.num_workers > MAX_GRAPH_WORKERS:  # figures of unequal paces are dense
         return
@@ -116,6 +115,6 @@ def _within_limits(schedule: Schedule, job: Job) -> bool:
 
 def _largest_group(schedule: Schedule) -> int:
     """The most workers that one worker's parameters depend on after one round, itself included."""
-    if isinstance(schedule.strategy, Neighbor):
-        return 1 + max(int(np.bincount(edges.targets).max(initial=0)) for edges in schedule.strategy.rounds)
+    if graphs := schedule.strategy.graphs:
+        return 1 + max(int(np.bincount(edges.targets).max(initial=0)) for edges in graphs)
     return max((int(schedule.phase(t).sizes.max(initial=0)) for t in range(schedule.period)), default=0)

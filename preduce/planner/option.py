@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from preduce.planner.job import Data
 from preduce.planner.steps_model import CORRECTED, FITTED
 from preduce.topo.errors import PreduceError
-from preduce.topo.timing.cost import Form, communication
+from preduce.topo.timing.cost import communication
 from preduce.topo.timing.event_graph import cycle_time
 from preduce.topo.timing.sampling import sample
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from preduce.planner.job import Job
     from preduce.topo.figures.base import Figure
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
 
 MAX_SAMPLED_WORKERS = 4096
 
@@ -129,7 +130,7 @@ def measure(
 
 
 def _overlaps(schedule: Schedule) -> bool:
-    return bool(getattr(schedule.strategy, "overlap", False))
+    return schedule.strategy.overlap
 
 
 def _waiting(step_seconds: float, computing: float, communicating: float) -> float:

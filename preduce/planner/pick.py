@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from preduce.planner.job import Data, Objective
 from preduce.planner.steps_model import CORRECTED, FITTED
 from preduce.topo.errors import UnknownError
-from preduce.topo.timing.cost import Form
+from preduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def pick(options: Sequence[Option], job: Job) -> Option:
 
 def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     """Why the pick was picked, against the All-Reduce forms that a user would otherwise take. One sentence each."""
-    baselines = [o for o in options if o.schedule.strategy.kind == "allreduce" and o.schedule.strategy.pace == 1]
+    baselines = [o for o in options if o.schedule.strategy.averages_everyone and o.schedule.strategy.pace == 1]
     costs = f"it communicates {_ms(chosen.communication)} per step and takes {_ms(chosen.step_seconds)} per step in all"
     said = [f"{costs}, of which {_ms(chosen.waiting)} are waiting"]
     if baselines:

@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies import AllReduce, Neighbor, Static
-
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -32,15 +29,12 @@ def decay(schedule: Schedule, *, num_rounds: int = 64, columns: int = 32, seed: 
 
 
 def _averaged(schedule: Schedule, round_: int, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    strategy = schedule.strategy
-    if isinstance(strategy, Neighbor):
-        edges = strategy.rounds[round_ % schedule.period]
+    if graphs := schedule.strategy.graphs:
+        edges = graphs[round_ % len(graphs)]
         weights = edges.edge_weights()[:, None]
         result = values.copy()
         np.add.at(result, edges.targets, weights * (values[edges.sources] - values[edges.targets]))
         return result
-    if isinstance(strategy, AllReduce) or round_ < schedule.prologue:
+    if round_ < schedule.prologue:
         return np.broadcast_to(values.mean(axis=0), values.shape).copy()
-    if isinstance(strategy, Static):
-        return schedule.phase(round_ - schedule.prologue).apply(values)
-    raise ScheduleError(f"strategy {strategy.kind!r}: has no fixed phases whose decay could be drawn")
+    return schedule.phase(round_ - schedule.prologue).apply(values)

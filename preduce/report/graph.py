@@ -9,7 +9,6 @@ import numpy as np
 from preduce.report.grid import PALETTE
 from preduce.report.picture import INK, PALE, new_figure
 from preduce.topo.errors import InputError
-from preduce.topo.strategies import Neighbor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,11 +25,10 @@ def draw_rounds(schedule: Schedule) -> Figure:
     Raises:
         InputError: too many workers for a picture of a graph.
     """
-    assert isinstance(schedule.strategy, Neighbor)
     count = schedule.num_workers
     if count > MAX_WORKERS:
         raise InputError(f"{schedule.name}: {count} workers; graphs of at most {MAX_WORKERS} workers are drawn")
-    shown = schedule.strategy.rounds[:MAX_ROUNDS]
+    shown = schedule.strategy.graphs[:MAX_ROUNDS]
     columns = min(len(shown), 4)
     rows = -(-len(shown) // columns)
     figure = new_figure(3.2 * columns + 0.4, 3.3 * rows + 0.5)

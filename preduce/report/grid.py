@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies import AllReduce, Static
-
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -66,15 +63,13 @@ def grid_of(schedule: Schedule, *, max_workers: int = MAX_WORKERS, max_phases: i
     Raises:
         ScheduleError: the strategy has no groups, or groups of one phase overlap.
     """
-    if not isinstance(schedule.strategy, Static | AllReduce):
-        raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has no groups to draw")
     nodes = _shown_nodes(schedule, max_workers)
     workers = [worker for node in nodes for worker in schedule.cluster.workers_of(node)][: max(max_workers, 1)]
     shown = set(workers)
     places = [
         (node, local) for node in nodes for local, w in enumerate(schedule.cluster.workers_of(node)) if w in shown
     ]
-    period = min(schedule.period, max_phases)
+    period = min(schedule.phased.period, max_phases)
     numbers: dict[bytes, int] = {}
     sizes: list[int] = []
     table = np.full((len(workers), period), -1, dtype=np.int64)

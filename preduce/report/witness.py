@@ -15,7 +15,6 @@ from preduce.report.decay import decay
 from preduce.report.grid import PALETTE
 from preduce.report.picture import INK, PALE, new_figure, save
 from preduce.topo.errors import InputError
-from preduce.topo.strategies import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,8 +50,8 @@ def meetings(schedule: Schedule) -> list[Meeting]:
 
 def _pairs(schedule: Schedule) -> Iterable[Meeting]:
     for index in range(schedule.period):
-        if isinstance(schedule.strategy, Neighbor):
-            edges = schedule.strategy.rounds[index]
+        if graphs := schedule.strategy.graphs:
+            edges = graphs[index]
             yield from ((index, int(a), int(b)) for a, b in zip(edges.sources, edges.targets, strict=True))
         else:
             for group in schedule.phase(index):

@@ -91,7 +91,7 @@ def refuse_strategy(schedule: Schedule, who: str) -> None:
     Raises:
         InputError: as said.
     """
-    overlaps = bool(getattr(schedule.strategy, "overlap", False))
-    if schedule.strategy.kind not in ("static", "allreduce") or overlaps:
+    overlaps = schedule.strategy.overlap
+    if not schedule.is_phased or overlaps:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
         raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")

@@ -68,7 +68,7 @@ class ScheduleHookState:
     def group(self) -> Group | None:
         """Whose gradients are averaged in this backward pass."""
         everyone = Group(tuple(range(self.schedule.num_workers)))
-        if self.step < self.all_reduce_steps or getattr(self.schedule.strategy, "averages_gradients", False):
+        if self.step < self.all_reduce_steps or self.schedule.strategy.averages_gradients:
             return everyone
         if self.gradients is HookGradients.LOCAL:
             return None

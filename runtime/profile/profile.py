@@ -16,7 +16,7 @@ from preduce.runtime.profile.phases import calibration_phases, random_phases
 from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.hardware import Hardware
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Static
+from preduce.topo.strategies import GroupPhases, Static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +98,7 @@ def profile(
 
 def _prepare(world: World, cluster: Cluster, phases: Sequence[Phase]) -> None:
     """Make all groups at once, through a schedule that holds every phase."""
-    world.prepare(Schedule("profile", cluster.shape(), Static(phases=tuple(phases))))
+    world.prepare(Schedule("profile", cluster.shape(), Static(phases=GroupPhases(tuple(phases)))))
 
 
 def _with_compute(world: World, step: Callable[[], object], model_bytes: int, device: torch.device) -> Hardware:

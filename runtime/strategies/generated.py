@@ -51,7 +51,7 @@ class GeneratedMeans:
             )
         self.run, self.world = run, world
         strategy = run.schedule.strategy
-        self.normalises = getattr(strategy, "averaging", Averaging.MEAN) is Averaging.STEP_NORMALISED
+        self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self._starts: list[torch.Tensor] = []
         address, keys = os.environ.get(ADDRESS), os.environ.get(KEYS)
         if not address or not keys:

@@ -34,7 +34,7 @@ class GroupMeans:
     def __init__(self, run: Run, *, overlap: bool) -> None:
         self.run, self.overlap = run, overlap
         strategy = run.schedule.strategy
-        self.normalises = getattr(strategy, "averaging", Averaging.MEAN) is Averaging.STEP_NORMALISED
+        self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self._snapshots: list[torch.Tensor] = []
         self._starts: list[torch.Tensor] = []
         self._riders: list[list[torch.Tensor | None]] = []

@@ -47,7 +47,7 @@ class SynchronousServer:
         self._post = communicator.post
         world = ThroughServers(base.world, communicator)
         reducer = Reducer(world, base.lanes, base.recorder, base.watch, key=base.key, timeout=base.timeout)
-        same = AllReduce(pace=server.pace, overlap=server.overlap, averaging=server.averaging)
+        same = AllReduce(pace=server.pace, when=server.when, averaging=server.averaging)
         schedule = Schedule(run.schedule.name, run.schedule.cluster, same)
         inner_run = replace(run, schedule=schedule, reducer=reducer)
         self._inner: Strategy = (

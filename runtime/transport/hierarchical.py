@@ -24,7 +24,7 @@ from preduce.runtime.transport.communicators import Communicator, GlooWorld
 from preduce.runtime.transport.pauses import pause_after
 from preduce.runtime.transport.through_servers import shard_bounds
 from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
-from preduce.topo.timing.cost import Form
+from preduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,6 @@ import resource
 from typing import TYPE_CHECKING
 
 from preduce.topo.errors import InputError
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +20,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 
     O(period · group size) for rules.
     """
-    if not isinstance(schedule.strategy, AllReduce | Static):
+    if not schedule.is_phased:
         return set()
     rounds = range(schedule.period + (1 if schedule.prologue else 0))
     first = max(schedule.prologue - 1, 0)
@@ -33,7 +31,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 def distinct_partitions(schedule: Schedule) -> list[tuple[tuple[int, ...], ...]]:
     """The distinct phases of a schedule as member lists, in order of first use; phases without groups cost nothing."""
     seen: dict[tuple[tuple[int, ...], ...], None] = {}
-    if not isinstance(schedule.strategy, AllReduce | Static):
+    if not schedule.is_phased:
         return []
     for index in range(schedule.period):
         partition = tuple(group.members for group in schedule.phase(index))

@@ -14,8 +14,8 @@ import numpy as np
 
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware
+from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import Form
 from preduce.topo.timing.stages import of_period, of_prologue
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def simulate(
         )
     stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
     first = of_prologue(schedule, hardware, model_bytes=model_bytes, form=form) if schedule.prologue else None
-    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    overlap = schedule.strategy.overlap
     paces, rng = schedule.paces(), np.random.default_rng(seed)
     records = np.empty((5, num_rounds, count))
     now = np.zeros(count)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from preduce.schedulers.base_graph import as_phase, as_round, base
 from preduce.schedulers.entry import Entry, Parameter
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.static import Static
 
@@ -19,7 +20,9 @@ def schedule(name: str, cluster: Cluster, exchanges: list[Exchange]) -> Schedule
     """Groups with relaxed pairs where every round allows it (always for k = 1), weighted edges otherwise."""
     phases = [as_phase(exchange) for exchange in exchanges]
     if all(phase is not None for phase in phases):
-        return Schedule(name, cluster, Static(phases=tuple(phase for phase in phases if phase is not None)))
+        return Schedule(
+            name, cluster, Static(phases=GroupPhases(tuple(phase for phase in phases if phase is not None)))
+        )
     return Schedule(name, cluster, Neighbor(rounds=tuple(as_round(exchange) for exchange in exchanges)))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from preduce.schedulers.entry import Entry, Parameter
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def make(cluster: Cluster, side: int | None) -> Schedule:
     workers = np.arange(count, dtype=np.int64)
     strides = [chosen**axis for axis in range(dimensions(count, chosen))]
     phases = tuple(Phase.from_labels(workers - workers // stride % chosen * stride) for stride in strides)
-    return Schedule(ENTRY.label(side=side), cluster, Static(phases=phases))
+    return Schedule(ENTRY.label(side=side), cluster, Static(phases=GroupPhases(phases)))
 
 
 def refuse(cluster: Cluster, side: int | None) -> str | None:

@@ -10,6 +10,7 @@ from preduce.schedulers.factors import ceil_log2
 from preduce.schedulers.rules.algebra import schedule
 from preduce.schedulers.rules.hyper_cuboid import explicit_phases, rule
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def make(cluster: Cluster) -> Schedule:
         local, rest = reversed_inside.phases[:inside], reversed_inside.phases[inside:]
         return schedule(ENTRY.name, cluster, type(reversed_inside)(reversed_inside.radices, local[::-1] + rest))
     factors = (2,) * ceil_log2(cluster.num_workers)
-    return Schedule(ENTRY.name, cluster, Static(phases=explicit_phases(cluster.num_workers, factors)))
+    return Schedule(ENTRY.name, cluster, Static(phases=GroupPhases(explicit_phases(cluster.num_workers, factors))))
 
 
 def refuse(cluster: Cluster) -> str | None:

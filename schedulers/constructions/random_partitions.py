@@ -10,6 +10,7 @@ from preduce.schedulers.constructions.common import SEED
 from preduce.schedulers.entry import Entry, Parameter
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def make(cluster: Cluster, group: int | None, phases: int, seed: int) -> Schedul
     drawn = [phase(count, size, rng) for _ in range(phases)]
     while not _connected(drawn):
         drawn = [phase(count, size, rng) for _ in range(phases)]
-    return Schedule(ENTRY.label(group=group, phases=phases, seed=seed), cluster, Static(phases=tuple(drawn)))
+    return Schedule(
+        ENTRY.label(group=group, phases=phases, seed=seed), cluster, Static(phases=GroupPhases(tuple(drawn)))
+    )
 
 
 def _connected(phases: list[Phase]) -> bool:

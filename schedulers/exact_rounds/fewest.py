@@ -22,6 +22,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ExactAnswer:
                 f"cluster {cluster}: has {cluster.num_workers} workers; the rounds are for {self.num_workers}"
             )
         name = f"exact-{self.num_workers}-in-{len(self.phases)}-rounds"
-        return Schedule(name, cluster, Static(phases=self.phases))
+        return Schedule(name, cluster, Static(phases=GroupPhases(self.phases)))
 
 
 def phases_of_pairs(num_workers: int, rounds: tuple[WeightedRound, ...]) -> tuple[Phase, ...]:

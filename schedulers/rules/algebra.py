@@ -13,6 +13,7 @@ from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block, RulePhase, strides_of
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, RulePhases
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -150,12 +151,12 @@ def schedule(name: str, cluster: Cluster, rule: Rule) -> Schedule:
         for phase in rule.phases
     )
     if cluster.is_regular:
-        return Schedule(name, cluster, Static(phases=phases, node_radices=rule.radices))
+        return Schedule(name, cluster, Static(phases=RulePhases(rule.radices, phases)))
     expanded: dict[RulePhase, Phase] = {}
     for phase in phases:
         if phase not in expanded:
             expanded[phase] = _on_irregular(phase, cluster, rule.radices)
-    return Schedule(name, cluster, Static(phases=tuple(expanded[phase] for phase in phases)))
+    return Schedule(name, cluster, Static(phases=GroupPhases(tuple(expanded[phase] for phase in phases))))
 
 
 def _on_irregular(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:

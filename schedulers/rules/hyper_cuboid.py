@@ -14,6 +14,7 @@ from preduce.schedulers.rules.algebra import Rule, schedule
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block, RulePhase, strides_of
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def make(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | Non
             if len(inside) + len(across) == len(shortest) and cluster.workers_per_node <= 4096:
                 return schedule(name, cluster, rule(across, inside))
         factors = shortest
-    return Schedule(name, cluster, Static(phases=explicit_phases(count, factors)))
+    return Schedule(name, cluster, Static(phases=GroupPhases(explicit_phases(count, factors))))
 
 
 def refuse(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> str | None:

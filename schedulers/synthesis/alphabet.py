@@ -9,7 +9,7 @@ import numpy as np
 
 from preduce.schedulers.synthesis import scoring
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,8 +55,8 @@ class Alphabet:
     def schedule(self, indices: Sequence[int], name: str) -> Schedule:
         """The schedule whose phases are the given letters."""
         phases = tuple(self.phases[index] for index in indices)
-        strategy = Static(phases=phases, node_radices=self.radices, pace=self.pace)  # type: ignore[arg-type]
-        return Schedule(name, self.cluster, strategy)
+        chosen = GroupPhases(phases) if self.radices is None else RulePhases(self.radices, phases)  # type: ignore[arg-type]
+        return Schedule(name, self.cluster, Static(phases=chosen, pace=self.pace))
 
     def take(self, indices: Iterable[int]) -> Alphabet:
         """The alphabet of the given letters only."""

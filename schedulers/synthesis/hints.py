@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block
-from preduce.topo.strategies import AllReduce, Static
 from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
@@ -41,17 +40,15 @@ def budgets_of(problem: Problem) -> tuple[float, ...]:
 
 def rule_rounds(hint: Schedule, radices: Sequence[int]) -> tuple[RulePhase, ...] | None:
     """The rounds of a hint as rule phases over finer radices; None if they cannot be said in these digits."""
-    strategy, ranks = hint.strategy, hint.cluster.workers_per_node
-    if isinstance(strategy, AllReduce) and ranks is not None and not strategy.overlap:
-        return _spaced(((Block(tuple(range(ranks)), tuple(range(len(radices)))),),), strategy.pace, ())
-    if not isinstance(strategy, Static) or strategy.node_radices is None or strategy.overlap:
+    strategy, rule = hint.strategy, hint.rule(by_node=True)
+    if rule is None or strategy.overlap:
         return None
-    digits = _refinement(strategy.node_radices, radices)
+    digits = _refinement(rule.radices, radices)
     if digits is None:
         return None
     rounds = tuple(
         tuple(Block(b.local, tuple(d for c in b.across for d in digits[c]), b.relax) for b in phase)
-        for phase in strategy.rule_phases()
+        for phase in rule.phases
     )
     return _spaced(rounds, strategy.pace, ())
 
@@ -60,9 +57,7 @@ def group_rounds(hint: Schedule) -> tuple[Phase, ...] | None:
     """The rounds of a hint as explicit phases; None if it does not average groups."""
     strategy, size = hint.strategy, hint.num_workers
     silent = Phase.from_groups(size, ())
-    if isinstance(strategy, AllReduce) and not strategy.overlap:
-        return _spaced((Phase.from_groups(size, [range(size)]),), strategy.pace, silent)
-    if not isinstance(strategy, Static) or strategy.overlap:
+    if not hint.is_phased or strategy.overlap:
         return None
     try:
         return _spaced(tuple(hint.phase(t) for t in range(hint.period)), strategy.pace, silent)

@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 from preduce.topo.errors import InputError
-from preduce.topo.timing.cost import Form, bytes_of
+from preduce.topo.strategies.axes import Form
+from preduce.topo.timing.cost import bytes_of
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster

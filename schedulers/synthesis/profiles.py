@@ -30,7 +30,7 @@ import numpy as np
 
 from preduce.schedulers.synthesis.ages import AgeTables, DualBound, lines_of
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_space, partition_cost, plain_means
-from preduce.topo.timing.cost import Form
+from preduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

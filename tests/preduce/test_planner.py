@@ -18,7 +18,7 @@ from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, UnknownError
 from preduce.topo.hardware import Hardware, Link
-from preduce.topo.timing.cost import Form
+from preduce.topo.strategies.axes import Form
 
 WORKED_EXAMPLE = Hardware(
     inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05

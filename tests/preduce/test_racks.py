@@ -17,7 +17,8 @@ from preduce.report.levels import levels
 from preduce.runtime.virtual_time.rounds import simulate
 from preduce.schedulers import registry
 from preduce.topo.document import load_cluster
-from preduce.topo.timing.cost import Form, communication
+from preduce.topo.strategies.axes import Form
+from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster

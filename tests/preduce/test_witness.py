@@ -13,7 +13,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Static
+from preduce.topo.strategies import GroupPhases, Static
 from preduce.verify.prove import prove
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def explicit(*phases: list[tuple[int, ...]]) -> Schedule:
-    return Schedule("s", Cluster.regular(2, 4), Static(phases=tuple(Phase.from_groups(8, p) for p in phases)))
+    return Schedule(
+        "s", Cluster.regular(2, 4), Static(phases=GroupPhases(tuple(Phase.from_groups(8, p) for p in phases)))
+    )
 
 
 @pytest.mark.parametrize("name", ["prague-figure-10", "allreduce", "node-then-all", "ring", "hyper-cuboid"])

@@ -13,6 +13,7 @@ from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Group, Phase
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Late, Lockstep
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.static import Static
@@ -49,11 +50,17 @@ def make_case(seed: int) -> Case:
     if rng.random() < 0.12:
         n = rng.choice([2, 4]) if exact else n
         pace = pace if isinstance(pace, int) else pace[:n] + pace[: max(0, n - len(pace))]
-        strategy: AllReduce | Static = AllReduce(pace=pace, overlap=overlap, averaging=averaging)
+        strategy: AllReduce | Static = AllReduce(pace=pace, when=Late() if overlap else Lockstep(), averaging=averaging)
     else:
         prologue = rng.choice([0, 0, 1]) if not exact or n in (2, 4) else 0
         phases = tuple(random_phase(rng, n, exact=exact) for _ in range(rng.randint(1, 3)))
-        strategy = Static(phases=phases, pace=pace, prologue=prologue, overlap=overlap, averaging=averaging)
+        strategy = Static(
+            phases=GroupPhases(phases),
+            pace=pace,
+            prologue=prologue,
+            when=Late() if overlap else Lockstep(),
+            averaging=averaging,
+        )
     schedule = Schedule(f"random {seed}", Cluster.regular(1, n), strategy)
     rounds = rng.randint(1, 4 if exact else 6)
     steps = rounds * int(schedule.paces().max())

@@ -26,7 +26,7 @@ from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Pairwise, Round, Server, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Pairwise, Round, Server, Static
 
 
 def schedule(kind: str, n: int) -> Schedule:
@@ -41,7 +41,11 @@ def schedule(kind: str, n: int) -> Schedule:
         return Schedule(kind, Cluster.regular(1, n), Pairwise(active=(0, 1)))
     phases = tuple(Phase.from_groups(n, groups) for groups in ([[0, 1]], [[1, 2]], [[0, 2]]))
     overlap, pace = kind == "overlap", (1, 2, 1) if kind == "pace" else 1
-    return Schedule(kind, Cluster.regular(1, n), Static(phases=phases, overlap=overlap, pace=pace))
+    return Schedule(
+        kind,
+        Cluster.regular(1, n),
+        Static(phases=GroupPhases(phases), when=Late() if overlap else Lockstep(), pace=pace),
+    )
 
 
 def work() -> None:
@@ -88,7 +92,7 @@ def averagers() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     rank = dist.get_rank()
     nested = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
-    plan = Schedule("nested", Cluster.regular(1, 4), Static(phases=nested, pace=2))
+    plan = Schedule("nested", Cluster.regular(1, 4), Static(phases=GroupPhases(nested), pace=2))
     theirs = HierarchicalModelAverager(period_group_size_dict=OrderedDict([(2, 2), (4, 4)]))
     theirs.step = 1  # it averages before counting; this moves its averages behind the second and fourth step
     ours = ScheduleAverager(plan)

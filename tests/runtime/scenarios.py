@@ -32,6 +32,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.static import Static
@@ -48,7 +49,7 @@ def size() -> int:
 def pairs(name="pairs", **options) -> Schedule:
     """Four workers in changing pairs."""
     phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
-    return Schedule(name, Cluster.regular(1, 4), Static(phases=phases, **options))
+    return Schedule(name, Cluster.regular(1, 4), Static(phases=GroupPhases(phases), **options))
 
 
 def everyone(pace=1, *, num_nodes=1, **options) -> Schedule:

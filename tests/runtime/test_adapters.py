@@ -20,7 +20,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Pairwise, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, Static
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_the_compared_runs_do_something(results):
 
 def test_averager_follows_groups_relax_pace_and_warmup():
     phases = (Phase.from_groups(3, [Group((0, 2), Fraction(1, 2))]), Phase.from_groups(3, []))
-    plan = Schedule("s", Cluster.regular(1, 3), Static(phases=phases, pace=(1, 1, 2)))
+    plan = Schedule("s", Cluster.regular(1, 3), Static(phases=GroupPhases(phases), pace=(1, 1, 2)))
 
     def work(world):
         averager = ScheduleAverager(plan, warmup_steps=1, timeout=20, world=world)
@@ -87,7 +87,7 @@ def test_what_cannot_be_followed_is_refused(monkeypatch):
         with pytest.raises(InputError, match="needs DistributedOptimizer"):
             make(pairs)
         with pytest.raises(InputError, match="with overlap"):
-            make(Schedule("o", Cluster.regular(1, 2), AllReduce(pace=2, overlap=True)))
+            make(Schedule("o", Cluster.regular(1, 2), AllReduce(pace=2, when=Late())))
     with pytest.raises(InputError, match="is for 2 workers and this run has 1"):
         ScheduleAverager(Schedule("a", Cluster.regular(1, 2), AllReduce(pace=2)))
     with pytest.raises(InputError, match="'all' is not one of local, group"):

@@ -22,7 +22,7 @@ from preduce.topo.figures.correction import MAX_NOISE, STRONGEST_LOCAL, best_alp
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Pairwise, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, RulePhases, Static
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def ranks():
 def node_then_all(k):
     """Figures on 4 nodes of 4: inside nodes k times, then everybody."""
     inside, everyone = (Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),)
-    return Schedule(f"node×{k}", Cluster.regular(4, 4), Static(phases=(inside,) * k + (everyone,), node_radices=(4,)))
+    return Schedule(f"node×{k}", Cluster.regular(4, 4), Static(phases=RulePhases((4,), (inside,) * k + (everyone,))))
 
 
 @pytest.mark.parametrize("k", [1, 3, 7, 15])
@@ -103,9 +103,9 @@ def test_classes_of_a_rule_have_the_radius_of_the_expanded_schedule():
                 local = local[count:]
             phases.append(tuple(blocks))
         cluster = Cluster.regular(int(np.prod(radices)), size)
-        rule = Schedule("rule", cluster, Static(phases=tuple(phases), node_radices=radices, pace=rng.randint(1, 2)))
+        rule = Schedule("rule", cluster, Static(phases=RulePhases(radices, tuple(phases)), pace=rng.randint(1, 2)))
         dense = tuple(rule.phase(t) for t in range(rule.period))
-        explicit = Schedule("explicit", cluster, Static(phases=dense, pace=rule.strategy.pace))
+        explicit = Schedule("explicit", cluster, Static(phases=GroupPhases(dense), pace=rule.strategy.pace))
         alpha = rng.uniform(0.05, 1)
         # Eigenvalues that sit in Jordan blocks are only as exact as the root of the machine's precision.
         assert correction_radius(rule, alpha) == pytest.approx(correction_radius(explicit, alpha), abs=2e-3)
@@ -125,7 +125,11 @@ def random_case(seed):
             workers = workers[size:]
         phases.append(Phase.from_groups(n, groups))
     pace = rng.choice([1, 2, tuple(rng.randint(1, 3) for _ in range(n))])
-    strategy = Static(phases=tuple(phases), pace=pace) if rng.random() < 0.8 else AllReduce(pace=rng.randint(2, 3))
+    strategy = (
+        Static(phases=GroupPhases(tuple(phases)), pace=pace)
+        if rng.random() < 0.8
+        else AllReduce(pace=rng.randint(2, 3))
+    )
     return Schedule(f"random {seed}", Cluster.regular(1, n), strategy), rng.randint(2, 7), rng.uniform(0.02, 0.3)
 
 
@@ -266,7 +270,7 @@ def test_a_resumed_run_continues_bit_for_bit_with_its_corrections(ranks, tmp_pat
     """Saved where corrections were learned, evidence gathered and α halved."""
     if strategy == "pairs":
         phases = tuple(Phase.from_groups(3, groups) for groups in ([[0, 1]], [[1, 2]], [[0, 1, 2]]))
-        strategy = Static(phases=phases)
+        strategy = Static(phases=GroupPhases(phases))
     plan = Schedule("resumed", Cluster.regular(1, 3), strategy)
     numbers = np.random.default_rng(3).normal(size=(40, 3, 3))
 
@@ -308,7 +312,7 @@ def optimum(world, plan, correction, *, steps=400):
 def test_corrected_workers_reach_the_optimum_that_plain_means_miss(ranks, strategy):
     if strategy == "pairs":
         phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[1, 2]], [[0, 3]]))
-        strategy = Static(phases=phases)
+        strategy = Static(phases=GroupPhases(phases))
     plan = Schedule("uneven", Cluster.regular(1, 4), strategy)
     without = ranks.run(4, lambda world: optimum(world, plan, None))
     corrected = ranks.run(4, lambda world: optimum(world, plan, "auto"))
@@ -326,7 +330,7 @@ def make(world, plan, correction, inner=None):
     ("plan", "correction", "inner", "words"),
     [
         (Schedule("s", Cluster.regular(1, 2), AllReduce()), "auto", None, "does not average parameters in groups"),
-        (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2, overlap=True)), "auto", None, "overlaps"),
+        (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2, when=Late())), "auto", None, "overlaps"),
         (
             Schedule("s", Cluster.regular(1, 2), Pairwise(active=(0,))),
             0.3,
@@ -343,7 +347,7 @@ def make(world, plan, correction, inner=None):
         (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), "strong", None, "neither 'auto' nor a strength"),
         (Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2)), 3, None, "is not a strength in (0, 2]"),
         (
-            Schedule("s", Cluster.regular(1, 2), Static(phases=(Phase.from_groups(2, []),))),
+            Schedule("s", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, []),)))),
             "auto",
             None,
             "do not connect all workers",

@@ -18,6 +18,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import FileProblem, InputError, UnavailableError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.static import Static
 
@@ -178,7 +179,7 @@ def test_groups_of_a_worker_cover_prologue_and_period():
         Phase.from_groups(4, [[1, 2]]),
         Phase.from_groups(4, [[0, 1], [2, 3]]),
     )
-    schedule = Schedule("s", Cluster.regular(1, 4), Static(phases=phases, prologue=2))
+    schedule = Schedule("s", Cluster.regular(1, 4), Static(phases=GroupPhases(phases), prologue=2))
     assert member_sets(schedule, 0) == {(0, 1, 2, 3), (0, 1)}
     assert member_sets(schedule, 1) == {(0, 1, 2, 3), (0, 1), (1, 2)}
     assert distinct_partitions(schedule) == [((0, 1), (2, 3)), ((1, 2),)]

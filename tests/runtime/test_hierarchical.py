@@ -26,9 +26,9 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Static
+from preduce.topo.strategies.axes import Form
 from preduce.topo.strategies.generated import Division, Generated
-from preduce.topo.timing.cost import Form
 
 MOST = 8
 _building = threading.Lock()
@@ -99,7 +99,7 @@ def test_the_condition_is_that_of_the_cost_model():
 def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks):
     cluster = Cluster.irregular([[0, 1], [2, 3], [4]])
     phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1, 2, 3]], [[0, 1, 2]], [range(5)]))
-    schedule = Schedule("uneven", cluster, Static(phases=phases))
+    schedule = Schedule("uneven", cluster, Static(phases=GroupPhases(phases)))
 
     def work(world):
         ours = formed(world, Form.HIERARCHICAL, cluster)
@@ -196,12 +196,12 @@ def train(world, schedule, form, steps=7, **options):
 
 def node_then_all(**options):
     phases = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
-    return Schedule("node, then all", Cluster.regular(2, 2), Static(phases=phases, **options))
+    return Schedule("node, then all", Cluster.regular(2, 2), Static(phases=GroupPhases(phases), **options))
 
 
 SCHEDULES = {
     "node, then all": node_then_all(),
-    "overlap": node_then_all(overlap=True),
+    "overlap": node_then_all(when=Late()),
     "gradients": Schedule("gradients", Cluster.regular(2, 2), AllReduce()),
 }
 

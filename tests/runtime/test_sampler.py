@@ -17,11 +17,13 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Static
 
 
 def schedule(pace, n=3):
-    return Schedule("paced", Cluster.regular(1, n), Static(phases=(Phase.from_groups(n, [range(n)]),), pace=pace))
+    return Schedule(
+        "paced", Cluster.regular(1, n), Static(phases=GroupPhases((Phase.from_groups(n, [range(n)]),)), pace=pace)
+    )
 
 
 def test_shares_are_disjoint_proportional_to_pace_and_fill_equal_rounds():

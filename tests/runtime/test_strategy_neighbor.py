@@ -18,6 +18,7 @@ from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.neighbor import Neighbor, Round
 
@@ -43,7 +44,9 @@ def random_case(seed):
         rounds.append(Round.from_edges(n, [(s, t, Fraction(rng.randint(1, 4), 4 * n)) for s, t in edges]))
     pace = tuple(rng.randint(1, 3) for _ in range(n)) if rng.random() < 0.4 else rng.choice([1, 1, 2])
     averaging = rng.choice([Averaging.MEAN, Averaging.STEP_NORMALISED])
-    strategy = Neighbor(rounds=tuple(rounds), pace=pace, overlap=rng.random() < 0.5, averaging=averaging)
+    strategy = Neighbor(
+        rounds=tuple(rounds), pace=pace, when=Late() if rng.random() < 0.5 else Lockstep(), averaging=averaging
+    )
     return Schedule(f"random {seed}", Cluster.regular(1, n), strategy), rng.randint(1, 6)
 
 
@@ -133,7 +136,7 @@ def test_a_directed_circle_of_large_messages_does_not_deadlock(ranks, overlap):
     """Everybody sends to the next before receiving from the previous: blocking sends would wait for ever."""
     n = 5
     edges = [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)]
-    strategy = Neighbor(rounds=(Round.from_edges(n, edges),), overlap=overlap)
+    strategy = Neighbor(rounds=(Round.from_edges(n, edges),), when=Late() if overlap else Lockstep())
     schedule = Schedule("directed circle", Cluster.regular(1, n), strategy)
 
     def work(world):

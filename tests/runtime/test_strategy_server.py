@@ -20,6 +20,7 @@ from preduce.runtime.strategies import server as server_module
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.server import Server
 
@@ -86,7 +87,7 @@ def test_synchronous_server_has_the_losses_of_all_reduce(ranks, maker, hosts):
 def test_synchronous_server_averages_parameters_at_the_end_of_a_section(ranks, overlap):
     def work(world):
         server = losses(world, schedule(3, hosts=(2,), pace=2, overlap=overlap), MAKERS["sgd"], steps=6)
-        reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(pace=2, overlap=overlap))
+        reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(pace=2, when=Late() if overlap else Lockstep()))
         return server, losses(world, reduced, MAKERS["sgd"], steps=6)
 
     for (mine, weights), (wanted, their_weights) in ranks.run(3, work):

@@ -18,7 +18,7 @@ from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Pairwise, Round, Server, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Pairwise, Round, Server, Static
 
 N = 3
 _building = threading.Lock()
@@ -41,7 +41,7 @@ def ring(**options):
 def strategies(**options):
     phases = (Phase.from_groups(N, [range(N)]),)
     return {
-        "static": Static(phases=phases, **options),
+        "static": Static(phases=GroupPhases(phases), **options),
         "allreduce": AllReduce(**options),
         "neighbor": ring(**options),
         "synchronous server": Server(hosts=(0, 2), **options),

@@ -9,11 +9,11 @@ from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Static
 from preduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
 from preduce.topo.timing.sampling import read_trace, sample
 
-PAIR = Schedule("p", Cluster.regular(1, 3), Static(phases=(Phase.from_groups(3, [(0, 1)]),)))
+PAIR = Schedule("p", Cluster.regular(1, 3), Static(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
 UNIT = Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1)
 
 
@@ -29,7 +29,7 @@ def test_a_worker_waits_for_its_group_and_for_nobody_else():
 
 
 def test_overlap_starts_from_the_rounds_start():
-    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, overlap=True))
+    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, when=Late()))
     timeline = simulate(schedule, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=2)
     assert timeline.communicate_start[0].tolist() == [0.0, 0.0, 0.0]
     assert timeline.finish[0].tolist() == [2.0, 6.0, 2.0]

@@ -13,7 +13,7 @@ from preduce.schedulers.protocols.hop import Advance, Hop, HopSetting
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Neighbor, Round
+from preduce.topo.strategies import Late, Neighbor, Round
 from preduce.topo.timing.compute import ComputeTimes
 
 
@@ -38,7 +38,7 @@ def test_hop_takes_the_time_of_the_max_plus_engine(seed):
     entered = {(n.process, n.what[1]): n.seconds for n in notes if n.what[0] == "entered"}
     share = Fraction(1, count)
     round_ = Round.from_edges(count, [(a, b, share) for a, b in edges])
-    schedule = Schedule("n", Cluster.regular(1, count), Neighbor(rounds=(round_,), overlap=True))
+    schedule = Schedule("n", Cluster.regular(1, count), Neighbor(rounds=(round_,), when=Late()))
     slowdown = tuple((worker, float(value)) for worker, value in enumerate(times))
     timeline = simulate(schedule, compute=ComputeTimes(base=1.0, slowdown=slowdown), num_rounds=steps)
     for step in range(steps):

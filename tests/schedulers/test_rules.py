@@ -19,8 +19,8 @@ from preduce.schedulers.rules import prague_figure_10
 from preduce.schedulers.rules.algebra import Rule, compose, interleave, overlay, refine, repeat
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
-from preduce.topo.rule import Block, expand
-from preduce.topo.strategies import Static
+from preduce.topo.rule import Block, RuleView
+from preduce.topo.strategies import RulePhases, Static
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
@@ -207,9 +207,13 @@ def test_compose_keeps_the_groups_of_both_rules(first, second, seed):
             compose(a, b)
         return
     joined = compose(a, b)
-    separate = [expand(phase, cluster, rule.radices) for rule in (a, b) for phase in rule.phases]
-    assert [expand(phase, cluster, joined.radices) for phase in joined.phases] == separate
-    Static(phases=joined.phases, node_radices=joined.radices).check(cluster)
+    separate = [
+        RuleView(rule.radices, (phase,), cluster.workers_per_node).expand(0) for rule in (a, b) for phase in rule.phases
+    ]
+    assert [
+        RuleView(joined.radices, (phase,), cluster.workers_per_node).expand(0) for phase in joined.phases
+    ] == separate
+    Static(phases=RulePhases(joined.radices, joined.phases)).check(cluster)
 
 
 @given(FACTORINGS, st.integers(0, 1000), st.integers(1, 4))

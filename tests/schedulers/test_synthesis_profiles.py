@@ -16,7 +16,7 @@ from preduce.schedulers.synthesis.explicit_alphabet import (
 from preduce.schedulers.synthesis.profiles import allowed, levels_of, profile_bound, profile_tables
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
-from preduce.topo.timing.cost import Form
+from preduce.topo.strategies.axes import Form
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
 SLOW_NIC = replace(HARDWARE, node_nic=((1, Link.of_bandwidth(2e9)),))

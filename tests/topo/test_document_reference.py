@@ -16,9 +16,9 @@ SCHEDULES = [text for _, what, text in BLOCKS if what == "schedule"]
 
 
 def test_the_page_has_examples_of_every_kind():
-    from preduce.topo.document.kinds import MODULES
+    from preduce.topo.document.strategies import KINDS
 
-    assert {json.loads(text)["strategy"]["kind"] for text in SCHEDULES} == set(MODULES)
+    assert {json.loads(text)["strategy"]["kind"] for text in SCHEDULES} == set(KINDS)
     assert [language for language, what, _ in BLOCKS if what == "cluster"] == ["yaml", "json"]
 
 

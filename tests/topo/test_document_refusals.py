@@ -46,7 +46,7 @@ NEIGHBOR = {
     "cluster": {"num_nodes": 3, "workers_per_node": 1},
     "strategy": {
         "kind": "neighbor",
-        "overlap": True,
+        "when": {"late": 1},
         "rounds": [{"edges": [[0, 1], [1, 2], [2, 0]], "weights": ["1/2", "1/2", "1/3"]}],
     },
 }
@@ -161,7 +161,27 @@ BROKEN = [
     (changed(RULE, ["cluster"], {"nodes": [[0, 1], [2]]}), "strategy", "rules need equally sized nodes"),
     (changed(RULE, ["strategy", "prologue"], -1), "strategy.prologue", "is -1; it must be >= 0"),
     (changed(RULE, ["strategy", "prologue"], True), "strategy.prologue", "is true; it must be an integer"),
-    (changed(RULE, ["strategy", "overlap"], 1), "strategy.overlap", "is 1; it must be true or false"),
+    (changed(RULE, ["strategy", "overlap"], True), "strategy", 'has the unknown key "overlap"'),
+    (changed(RULE, ["strategy", "when"], 1), "strategy.when", 'is 1; it must be "lockstep" or {"late": 1}'),
+    (changed(RULE, ["strategy", "when"], {"late": True}), "strategy.when.late", "is true; an averaging is late by 1"),
+    (changed(RULE, ["strategy", "when"], {"late": 2}), "strategy.when.late", "is 2; an averaging is late by 1 round"),
+    (
+        changed(RULE, ["strategy", "when"], {"late": 1, "gap": 2}),
+        "strategy.when",
+        'it must be "lockstep" or {"late": 1}',
+    ),
+    (changed(RULE, ["strategy", "how"], "ring"), "strategy.how", 'is "ring"; it must be an object'),
+    (
+        changed(RULE, ["strategy", "how"], {"fom": "ring"}),
+        "strategy.how",
+        'has the unknown key "fom"; did you mean "form"?',
+    ),
+    (
+        changed(RULE, ["strategy", "how"], {"form": "star"}),
+        "strategy.how.form",
+        "it must be 'ring', 'tree' or 'hierarchical'",
+    ),
+    (changed(RULE, ["strategy", "how"], {"form": "tree"}), "strategy.how.form", "travels as ring or hierarchical"),
     (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalised'"),
     (changed(RULE, ["strategy", "pace"], 0), "strategy.pace", "is 0; it must be >= 1"),
     (changed(RULE, ["strategy", "pace"], "fast"), "strategy.pace", 'is "fast"; it must be an integer'),

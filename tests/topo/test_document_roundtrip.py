@@ -21,7 +21,7 @@ from preduce.topo.document import (
     write_schedule,
 )
 from preduce.topo.document.groups import is_clean, phase_text, plain_phase
-from preduce.topo.document.kinds.static import GroupModel
+from preduce.topo.document.phases import GroupModel
 from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
@@ -30,14 +30,23 @@ from preduce.topo.strategies import (
     AllReduce,
     Averaging,
     Division,
+    Form,
     Generated,
+    GroupPhases,
+    How,
     InitiatorRule,
+    Late,
+    Lockstep,
     Neighbor,
     Pairwise,
     Round,
+    RulePhases,
     Server,
     Static,
 )
+
+SUMS = (Form.RING, Form.HIERARCHICAL)
+WHENS = (Lockstep(), Late())
 
 laws = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -76,11 +85,12 @@ def rule_phases(draw, size, digits):
     )
 
 
-def common(draw, num_workers):
+def common(draw, num_workers, whens=WHENS, forms=(Form.RING,)):
     paces = st.lists(st.integers(1, 5), min_size=num_workers, max_size=num_workers).map(tuple)
     return {
         "pace": draw(st.one_of(st.integers(1, 9), paces)),
-        "overlap": draw(st.booleans()),
+        "when": draw(st.sampled_from(whens)),
+        "how": How(form=draw(st.sampled_from(forms))),
         "averaging": draw(st.sampled_from(Averaging)),
     }
 
@@ -94,19 +104,20 @@ def schedules(draw):
         size = cluster.workers_per_node
         listed = draw(st.lists(rule_phases(size, len(radices)), min_size=1, max_size=3))
         strategy = Static(
-            phases=tuple(listed),
-            node_radices=radices,
+            phases=RulePhases(radices, tuple(listed)),
             prologue=draw(st.integers(0, 3)),
-            **common(draw, cluster.num_workers),
+            **common(draw, cluster.num_workers, forms=SUMS),
         )
     else:
         cluster = draw(clusters())
         n = cluster.num_workers
         if kind == "groups":
             listed = draw(st.lists(phases(n), min_size=1, max_size=3))
-            strategy = Static(phases=tuple(listed), prologue=draw(st.integers(0, 3)), **common(draw, n))
+            strategy = Static(
+                phases=GroupPhases(tuple(listed)), prologue=draw(st.integers(0, 3)), **common(draw, n, forms=SUMS)
+            )
         elif kind == "allreduce":
-            strategy = AllReduce(**common(draw, n))
+            strategy = AllReduce(**common(draw, n, forms=SUMS))
         elif kind == "generated":
             alone = any(len(cluster.workers_of(node)) < 2 for node in range(cluster.num_nodes))
             possible = [division for division in Division if not (alone and division is Division.NODE_THEN_ALL)]
@@ -117,7 +128,7 @@ def schedules(draw):
                 initiator=draw(st.sampled_from(InitiatorRule)),
                 slow_threshold=draw(st.none() | st.integers(1, 9)),
                 seed=draw(st.integers(0, 2**53 - 1)),
-                **common(draw, n),
+                **common(draw, n, (Lockstep(),), SUMS),
             )
         elif kind == "pairwise":
             active = draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n - 1, unique=True))
@@ -198,21 +209,23 @@ def test_hash_does_not_depend_on_the_order_or_layout_of_the_file(schedule, seed)
 
 
 def test_hash_sees_every_change():
-    base = Schedule("s", Cluster.regular(2, 2), Static(phases=(Phase.from_groups(4, [[0, 1], [2, 3]]),)))
+    base = Schedule("s", Cluster.regular(2, 2), Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),))))
     variants = [
         base,
         Schedule("t", base.cluster, base.strategy),
         Schedule("s", Cluster.regular(1, 4), base.strategy),
         Schedule("s", base.cluster, AllReduce()),
         Schedule("s", base.cluster, AllReduce(pace=2)),
-        Schedule("s", base.cluster, AllReduce(overlap=True)),
+        Schedule("s", base.cluster, AllReduce(when=Late())),
         Schedule("s", base.cluster, AllReduce(averaging=Averaging.STEP_NORMALISED)),
         Schedule("s", base.cluster, Static(phases=base.strategy.phases, prologue=1)),
-        Schedule("s", base.cluster, Static(phases=base.strategy.phases * 2)),
-        Schedule("s", base.cluster, Static(phases=(Phase.from_groups(4, [[0, 2], [1, 3]]),))),
-        Schedule("s", base.cluster, Static(phases=(Phase.from_groups(4, [Group((0, 1), Fraction(1, 2))]),))),
-        Schedule("s", base.cluster, Static(phases=(Phase.from_groups(4, [[0, 1]]),))),
-        Schedule("s", base.cluster, Static(phases=((Block((0, 1)),),), node_radices=(2,))),
+        Schedule("s", base.cluster, Static(phases=GroupPhases(base.strategy.phases.phases * 2))),
+        Schedule("s", base.cluster, Static(phases=GroupPhases((Phase.from_groups(4, [[0, 2], [1, 3]]),)))),
+        Schedule(
+            "s", base.cluster, Static(phases=GroupPhases((Phase.from_groups(4, [Group((0, 1), Fraction(1, 2))]),)))
+        ),
+        Schedule("s", base.cluster, Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1]]),)))),
+        Schedule("s", base.cluster, Static(phases=RulePhases((2,), ((Block((0, 1)),),)))),
     ]
     assert len({schedule_sha256(schedule) for schedule in variants}) == len(variants)
 
@@ -222,7 +235,7 @@ def test_hash_of_a_known_schedule_never_changes():
     expected = b'{"cluster":{"num_nodes":2,"workers_per_node":2},"format":"preduce.schedule","name":"pairs","strategy":'
     expected += b'{"kind":"static","phases":[[{"group":[0,2]},{"group":[1,3],"relax":"4/3"}]]},"version":1}'
     phase = Phase.from_groups(4, [Group((3, 1), Fraction(4, 3)), Group((0, 2))])
-    schedule = Schedule("pairs", Cluster.regular(2, 2), Static(phases=(phase,)))
+    schedule = Schedule("pairs", Cluster.regular(2, 2), Static(phases=GroupPhases((phase,))))
     assert canonical_bytes(schedule) == expected
     assert schedule_sha256(schedule) == "db577c6492f57b64e314bc3ef88421f49b16558e80eef8e943ec2a8d15df851f"
 
@@ -260,7 +273,7 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     too_fine = Fraction(1, 10**70)
     phase = Phase.from_groups(4, [Group((0, 1), too_fine)])
     with pytest.raises(ScheduleError, match="more than 64 digits"):
-        write_schedule(path, Schedule("s", good.cluster, Static(phases=(phase,))))
+        write_schedule(path, Schedule("s", good.cluster, Static(phases=GroupPhases((phase,)))))
     with pytest.raises(FileProblem, match="cannot be written"):
         write_schedule(tmp_path / "absent" / "schedule.json", good)
     with pytest.raises(FileProblem, match="cannot be written"):
@@ -271,7 +284,7 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
 
 def test_one_phase_a_line():
     phases = tuple(Phase.from_groups(4, [[0, 1 + t], [2 - t % 2, 3]]) for t in range(2))
-    text = schedule_text(Schedule("s", Cluster.regular(2, 2), Static(phases=phases)))
+    text = schedule_text(Schedule("s", Cluster.regular(2, 2), Static(phases=GroupPhases(phases))))
     assert '      [{"group": [0, 1]}, {"group": [2, 3]}],\n' in text
     assert len(text.splitlines()) == 13
 
@@ -332,7 +345,7 @@ def test_large_explicit_schedule_round_trips():
     n = 200_000
     labels = rng.integers(0, n // 4, n)
     phase = Phase.from_labels(labels)
-    schedule = Schedule("large", Cluster.regular(n // 4, 4), Static(phases=(phase, phase)))
+    schedule = Schedule("large", Cluster.regular(n // 4, 4), Static(phases=GroupPhases((phase, phase))))
     document = dump_schedule(schedule)
     for listed in document["strategy"]["phases"]:
         rng.shuffle(listed)
@@ -343,7 +356,7 @@ def test_large_explicit_schedule_round_trips():
 
 def test_million_worker_rule_is_a_small_file():
     block = (Block((0,), (0, 1)), Block((2, 3)))
-    schedule = Schedule("rule", Cluster.regular(250_000, 4), Static(phases=(block,), node_radices=(2, 125_000)))
+    schedule = Schedule("rule", Cluster.regular(250_000, 4), Static(phases=RulePhases((2, 125_000), (block,))))
     assert len(canonical_bytes(schedule)) < 300
     assert parse_schedule(canonical_bytes(schedule)) == schedule
 

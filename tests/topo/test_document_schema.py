@@ -41,11 +41,11 @@ def test_every_object_is_closed():
 
 
 def test_schedule_schema_knows_every_kind():
-    from preduce.topo.document.kinds import MODULES
+    from preduce.topo.document.strategies import KINDS
 
     schema = json.loads((FOLDER / "schedule.schema.json").read_text())
     kinds = {s["properties"]["kind"]["const"] for s in objects_of(schema) if "kind" in s["properties"]}
-    assert kinds == set(MODULES)
+    assert kinds == set(KINDS)
 
 
 def test_import_of_the_package_stays_cheap():

@@ -21,7 +21,7 @@ from preduce.topo.figures import (
     exact_disagreement,
     figures,
 )
-from preduce.topo.figures.classes import merged_classes, rule_of, rule_sectors
+from preduce.topo.figures.classes import merged_classes, rule_sectors
 from preduce.topo.figures.dense import dense_sectors
 from preduce.topo.figures.noise import disagreement_of
 from preduce.topo.figures.push import drift_of
@@ -30,7 +30,7 @@ from preduce.topo.mixing import exact_mixing_matrix, mixing_matrix, period_produ
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Averaging, Static
+from preduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Lockstep, RulePhases, Static
 
 SHAPES = [
     ((2,), 1), ((2,), 4), ((3,), 3), ((2, 2), 3), ((4,), 5), ((2, 3), 2), ((3, 2), 4), ((2, 2, 2), 2), ((5,), 3),
@@ -57,7 +57,10 @@ def random_rule(rng: np.random.Generator) -> Schedule:
         pace = tuple(int(p) for p in rng.integers(1, 6, size=size)) * nodes
     averaging = Averaging.STEP_NORMALISED if rng.random() < 0.3 else Averaging.MEAN
     strategy = Static(
-        phases=tuple(phases), node_radices=radices, pace=pace, overlap=bool(rng.random() < 0.3), averaging=averaging
+        phases=RulePhases(radices, tuple(phases)),
+        pace=pace,
+        when=Late() if bool(rng.random() < 0.3) else Lockstep(),
+        averaging=averaging,
     )
     return Schedule("random", Cluster.regular(nodes, size), strategy) if nodes * size > 1 else random_rule(rng)
 
@@ -194,8 +197,8 @@ def test_class_matrices_hold_the_whole_spectrum(seed: int) -> None:
 def test_classes_are_merged_by_the_digit_sets_they_meet() -> None:
     radices = (2,) * 19
     phases = ((Block((0,), tuple(range(10))), Block((1,), tuple(range(10, 19)))), (Block((0, 1)),))
-    schedule = Schedule("many digits", Cluster.regular(2**19, 2), Static(phases=phases, node_radices=radices))
-    rule = rule_of(schedule)
+    schedule = Schedule("many digits", Cluster.regular(2**19, 2), Static(phases=RulePhases(radices, phases)))
+    rule = schedule.rule()
     assert rule is not None
     classes = merged_classes(rule)
     assert len(classes) == 4
@@ -205,7 +208,7 @@ def test_classes_are_merged_by_the_digit_sets_they_meet() -> None:
 
 def test_too_many_classes_are_refused_in_one_line() -> None:
     phases = (tuple(Block((r,), (r,)) for r in range(16)),)
-    schedule = Schedule("x", Cluster.regular(2**16, 16), Static(phases=phases, node_radices=(2,) * 16))
+    schedule = Schedule("x", Cluster.regular(2**16, 16), Static(phases=RulePhases((2,) * 16, phases)))
     with pytest.raises(UnknownError, match="character classes"):
         contraction(schedule)
     found = figures(schedule)
@@ -219,7 +222,7 @@ def test_many_local_ranks_are_merged() -> None:
         (Block(tuple(range(size // 2))), Block(tuple(range(size // 2, size)))),
         (Block(tuple(range(size)), (0,)),),
     )
-    schedule = Schedule("fat nodes", Cluster.regular(10, size), Static(phases=phases, node_radices=(10,)))
+    schedule = Schedule("fat nodes", Cluster.regular(10, size), Static(phases=RulePhases((10,), phases)))
     assert contraction(schedule).value == 0
     after_halves = (10 * 2 - 1) / (10 * size)
     assert disagreement(schedule).value == pytest.approx(after_halves / 2, rel=1e-9)
@@ -238,16 +241,16 @@ def test_pace_that_differs_between_nodes_falls_back_to_dense() -> None:
 
 def test_overlapping_blocks_are_refused() -> None:
     phases = ((Block((0, 1)), Block((1, 2))),)
-    schedule = Schedule("overlap", Cluster.parse("2x3"), Static(phases=phases, node_radices=(2,)))
+    schedule = Schedule("overlap", Cluster.parse("2x3"), Static(phases=RulePhases((2,), phases)))
     with pytest.raises(ScheduleError, match="share a local rank"):
         contraction(schedule)
     assert figures(schedule).disagreement.value is None
-    explicit = Static(phases=(Phase.from_groups(4, [(0, 1), (1, 2)]),))
+    explicit = Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (1, 2)]),)))
     assert "worker 1" in figures(Schedule("o", Cluster.parse("4x1"), explicit)).contraction.how
 
 
 def test_exact_matrices_refuse_what_is_no_rule() -> None:
-    schedule = Schedule("e", Cluster.parse("4x1"), Static(phases=(Phase.from_groups(4, [(0, 1)]),)))
+    schedule = Schedule("e", Cluster.parse("4x1"), Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),))))
     with pytest.raises(InputError, match="no rule"):
         exact_class_matrices(schedule)
 
@@ -261,7 +264,7 @@ def explicit_schedules(draw: st.DrawFn, relaxed: bool = True) -> Schedule:
         factors = {k: draw(st.sampled_from(RELAX if relaxed else [Fraction(1)])) for k in range(4)}
         phases.append(Phase.from_labels(labels, factors))
     pace = draw(st.one_of(st.integers(1, 3), st.tuples(*[st.integers(1, 4)] * n)))
-    strategy = Static(phases=tuple(phases), pace=pace, overlap=draw(st.booleans()))
+    strategy = Static(phases=GroupPhases(tuple(phases)), pace=pace, when=Late() if draw(st.booleans()) else Lockstep())
     return Schedule("h", Cluster.regular(n, 1), strategy)
 
 
@@ -285,11 +288,13 @@ def test_figures_do_not_depend_on_the_numbering_of_workers(schedule: Schedule, r
     random.shuffle(order)  # type: ignore[attr-defined]
     phases = tuple(
         Phase.from_groups(n, [Group(tuple(order[w] for w in group.members), group.relax) for group in phase])
-        for phase in strategy.explicit_phases()
+        for phase in strategy.phases.phases
     )
     pace = schedule.paces().copy()
     pace[order] = schedule.paces()
-    other = Schedule("p", schedule.cluster, Static(phases=phases, pace=tuple(pace.tolist()), overlap=strategy.overlap))
+    other = Schedule(
+        "p", schedule.cluster, Static(phases=GroupPhases(phases), pace=tuple(pace.tolist()), when=strategy.when)
+    )
     for figure in (contraction, disagreement, lambda s: drift(s, "worker")):
         a, b = figure(schedule).value, figure(other).value
         assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
@@ -301,8 +306,8 @@ def test_an_allreduce_phase_makes_contraction_0(schedule: Schedule) -> None:
     n, strategy = schedule.num_workers, schedule.strategy
     assert isinstance(strategy, Static)
     everybody = Phase.from_groups(n, [range(n)])
-    phases = (*strategy.explicit_phases(), everybody)
-    assert contraction(Schedule("a", schedule.cluster, Static(phases=phases))).value == 0
+    phases = (*strategy.phases.phases, everybody)
+    assert contraction(Schedule("a", schedule.cluster, Static(phases=GroupPhases(phases)))).value == 0
 
 
 @FEW
@@ -310,10 +315,8 @@ def test_an_allreduce_phase_makes_contraction_0(schedule: Schedule) -> None:
 def test_relax_1_is_the_default(schedule: Schedule) -> None:
     strategy = schedule.strategy
     assert isinstance(strategy, Static)
-    spelled = tuple(
-        Phase(p.num_workers, p.members, p.offsets, (Fraction(1),) * len(p)) for p in strategy.explicit_phases()
-    )
-    other = Schedule("r", schedule.cluster, Static(phases=spelled, pace=strategy.pace, overlap=strategy.overlap))
+    spelled = tuple(Phase(p.num_workers, p.members, p.offsets, (Fraction(1),) * len(p)) for p in strategy.phases.phases)
+    other = Schedule("r", schedule.cluster, Static(phases=GroupPhases(spelled), pace=strategy.pace, when=strategy.when))
     assert contraction(other).value == pytest.approx(contraction(schedule).value, abs=1e-14)
     assert disagreement(other).value == pytest.approx(disagreement(schedule).value, rel=1e-12)
 
@@ -323,7 +326,7 @@ def test_relax_1_is_the_default(schedule: Schedule) -> None:
 def test_prologue_changes_no_figure(schedule: Schedule, prologue: int) -> None:
     strategy = schedule.strategy
     assert isinstance(strategy, Static)
-    other = Static(phases=strategy.phases, pace=strategy.pace, overlap=strategy.overlap, prologue=prologue)
+    other = Static(phases=strategy.phases, pace=strategy.pace, when=strategy.when, prologue=prologue)
     before, after = figures(schedule), figures(Schedule("p", schedule.cluster, other))
     assert before.to_json() == after.to_json()
 
@@ -385,6 +388,6 @@ def test_disagreement_and_drift_equal_a_simulation(seed: int) -> None:
 def test_limits_choose_the_method() -> None:
     labels = np.arange(64).reshape(8, 8)
     phases = tuple(Phase.from_labels(a.reshape(-1)) for a in (labels // 8, labels % 8))
-    schedule = Schedule("grid", Cluster.parse("8x8"), Static(phases=phases))
+    schedule = Schedule("grid", Cluster.parse("8x8"), Static(phases=GroupPhases(phases)))
     assert "dense" in contraction(schedule).how
     assert "Lanczos" in contraction(schedule, limit=Limits(dense_workers=10)).how

@@ -22,7 +22,7 @@ from preduce.topo.figures import (
 )
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Neighbor, Round, Static
+from preduce.topo.strategies import GroupPhases, Neighbor, Round, Static
 
 
 def test_gaps_of_a_weighted_graph_are_those_of_its_matrix() -> None:
@@ -50,7 +50,7 @@ def test_gaps_of_a_directed_graph_take_weights_along_the_edges() -> None:
 def test_sigma_of_a_schedule_is_1_minus_contraction_and_slem_1_minus_radius(seed: int) -> None:
     rng = np.random.default_rng(seed)
     phases = tuple(Phase.from_labels(rng.integers(-1, 4, size=9)) for _ in range(3))
-    found = figures(Schedule("s", Cluster.parse("9x1"), Static(phases=phases)))
+    found = figures(Schedule("s", Cluster.parse("9x1"), Static(phases=GroupPhases(phases))))
     assert found.spectral_gap.sigma.value == pytest.approx(1 - found.contraction.value)
     assert found.spectral_gap.slem.value == pytest.approx(1 - found.radius.value)
     assert found.spectral_gap.hop.value is None
@@ -120,6 +120,6 @@ def test_random_partition_bad_input() -> None:
 
 
 def test_importing_figures_loads_nothing_heavy() -> None:
-    code = "import sys, topo.figures; print(sorted({'scipy', 'networkx', 'torch'} & set(sys.modules)))"
+    code = "import sys, preduce.topo.figures; print(sorted({'scipy', 'networkx', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

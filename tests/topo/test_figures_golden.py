@@ -30,7 +30,7 @@ from preduce.topo.figures import (
 )
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
@@ -44,12 +44,12 @@ def figure_10(num_nodes: int) -> Schedule:
         (Block((0, 3)), Block((1,), (0,))),
         whole,
     )
-    return Schedule("figure-10", Cluster.regular(num_nodes, 4), Static(phases=phases, node_radices=radices))
+    return Schedule("figure-10", Cluster.regular(num_nodes, 4), Static(phases=RulePhases(radices, phases)))
 
 
 def node_then_all(inside: int) -> Schedule:
     phases = ((Block((0, 1, 2, 3)),),) * inside + ((Block((0, 1, 2, 3), (0,)),),)
-    return Schedule("node-then-all", Cluster.regular(4, 4), Static(phases=phases, node_radices=(4,)))
+    return Schedule("node-then-all", Cluster.regular(4, 4), Static(phases=RulePhases((4,), phases)))
 
 
 def neighbor(n: int, *rounds: Round) -> Schedule:
@@ -139,7 +139,7 @@ def test_allreduce_every_h(cluster: str, pace: int) -> None:
 
 
 def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n() -> None:
-    schedule = Schedule("overlap", Cluster.parse("4x4"), AllReduce(overlap=True))
+    schedule = Schedule("overlap", Cluster.parse("4x4"), AllReduce(when=Late()))
     assert disagreement(schedule).value == pytest.approx(15 / 16, abs=1e-14)
 
 
@@ -157,12 +157,14 @@ def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n() -> None:
                 "pairs",
                 Cluster.parse("4x4"),
                 Static(
-                    phases=(
-                        (Block((0, 1)), Block((2, 3))),
-                        (Block((0, 2)), Block((1, 3))),
-                        (Block((0, 1, 2, 3), (0,)),),
+                    phases=RulePhases(
+                        (4,),
+                        (
+                            (Block((0, 1)), Block((2, 3))),
+                            (Block((0, 2)), Block((1, 3))),
+                            (Block((0, 1, 2, 3), (0,)),),
+                        ),
                     ),
-                    node_radices=(4,),
                 ),
             ),
         ),
@@ -274,7 +276,7 @@ def test_random_partition_factor(n: int, size: int) -> None:
 def hyper_cuboid(radices: tuple[int, ...]) -> Schedule:
     phases = tuple((Block((0,), (d,)),) for d in reversed(range(len(radices))))
     cluster = Cluster.regular(math.prod(radices), 1)
-    return Schedule("cuboid", cluster, Static(phases=phases, node_radices=radices))
+    return Schedule("cuboid", cluster, Static(phases=RulePhases(radices, phases)))
 
 
 def test_effective_neighbours_of_32_workers() -> None:
@@ -347,7 +349,7 @@ def test_relaxed_pairs_reach_exact_consensus(n: int) -> None:
             for pair in pairs.replace("(", " ").replace(")", " ").split()
         ]
         phases.append(Phase.from_groups(n, groups))
-    schedule = Schedule("relaxed", Cluster.regular(n, 1), Static(phases=tuple(phases)))
+    schedule = Schedule("relaxed", Cluster.regular(n, 1), Static(phases=GroupPhases(tuple(phases))))
     assert contraction(schedule).value == 0
 
 

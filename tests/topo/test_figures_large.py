@@ -21,7 +21,7 @@ from preduce.topo.figures.rate import contraction_of, contraction_per_start, rad
 from preduce.topo.mixing import period_product
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Averaging, Neighbor, Round, Static
+from preduce.topo.strategies import Averaging, GroupPhases, Late, Neighbor, Round, Static
 
 LARGE = Limits(dense_workers=1, probes=4, seconds=20.0)
 
@@ -37,7 +37,7 @@ def random_groups(
             labels[rng.random(n) < 0.1] = -1
         factors = {int(k): Fraction(int(rng.integers(1, 6)), 4) for k in np.unique(labels)} if relax else None
         phases.append(Phase.from_labels(labels, factors))
-    return Schedule("r", Cluster.regular(n // 4, 4), Static(phases=tuple(phases), **options))  # type: ignore[arg-type]
+    return Schedule("r", Cluster.regular(n // 4, 4), Static(phases=GroupPhases(tuple(phases)), **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("relax", [False, True])
@@ -78,12 +78,12 @@ def test_both_chains_have_the_norm_of_the_period_product(relax: bool) -> None:
     [
         {},
         {"pace": 3},
-        {"overlap": True},
-        {"pace": 2, "overlap": True},
+        {"when": Late()},
+        {"pace": 2, "when": Late()},
         {"relax": True},
-        {"relax": True, "overlap": True, "pace": 2},
+        {"relax": True, "when": Late(), "pace": 2},
         {"pace": tuple(1 + i % 3 for i in range(200))},
-        {"pace": tuple(1 + i % 3 for i in range(200)), "overlap": True, "averaging": Averaging.STEP_NORMALISED},
+        {"pace": tuple(1 + i % 3 for i in range(200)), "when": Late(), "averaging": Averaging.STEP_NORMALISED},
         {"pace": tuple(1 + i % 4 for i in range(200)), "averaging": Averaging.STEP_NORMALISED},
     ],
 )
@@ -112,7 +112,7 @@ def test_sampled_radius_is_near_the_radius() -> None:
 
 def test_separate_parts_never_agree() -> None:
     labels = np.arange(40) % 2
-    schedule = Schedule("apart", Cluster.parse("10x4"), Static(phases=(Phase.from_labels(labels),) * 2))
+    schedule = Schedule("apart", Cluster.parse("10x4"), Static(phases=GroupPhases((Phase.from_labels(labels),) * 2)))
     found = figures(schedule, limit=LARGE)
     assert found.contraction.value == 1.0
     assert found.disagreement.value == math.inf
@@ -124,7 +124,7 @@ def test_separate_parts_never_agree() -> None:
 def test_time_limit_is_kept_and_said() -> None:
     n = 2000
     pairs = [Phase.from_groups(n, [(i, (i + 1) % n) for i in range(s, n, 2)]) for s in (0, 1)]
-    schedule = Schedule("slow ring", Cluster.regular(n, 1), Static(phases=tuple(pairs)))
+    schedule = Schedule("slow ring", Cluster.regular(n, 1), Static(phases=GroupPhases(tuple(pairs))))
     found = disagreement(schedule, limit=Limits(dense_workers=1, seconds=0.2, probes=1))
     assert found.value is None
     assert "time limit" in found.how
@@ -155,7 +155,7 @@ def shifts(n: int, rounds: list[dict[int, Fraction]], *, xor: bool = False, **op
 
 
 @pytest.mark.parametrize("xor", [False, True])
-@pytest.mark.parametrize("options", [{}, {"pace": 3}, {"overlap": True, "pace": 2}])
+@pytest.mark.parametrize("options", [{}, {"pace": 3}, {"when": Late(), "pace": 2}])
 @pytest.mark.parametrize("n", [8, 16])
 def test_fourier_path_equals_dense(n: int, options: dict[str, object], xor: bool) -> None:
     rng = np.random.default_rng(n)

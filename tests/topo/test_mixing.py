@@ -20,11 +20,10 @@ from preduce.topo.mixing import (
     mixing_sparse,
     period_operator,
     period_product,
-    steps_of,
 )
 from preduce.topo.phase import Group, Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
 FEW = settings(max_examples=80, deadline=None, derandomize=True)
@@ -72,14 +71,14 @@ def test_phases_are_symmetric_doubly_stochastic_and_equal_apply(phase: Phase) ->
 def test_period_product_and_operator_agree(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 7))
     if data.draw(st.booleans()):
-        strategy: Static | Neighbor = Static(phases=tuple(data.draw(phases(n)) for _ in range(3)))
+        strategy: Static | Neighbor = Static(phases=GroupPhases(tuple(data.draw(phases(n)) for _ in range(3))))
     else:
         strategy = Neighbor(rounds=tuple(data.draw(rounds(n)) for _ in range(3)))
     schedule = Schedule("s", Cluster.regular(n, 1), strategy)
     for start in range(3):
         expected = np.eye(n)
         for t in range(3):
-            expected = mixing_matrix(steps_of(schedule)[(start + t) % 3]) @ expected
+            expected = mixing_matrix(schedule.steps()[(start + t) % 3]) @ expected
         assert period_product(schedule, start) == pytest.approx(expected, abs=1e-12)
         exact = [[float(v) for v in row] for row in exact_period_product(schedule, start)]
         assert np.array(exact) == pytest.approx(expected, abs=1e-12)
@@ -101,7 +100,7 @@ def test_operator_takes_a_million_workers() -> None:
     n = 10**6
     ranks = np.arange(n, dtype=np.int32)
     phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
-    schedule = Schedule("big", Cluster.regular(n // 4, 4), Static(phases=(phase,)))
+    schedule = Schedule("big", Cluster.regular(n // 4, 4), Static(phases=GroupPhases((phase,))))
     x = np.arange(n, dtype=float)
     assert (period_operator(schedule) @ x)[:4] == pytest.approx([1.5] * 4)
 

@@ -9,7 +9,16 @@ import pytest
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Phase
-from preduce.topo.rule import Block, check_rule, digit_of, expand, group_of, nodes_of_group, representative, strides_of
+from preduce.topo.rule import (
+    Block,
+    RuleView,
+    check_rule,
+    digit_of,
+    group_of,
+    nodes_of_group,
+    representative,
+    strides_of,
+)
 
 RADICES = [(), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (4, 2), (3, 3)]
 
@@ -66,7 +75,7 @@ def test_group_of_a_worker_is_its_group_in_the_expansion(size, radices):
     """Exhaustive: every rule phase of every small cluster."""
     cluster = Cluster.regular(prod(radices), size)
     for phase in rule_phases(size, len(radices)):
-        groups = {group.members: group for group in expand(phase, cluster, radices)}
+        groups = {group.members: group for group in RuleView(radices, (phase,), cluster.workers_per_node).expand(0)}
         mine = [group_of(worker, phase, size, radices) for worker in range(cluster.num_workers)]
         for worker, group in enumerate(mine):
             assert group is None or worker in group.members
@@ -77,7 +86,7 @@ def test_group_of_a_worker_is_its_group_in_the_expansion(size, radices):
 def test_relax_is_kept_per_block():
     cluster, radices = Cluster.regular(4, 3), (2, 2)
     phase = (Block((2, 0), (1,), Fraction(1, 2)), Block((1,), (0,)))
-    expanded = expand(phase, cluster, radices)
+    expanded = RuleView(radices, (phase,), cluster.workers_per_node).expand(0)
     assert expanded == Phase.from_groups(
         12, [g for w in range(12) if (g := group_of(w, phase, 3, radices)) and g.members[0] == w]
     )
@@ -88,7 +97,7 @@ def test_overlapping_blocks_are_refused_by_expand_only():
     phase, cluster = (Block((0, 1)), Block((1, 2))), Cluster.regular(2, 3)
     check_rule([phase], cluster, (2,))
     with pytest.raises(ScheduleError, match="share a local rank"):
-        expand(phase, cluster, (2,))
+        RuleView((2,), (phase,), cluster.workers_per_node).expand(0)
 
 
 @pytest.mark.parametrize(

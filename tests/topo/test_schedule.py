@@ -10,12 +10,26 @@ from preduce.topo.hardware import Hardware
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.strategies import (
+    AllReduce,
+    Form,
+    Generated,
+    GroupPhases,
+    How,
+    Late,
+    Neighbor,
+    Round,
+    RulePhases,
+    Server,
+    Static,
+)
 
 CLUSTER = Cluster.regular(4, 2)
-RULE = Static(phases=((Block((0,), (0, 1)),), (Block((0, 1)),), ()), node_radices=(2, 2), prologue=2)
+RULE = Static(phases=RulePhases((2, 2), ((Block((0,), (0, 1)),), (Block((0, 1)),), ())), prologue=2)
 GROUPS = Static(
-    phases=(Phase.from_groups(8, [[0, 7], [1, 2, 3]]), Phase.from_groups(8, [Group((0, 1), Fraction(3, 2))])),
+    phases=GroupPhases(
+        (Phase.from_groups(8, [[0, 7], [1, 2, 3]]), Phase.from_groups(8, [Group((0, 1), Fraction(3, 2))]))
+    ),
     pace=(1, 2, 1, 1, 1, 1, 1, 5),
 )
 RING = Neighbor(rounds=(Round.from_edges(8, [(w, (w + 1) % 8, Fraction(1, 2)) for w in range(8)]),))
@@ -37,7 +51,7 @@ def test_group_of_agrees_with_the_phases(strategy):
 def test_rule_and_its_groups_are_the_same_phases():
     rule = Schedule("s", CLUSTER, RULE)
     phases = tuple(rule.phase(t) for t in range(rule.period))
-    explicit = Schedule("s", CLUSTER, Static(phases=phases, prologue=2))
+    explicit = Schedule("s", CLUSTER, Static(phases=GroupPhases(phases), prologue=2))
     assert [explicit.phase(t) for t in range(3)] == [rule.phase(t) for t in range(3)]
     assert explicit.num_distinct_phases() == rule.num_distinct_phases() == 2
 
@@ -48,7 +62,7 @@ def test_paces():
     assert Schedule("s", CLUSTER, AllReduce(pace=3)).paces().tolist() == [3] * 8
     assert AllReduce().averages_gradients
     assert not AllReduce(pace=2).averages_gradients
-    assert not AllReduce(overlap=True).averages_gradients
+    assert not AllReduce(when=Late()).averages_gradients
 
 
 def test_periods():
@@ -72,21 +86,37 @@ def test_hardware_and_certificate_take_no_part_in_equality():
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (Static(phases=()), "at least 1 phase"),
-        (Static(phases=(Phase.from_groups(4, []),)), "is for 4 workers, the cluster has 8"),
-        (Static(phases=((),)), "explicit groups are expected"),
-        (Static(phases=(Phase.from_groups(8, []),), node_radices=(4,)), "rule phases are expected"),
-        (Static(phases=(Phase.from_groups(8, []),), prologue=-1), "number of rounds >= 0"),
+        (Static(phases=GroupPhases(())), "at least 1 phase"),
+        (Static(phases=GroupPhases((Phase.from_groups(4, []),))), "is for 4 workers, the cluster has 8"),
+        (Static(phases=GroupPhases((Phase.from_groups(8, []),)), prologue=-1), "number of rounds >= 0"),
         (AllReduce(pace=0), "0 is not a number of steps"),
         (AllReduce(pace=(1, 2)), "has 2 entries"),
         (Neighbor(rounds=()), "at least 1 round"),
         (Neighbor(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
     ],
-    ids=range(9),
+    ids=range(7),
 )
 def test_strategies_that_do_not_fit_are_refused(strategy, words):
     with pytest.raises(ScheduleError, match=words):
         Schedule("s", CLUSTER, strategy)
+
+
+def test_phases_of_the_other_form_are_refused():
+    with pytest.raises(ScheduleError, match="explicit groups are expected"):
+        GroupPhases(((),))
+    with pytest.raises(ScheduleError, match="rule phases are expected"):
+        RulePhases((4,), (Phase.from_groups(8, []),))
+
+
+def test_values_of_an_axis_that_a_kind_does_not_take_are_refused():
+    for strategy, words in (
+        (Generated(when=Late()), "when: strategy 'generated' has no late averaging"),
+        (AllReduce(when=Late(2)), "when.late: is 2; an averaging is late by 1 round"),
+        (AllReduce(how=How(form=Form.TREE)), "how.form: is tree; strategy 'allreduce' travels as ring or hierarchical"),
+        (Server(how=How(form=Form.HIERARCHICAL)), "how.form: is hierarchical; strategy 'server' travels as ring"),
+    ):
+        with pytest.raises(ScheduleError, match=words):
+            Schedule("s", CLUSTER, strategy)
 
 
 def test_one_worker_is_no_schedule():

@@ -16,10 +16,11 @@ from preduce.topo.hardware import Hardware, Link, Switch
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from preduce.topo.strategies.axes import Form
 from preduce.topo.switches import above, regular_levels
 from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import Form, communication, group_seconds, phase_loads, round_seconds
+from preduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
 
 CLUSTER = Cluster.regular(4, 2)
 RACKS = (Switch((0, 1), Link.of_bandwidth(0.5)), Switch((2, 3), Link.of_bandwidth(0.5)))
@@ -90,7 +91,7 @@ def test_edges_share_the_uplink_of_their_direction():
 
 def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
     def rule(digit):
-        return Schedule("r", CLUSTER, Static(phases=((Block((0,), (digit,)),),), node_radices=(2, 2)))
+        return Schedule("r", CLUSTER, Static(phases=RulePhases((2, 2), ((Block((0,), (digit,)),),))))
 
     assert communication(rule(1), HARDWARE).phases == (1.0,)
     assert communication(rule(0), HARDWARE).phases == (4.0,)
@@ -109,7 +110,7 @@ def schedules(draw):
         strategy = Neighbor(rounds=tuple(Round.from_edges(count, edges) for edges in rounds))
     elif kind == "static":
         labels = st.lists(st.integers(-1, 2), min_size=count, max_size=count)
-        strategy = Static(phases=tuple(Phase.from_labels(draw(labels)) for _ in period))
+        strategy = Static(phases=GroupPhases(tuple(Phase.from_labels(draw(labels)) for _ in period)))
     else:
         strategy = AllReduce()
     hardware = Hardware(

@@ -13,8 +13,9 @@ from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
-from preduce.topo.timing.cost import Form, communication, group_seconds, round_seconds
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from preduce.topo.strategies.axes import Form
+from preduce.topo.timing.cost import communication, group_seconds, round_seconds
 
 WORKED = GOLDEN["worked_example_16_workers"]
 C = Cluster.regular(4, 4)
@@ -34,7 +35,7 @@ FIGURE_10 = (
 
 
 def static(*phases, cluster=C, radices=(2, 2), pace=1):
-    return Schedule("s", cluster, Static(phases=tuple(phases), node_radices=radices, pace=pace))
+    return Schedule("s", cluster, Static(phases=RulePhases(radices, tuple(phases)), pace=pace))
 
 
 def test_worked_example_of_16_workers():
@@ -85,11 +86,15 @@ def test_latency_counts_the_hops_of_each_form():
 def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
     """Two pairs of one node send 4 messages of 1 byte in 2 hops each over a bus of 1 byte/s and 10 s per message."""
     hardware = Hardware(bus=Link(10.0, 1.0), model_bytes=1)
-    one = Schedule("one pair", Cluster.regular(1, 4), Static(phases=(Phase.from_groups(4, [(0, 1)]),)))
-    two = Schedule("two pairs", Cluster.regular(1, 4), Static(phases=(Phase.from_groups(4, [(0, 1), (2, 3)]),)))
+    one = Schedule("one pair", Cluster.regular(1, 4), Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),))))
+    two = Schedule(
+        "two pairs", Cluster.regular(1, 4), Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
+    )
     assert communication(one, hardware).per_step == pytest.approx(2 * (2 * 10 + 1))
     assert communication(two, hardware).per_step == pytest.approx(4 * (2 * 10 + 1))
-    apart = Schedule("apart", Cluster.regular(2, 2), Static(phases=(Phase.from_groups(4, [(0, 1), (2, 3)]),)))
+    apart = Schedule(
+        "apart", Cluster.regular(2, 2), Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
+    )
     assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a bus of its own"
 
 
@@ -155,14 +160,16 @@ def rules(draw):
         num_nics=draw(st.integers(1, 3)),
         model_bytes=3,
     )
-    return Schedule("r", cluster, Static(phases=tuple(phases), node_radices=radices)), hardware
+    return Schedule("r", cluster, Static(phases=RulePhases(radices, tuple(phases)))), hardware
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(rules(), st.sampled_from(list(Form)))
 def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, form):
     schedule, hardware = case
-    explicit = Schedule("e", schedule.cluster, Static(phases=tuple(schedule.phase(t) for t in range(schedule.period))))
+    explicit = Schedule(
+        "e", schedule.cluster, Static(phases=GroupPhases(tuple(schedule.phase(t) for t in range(schedule.period))))
+    )
     rule_cost = communication(schedule, hardware, form=form)
     explicit_cost = communication(explicit, hardware, form=form)
     assert rule_cost.phases == pytest.approx(explicit_cost.phases)
@@ -176,7 +183,7 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics)
     hardware = Hardware(
         inside=Link(0.5, 1.0), nic=Link(2.0, 3.0), node_nic=((0, Link(1.0, 4.0)),), num_nics=num_nics, model_bytes=5
     )
-    everyone = Static(phases=(Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)]),))
+    everyone = Static(phases=GroupPhases((Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)]),)))
     every = communication(Schedule("a", cluster, AllReduce()), hardware, form=form)
     explicit = communication(Schedule("e", cluster, everyone), hardware, form=form)
     assert every == explicit

@@ -14,7 +14,7 @@ from preduce.topo.hardware import Hardware, Link, Switch
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Round, RulePhases, Static
 from preduce.topo.timing import event_graph
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.event_graph import cycle_time
@@ -38,7 +38,9 @@ def cases(draw):
     ]
     pace = draw(st.one_of(st.integers(1, 3), st.lists(st.integers(1, 4), min_size=count, max_size=count).map(tuple)))
     overlap = draw(st.booleans())
-    schedule = Schedule("s", cluster, Static(phases=tuple(phases), pace=pace, overlap=overlap))
+    schedule = Schedule(
+        "s", cluster, Static(phases=GroupPhases(tuple(phases)), pace=pace, when=Late() if overlap else Lockstep())
+    )
     compute = ComputeTimes(
         base=draw(st.integers(0, 8)),
         slowdown=tuple((w, float(draw(st.integers(1, 5)))) for w in draw(st.sets(st.integers(0, count - 1)))),
@@ -76,13 +78,13 @@ def test_allreduce_takes_the_slowest_worker_and_the_operation():
     assert every.per_round == pytest.approx(5.0 + 1.5)
     paced = cycle_time(Schedule("a", cluster, AllReduce(pace=(5, 5, 5, 1))), hardware, compute)
     assert paced.per_step == pytest.approx((5.0 + 1.5) / 5), "a slow worker with pace 1 makes nobody wait"
-    hidden = cycle_time(Schedule("a", cluster, AllReduce(overlap=True)), hardware, compute)
+    hidden = cycle_time(Schedule("a", cluster, AllReduce(when=Late())), hardware, compute)
     assert hidden.per_round == pytest.approx(5.0), "overlap hides the operation behind the computing"
 
 
 def test_unconnected_workers_keep_their_own_speed():
     phases = (Phase.from_groups(5, [(0, 1), (2, 3)]),)
-    schedule = Schedule("s", Cluster.regular(1, 5), Static(phases=phases))
+    schedule = Schedule("s", Cluster.regular(1, 5), Static(phases=GroupPhases(phases)))
     compute = ComputeTimes(base=1.0, slowdown=((1, 2.0), (3, 3.0)))
     result = cycle_time(schedule, Hardware(), compute)
     assert result.workers.tolist() == [2.0, 2.0, 3.0, 3.0, 1.0]
@@ -104,8 +106,14 @@ def test_one_node_stands_for_all_when_they_are_alike(nodes, overlap):
     phases = tuple(
         tuple(Block(b.local, tuple(d for d in b.across if d < len(radices))) for b in phase) for phase in FIGURE_10
     )
-    rule = Schedule("r", cluster, Static(phases=phases, node_radices=radices, overlap=overlap))
-    explicit = Schedule("e", cluster, Static(phases=tuple(rule.phase(t) for t in range(rule.period)), overlap=overlap))
+    rule = Schedule("r", cluster, Static(phases=RulePhases(radices, phases), when=Late() if overlap else Lockstep()))
+    explicit = Schedule(
+        "e",
+        cluster,
+        Static(
+            phases=GroupPhases(tuple(rule.phase(t) for t in range(rule.period))), when=Late() if overlap else Lockstep()
+        ),
+    )
     hardware = Hardware(inside=Link.of_bandwidth(1e10, 1e-5), nic=Link.of_bandwidth(5e9, 5e-5), model_bytes=552_000_000)
     compute = ComputeTimes(base=0.05)
     assert cycle_time(rule, hardware, compute).per_round == pytest.approx(
@@ -120,13 +128,19 @@ def test_one_node_stands_for_all_below_regular_switches(radices, racks, overlap)
     """Racks that the radices count are solved on one node, others on all; both are right."""
     cluster, last = Cluster.regular(12, 2), len(radices) - 1
     phases = ((Block((0,), (0,)),), (Block((0, 1), (last,)),), (Block((0,), tuple(range(last + 1))), Block((1,), (0,))))
-    rule = Schedule("r", cluster, Static(phases=phases, node_radices=radices, overlap=overlap))
-    explicit = Schedule("e", cluster, Static(phases=tuple(rule.phase(t) for t in range(rule.period)), overlap=overlap))
+    rule = Schedule("r", cluster, Static(phases=RulePhases(radices, phases), when=Late() if overlap else Lockstep()))
+    explicit = Schedule(
+        "e",
+        cluster,
+        Static(
+            phases=GroupPhases(tuple(rule.phase(t) for t in range(rule.period))), when=Late() if overlap else Lockstep()
+        ),
+    )
     switches = tuple(
         Switch(tuple(range(a, a + size)), Link(2.0, 1.0 / size)) for size in racks for a in range(0, 12, size)
     )
     hardware = Hardware(inside=Link(1.0, 0.5), nic=Link(1.0, 1.0), switches=switches, model_bytes=24)
-    for schedule in (rule, Schedule("a", cluster, AllReduce(overlap=overlap))):
+    for schedule in (rule, Schedule("a", cluster, AllReduce(when=Late() if overlap else Lockstep()))):
         whole = explicit if schedule is rule else everyone(cluster, overlap)
         exact = cycle_time(whole, hardware, ComputeTimes(base=1.0))
         found = cycle_time(schedule, hardware, ComputeTimes(base=1.0))
@@ -135,12 +149,12 @@ def test_one_node_stands_for_all_below_regular_switches(radices, racks, overlap)
 
 def everyone(cluster, overlap):
     phase = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
-    return Schedule("everyone", cluster, Static(phases=(phase,), overlap=overlap))
+    return Schedule("everyone", cluster, Static(phases=GroupPhases((phase,)), when=Late() if overlap else Lockstep()))
 
 
 def test_a_million_workers_take_the_time_of_one_node():
     cluster = Cluster.regular(250_000, 4)
-    rule = Schedule("r", cluster, Static(phases=FIGURE_10, node_radices=(2, 125_000)))
+    rule = Schedule("r", cluster, Static(phases=RulePhases((2, 125_000), FIGURE_10)))
     hardware = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
     result = cycle_time(rule, hardware, ComputeTimes(base=0.05))
     phases = (2 * 249_999 / 250_000 * 0.1104, 0.0828, 0.1104, 0.0828)

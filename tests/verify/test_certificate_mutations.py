@@ -15,7 +15,7 @@ from preduce.topo.document import dump_schedule, schedule_sha256
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from preduce.verify import checker, prove
 
 COUNT = 1000
@@ -24,13 +24,15 @@ documents = checker.documents
 
 def explicit(n, *phases, **options):
     return Schedule(
-        "x", Cluster.regular(n, 1), Static(phases=tuple(Phase.from_groups(n, p) for p in phases), **options)
+        "x",
+        Cluster.regular(n, 1),
+        Static(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
     )
 
 
 def rule(radices, size, *phases):
     m = int(np.prod(radices))
-    return Schedule("r", Cluster.regular(m, size), Static(phases=phases, node_radices=radices))
+    return Schedule("r", Cluster.regular(m, size), Static(phases=RulePhases(radices, phases)))
 
 
 def graph(n, *rounds):

@@ -21,7 +21,7 @@ from preduce.topo.errors import InputError, RefutedError, ScheduleError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block, digit_of, strides_of
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Neighbor, Round, Static
+from preduce.topo.strategies import GroupPhases, Neighbor, Round, Static
 from preduce.verify import Status, checker, membership, prove
 from preduce.verify.budget import over_budget
 from preduce.verify.certificate import certificate_bytes, confirm
@@ -41,7 +41,9 @@ CHECKER = Path(checker.__file__)
 
 def explicit(n, *phases, **options):
     return Schedule(
-        "x", Cluster.regular(n, 1), Static(phases=tuple(Phase.from_groups(n, p) for p in phases), **options)
+        "x",
+        Cluster.regular(n, 1),
+        Static(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
     )
 
 
@@ -425,7 +427,8 @@ def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path)
     schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
     raw = {
         "strategy": {
-            "pace": [1, 1, 1, 1], "overlap": False, "kind": "static", "prologue": 0, "averaging": "mean",
+            "pace": [1, 1, 1, 1], "when": "lockstep", "how": {"form": "ring"},
+            "kind": "static", "prologue": 0, "averaging": "mean",
             "phases": [[{"relax": "2/2", "group": [3, 2]}, {"group": [1, 0]}], [{"group": [3, 1]}, {"group": [0, 2]}]],
         },
         "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "preduce.schedule",

@@ -16,7 +16,7 @@ from preduce.topo.document.writer import write_schedule
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from preduce.verify import Status, prove
 from preduce.verify.certificate import certificate_bytes
 
@@ -33,12 +33,12 @@ def figure_10(num_nodes: int) -> Schedule:
         (Block((0, 3)), Block((1,), (0,))),
         (ALL,),
     )
-    return Schedule("figure-10", Cluster.regular(num_nodes, 4), Static(phases=phases, node_radices=radices))
+    return Schedule("figure-10", Cluster.regular(num_nodes, 4), Static(phases=RulePhases(radices, phases)))
 
 
 def explicit(num_workers: int, *phases, **options) -> Schedule:
     listed = tuple(Phase.from_groups(num_workers, phase) for phase in phases)
-    return Schedule("explicit", Cluster.regular(num_workers, 1), Static(phases=listed, **options))
+    return Schedule("explicit", Cluster.regular(num_workers, 1), Static(phases=GroupPhases(listed), **options))
 
 
 def graph(num_workers: int, *rounds) -> Schedule:
@@ -48,7 +48,7 @@ def graph(num_workers: int, *rounds) -> Schedule:
 
 def expanded(schedule: Schedule) -> Schedule:
     phases = tuple(schedule.phase(t) for t in range(schedule.period))
-    return Schedule(schedule.name, schedule.cluster, Static(phases=phases))
+    return Schedule(schedule.name, schedule.cluster, Static(phases=GroupPhases(phases)))
 
 
 def run_checker(folder: Path, schedule: Schedule, certificate) -> subprocess.CompletedProcess[str]:
@@ -102,7 +102,7 @@ def test_an_overlap_is_refuted_with_phase_worker_and_both_groups():
 
 def test_blocks_that_share_a_local_rank_are_refuted_with_both_blocks():
     phases = ((Block((0, 1), ()), Block((1,), (0,))),)
-    proof = prove(Schedule("bad", Cluster.regular(4, 2), Static(phases=phases, node_radices=(4,))))
+    proof = prove(Schedule("bad", Cluster.regular(4, 2), Static(phases=RulePhases((4,), phases))))
     witness = proof["conflict-free"].witness
     assert (witness["phase"], witness["worker"]) == (0, 1)
     assert witness["groups"] == [[0, 1], [1, 3, 5, 7]]
@@ -115,7 +115,7 @@ def test_workers_that_never_meet_the_others_refute_consensus():
 
 
 def test_averaging_inside_nodes_only_refutes_consensus_of_a_rule():
-    proof = prove(Schedule("nodes", Cluster.regular(4, 4), Static(phases=((ALL,),), node_radices=(4,))))
+    proof = prove(Schedule("nodes", Cluster.regular(4, 4), Static(phases=RulePhases((4,), ((ALL,),)))))
     assert proof["consensus"].status is Status.REFUTED
     assert proof["consensus"].witness == {"local_ranks": [0, 1, 2, 3], "digits": [0]}
 

@@ -13,8 +13,8 @@ import json
 from typing import TYPE_CHECKING
 
 from preduce.topo.document.groups import phase_text
-from preduce.topo.document.kinds import kind_of
 from preduce.topo.document.schedule import encodable
+from preduce.topo.document.strategies import KINDS
 from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def canonical_bytes(schedule: Schedule) -> bytes:
     """The canonical form. O(size of the file): for rules independent of the number of nodes."""
     document = encodable(schedule)
     document.pop("certificate", None)
-    strategy = kind_of(schedule.strategy.kind).canonical(document["strategy"])
+    strategy = KINDS[schedule.strategy.kind].canonical(document["strategy"])
     pace = strategy.get("pace")
     if isinstance(pace, list) and len(set(pace)) == 1:
         strategy = strategy | {"pace": pace[0]}

@@ -12,10 +12,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, Strict
 from pydantic_core import PydanticCustomError
 
 from preduce.topo import units
-from preduce.topo.document.model import Count, Model
+from preduce.topo.document.model import Model
 from preduce.topo.document.place import child, shown
 from preduce.topo.errors import DocumentError, InputError
 from preduce.topo.hardware import Hardware, Link, Switch
+from preduce.topo.strategies.fields import Count
 from preduce.topo.switches import nesting_problem
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,10 +12,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    StrictInt,
-    Tag,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -23,11 +21,10 @@ from pydantic_core import PydanticCustomError
 
 from preduce.topo.document.fraction import PATTERN, parse_fraction
 from preduce.topo.document.place import child, shown
-from preduce.topo.document.reader import MAX_INTEGER
 from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from pydantic_core import ErrorDetails
 
@@ -76,25 +73,11 @@ Exact = Annotated[
 ]
 """An integer or a fraction string."""
 
-Count = Annotated[StrictInt, Field(ge=1, le=2**31 - 1)]
-"""A number of things, at least one."""
-
-Index = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
-"""A rank, a local rank, a node or a digit; counted from 0."""
-
 Item = TypeVar("Item")
 Listed = Annotated[list[Item], Field(fail_fast=True)]
 """A list that stops at its first fault, so that a file of a million faults is refused as fast as a file of one."""
 
 Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
-
-PaceField = Annotated[
-    Annotated[Count, Tag("number")] | Annotated[Listed[Count], Tag("list")],
-    Discriminator(lambda value: "list" if isinstance(value, list) else "number"),
-]
-"""Steps per round: one number, or one per worker."""
-
-Rounds = Annotated[StrictInt, Field(ge=0, le=MAX_INTEGER)]
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
@@ -105,25 +88,53 @@ def validate(model: type[Checked], value: object, place: str) -> Checked:
     Raises:
         DocumentError: the first fault, with its place below `place`.
     """
-    try:
+    with located(value, place):
         return model.model_validate(value)
+
+
+@contextmanager
+def located(value: object, place: str) -> Iterator[None]:
+    """Turn pydantic's refusal of `value`, which stands at `place`, into ours.
+
+    Raises:
+        DocumentError: the first fault, with its place below `place`.
+    """
+    try:
+        yield
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False, include_context=True), value, place) from None
 
 
-def _refusal(errors: list[ErrorDetails], value: Any, root: str) -> DocumentError:  # noqa: ANN401 - JSON, walked by a checked path
-    # Unknown keys first: a misspelt key is the cause of the missing one.
-    error = next((e for e in errors if e["type"] == "unknown_key"), errors[0])
+def part_of(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """The members of an object that one model describes."""
+    return {key: raw[key] for key in keys if key in raw}
+
+
+def _refusal(errors: list[ErrorDetails], value: object, root: str) -> DocumentError:
+    # Unknown keys first: a misspelt key is the cause of the missing one. Then what lies in the same branch of a union
+    # as the document: that path leads deepest into it.
+    first = errors[0]["loc"][:1]
+    unions = [error for error in errors if error["loc"][:1] == first]
+    deepest = max(unions, key=lambda error: len(_walk(value, error["loc"])))
+    error = next((e for e in errors if e["type"] == "unknown_key"), deepest)
     place = root
-    for part in error["loc"]:
-        # Locations also hold the tags of unions, which are no part of the document.
-        in_object = isinstance(value, dict) and part in value
-        in_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
-        if in_object or in_list:
-            value, place = value[part], child(place, part)
-    if error["type"] == "missing":
+    for part in _walk(value, error["loc"]):
+        place = child(place, part)
+    if error["type"] in ("missing", "missing_argument"):
         return DocumentError(place or "document", f"the key {shown(error['loc'][-1])} is missing; add it")
     return DocumentError(place or "document", _sentence(error, place))
+
+
+def _walk(value: Any, location: tuple[int | str, ...]) -> list[int | str]:  # noqa: ANN401 - JSON, walked by a checked path
+    """The part of pydantic's location that the document has; the rest are tags of unions."""
+    path: list[int | str] = []
+    for part in location:
+        in_object = isinstance(value, dict) and part in value
+        in_list = isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
+        if in_object or in_list:
+            value = value[part]
+            path.append(part)
+    return path
 
 
 _EXPECTED = {
@@ -132,6 +143,8 @@ _EXPECTED = {
     "bool_type": "true or false",
     "string_type": "a text",
     "list_type": "a list",
+    "tuple_type": "a list",
+    "dataclass_type": "an object",
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",
@@ -156,7 +169,7 @@ def _sentence(error: ErrorDetails, place: str) -> str:
     for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
         if key in context:
             return f"is {got}; it must be {sign} {context[key]}"
-    if kind == "literal_error":
+    if kind in ("literal_error", "enum"):
         return f"is {got}; it must be {context['expected']}"
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         short = kind.endswith("short")

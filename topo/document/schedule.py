@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from preduce.topo.document.groups import plain_phase
-from preduce.topo.document.kinds import MODULES, kind_of
-from preduce.topo.document.model import Model, Name, unknown, validate
+from preduce.topo.document.model import Model, Name, validate
 from preduce.topo.document.place import shown, shown_path
 from preduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
 from preduce.topo.document.shape import Shape, dump_shape, placed, shape_value
+from preduce.topo.document.strategies import dump_strategy, load_strategy
 from preduce.topo.errors import DocumentError, InputError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
@@ -77,17 +77,7 @@ def schedule_of(raw: object) -> Schedule:
     cluster = shape_value(envelope.cluster, "cluster")
     if cluster.num_workers < 2:
         raise DocumentError("cluster", "has 1 worker; a schedule needs at least 2 workers")
-    name = envelope.strategy.get("kind")
-    if name is None:
-        raise DocumentError("strategy", f'the key "kind" is missing; known kinds: {", ".join(MODULES)}')
-    if not isinstance(name, str) or name not in MODULES:
-        raise DocumentError(
-            "strategy.kind",
-            unknown(name, MODULES, "kind")
-            if isinstance(name, str)
-            else f"is {shown(name)}; it must be one of {', '.join(MODULES)}",
-        )
-    strategy = kind_of(name).load(envelope.strategy, cluster, "strategy")
+    strategy = load_strategy(envelope.strategy, cluster, "strategy")
     certificate = envelope.certificate if "certificate" in envelope.model_fields_set else None
     try:
         return Schedule(envelope.name, cluster, strategy, certificate)
@@ -119,7 +109,7 @@ def encodable(schedule: Schedule) -> dict[str, Any]:
         "version": VERSION,
         "name": schedule.name,
         "cluster": dump_shape(schedule.cluster),
-        "strategy": kind_of(schedule.strategy.kind).dump(schedule.strategy),
+        "strategy": dump_strategy(schedule.strategy),
     }
     if schedule.certificate is not None:
         result["certificate"] = dict(schedule.certificate)

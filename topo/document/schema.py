@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import TypeAdapter, create_model
+from pydantic import TypeAdapter
 
 from preduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
-from preduce.topo.document.kinds import MODULES, kind_of
 from preduce.topo.document.schedule import ScheduleEnvelope
+from preduce.topo.document.strategies import KINDS, WHEN_SCHEMA, Kind
+from preduce.topo.strategies.axes import When
 
 FOLDER = Path(__file__).resolve().parents[2] / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -24,10 +23,38 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def schedule_schema() -> dict[str, Any]:
     """The JSON Schema of schedule files."""
-    models = [model for name in MODULES for model in kind_of(name).models]
-    strategies: Any = reduce(or_, models)
-    whole: Any = create_model("Schedule", __base__=ScheduleEnvelope, strategy=(strategies, ...))
-    return _finished(whole.model_json_schema(), "preduce schedule, version 1", ScheduleEnvelope.__doc__)
+    schema = ScheduleEnvelope.model_json_schema()
+    forms = [form for kind in KINDS.values() for form in _strategy_schemas(kind, schema["$defs"])]
+    schema["properties"]["strategy"] = {"anyOf": forms}
+    return _finished(schema, "preduce schedule, version 1", ScheduleEnvelope.__doc__)
+
+
+def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str, Any]]:
+    """The objects of one kind: its value's fields, with the members that documents hold in another shape."""
+    own = TypeAdapter(kind.value).json_schema()
+    definitions |= own.pop("$defs", {})
+    for when in get_args(When):  # documents hold these as WHEN_SCHEMA says
+        definitions.pop(when.__name__, None)
+    own.pop("title", None)
+    own["description"] = kind.value.__doc__ and " ".join(kind.value.__doc__.split("\n\n")[0].split())
+    own["properties"] = {"kind": {"const": kind.value.kind}, **own["properties"], "when": WHEN_SCHEMA}
+    own["required"] = ["kind", *(name for name in own.get("required", ()) if name != kind.bulk)]
+    own["properties"].pop(kind.bulk, None)
+    if not kind.models:
+        return [own]
+    forms = []
+    for model in kind.models:
+        part = model.model_json_schema(ref_template="#/$defs/{model}")
+        definitions |= part.pop("$defs", {})
+        forms.append(
+            own
+            | {
+                "properties": own["properties"] | part["properties"],
+                "required": [*own["required"], *part["required"]],
+                "description": part["description"],
+            }
+        )
+    return forms
 
 
 def cluster_schema() -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from preduce.topo.cluster import Cluster
-from preduce.topo.document.model import Count, Index, Listed, Model, Name
+from preduce.topo.document.model import Listed, Model, Name
 from preduce.topo.errors import DocumentError, InputError
+from preduce.topo.strategies.fields import Count, Index
 
 if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware

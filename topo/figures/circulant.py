@@ -13,8 +13,6 @@ import numpy as np
 from preduce.topo.errors import InputError
 from preduce.topo.figures.progress import Progress
 from preduce.topo.figures.sectors import Batch, Sectors
-from preduce.topo.mixing import averaging_strategy
-from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,9 +79,9 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     Raises:
         ScheduleError: the strategy has no fixed phases.
     """
-    if not isinstance(schedule.strategy, Neighbor):
+    rounds = schedule.strategy.graphs
+    if not rounds:
         return None
-    rounds = schedule.strategy.rounds
     n, pace = schedule.num_workers, schedule.strategy.pace
     if not isinstance(pace, int):
         return None
@@ -93,7 +91,7 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
             break
     else:
         return None
-    strategy = averaging_strategy(schedule)
+    strategy = schedule.mixing
     stack = np.array(columns, dtype=np.float64)
     covariance = _node_column(schedule.cluster, xor=xor)
     multiplicity = np.ones(n)

@@ -18,17 +18,13 @@ import numpy as np
 from preduce.topo.errors import ScheduleError, UnknownError
 from preduce.topo.figures.progress import Progress
 from preduce.topo.figures.sectors import Batch, Sectors
-from preduce.topo.mixing import averaging_strategy
-from preduce.topo.rule import Block
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.rule import RulePhase
+    from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
 
 MAX_CLASSES = 2**14
@@ -49,49 +45,25 @@ class MergedClass:
     holds_mean: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule schedule as the figures need it: `paces` has one entry per local rank."""
-
-    phases: tuple[RulePhase, ...]
-    radices: tuple[int, ...]
-    num_nodes: int
-    workers_per_node: int
-    paces: tuple[int, ...]
-
-
-def rule_of(schedule: Schedule) -> Rule | None:
-    """The schedule as a rule, or None if it is none: explicit groups, uneven nodes, paces that differ between nodes.
+def rule_and_paces(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | None:
+    """The schedule as a rule with the pace of each local rank; None if it is none, or paces differ between nodes.
 
     Raises:
         ScheduleError: two blocks of one phase share a local rank.
     """
-    size, strategy = schedule.cluster.workers_per_node, schedule.strategy
-    if size is None:
+    rule = schedule.rule(by_node=True)
+    if rule is None:
         return None
-    nodes = schedule.cluster.num_nodes
-    if isinstance(strategy, AllReduce):
-        radices: tuple[int, ...] = (nodes,) if nodes > 1 else ()
-        phases: tuple[RulePhase, ...] = ((Block(tuple(range(size)), tuple(range(len(radices)))),),)
-    elif isinstance(strategy, Static) and strategy.node_radices is not None:
-        radices, phases = strategy.node_radices, strategy.rule_phases()
-    else:
+    # paces (num_nodes, workers_per_node): nodes are alike only if all rows are
+    paces = schedule.paces().reshape(rule.num_nodes, rule.workers_per_node)
+    if (paces != paces[0]).any():
         return None
-    if isinstance(strategy.pace, int):
-        paces = (strategy.pace,) * size
-    else:
-        table = np.array(strategy.pace, dtype=np.int64).reshape(nodes, size)
-        if (table != table[0]).any():
-            return None
-        paces = tuple(table[0].tolist())
-    for t, phase in enumerate(phases):
-        ranks = [rank for block in phase for rank in block.local]
-        if len(set(ranks)) != len(ranks):
-            raise ScheduleError(f"phases[{t}]: blocks share a local rank; groups of one phase are disjoint")
-    return Rule(phases, radices, nodes, size, paces)
+    if (index := rule.shared_rank()) is not None:
+        raise ScheduleError(f"phases[{index}]: blocks share a local rank; groups of one phase are disjoint")
+    return rule, tuple(paces[0].tolist())
 
 
-def merged_classes(rule: Rule) -> list[MergedClass]:
+def merged_classes(rule: RuleView) -> list[MergedClass]:
     """The classes of a rule, the trivial character first. O(digits · classes); at most 2^min(digits, digit sets) + 1.
 
     Raises:
@@ -125,30 +97,34 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
     Raises:
         ScheduleError: two blocks of one phase share a local rank.
     """
-    rule = rule_of(schedule)
-    if rule is None:
+    if (known := rule_and_paces(schedule)) is None:
         return None
+    rule, paces = known
     classes = merged_classes(rule)
-    lumps = _lumps(rule)
+    lumps = _lumps(rule, paces)
     if len(classes) * len(lumps) ** 2 * len(rule.phases) > MAX_ENTRIES:
         return None
     how = f"character classes: {len(classes)} of size {len(lumps)}, any number of nodes"
-    batches = [_even_batch(schedule, rule, classes, lumps), *_odd_batches(schedule, rule, lumps)]
-    return Sectors(schedule.num_workers, batches, averaging_strategy(schedule).overlap, how)
+    batches = [_even_batch(schedule, rule, paces, classes, lumps), *_odd_batches(schedule, rule, paces, lumps)]
+    return Sectors(schedule.num_workers, batches, schedule.mixing.overlap, how)
 
 
-def _lumps(rule: Rule) -> list[tuple[int, ...]]:
+def _lumps(rule: RuleView, paces: Sequence[int]) -> list[tuple[int, ...]]:
     """Local ranks that share all blocks and the pace."""
     keys: dict[tuple[int, ...], list[int]] = {}
     homes = [{rank: index for index, block in enumerate(phase) for rank in block.local} for phase in rule.phases]
     for rank in range(rule.workers_per_node):
-        key = (rule.paces[rank], *(home.get(rank, -1 - rank) for home in homes))
+        key = (paces[rank], *(home.get(rank, -1 - rank) for home in homes))
         keys.setdefault(key, []).append(rank)
     return [tuple(ranks) for ranks in keys.values()]
 
 
 def _even_batch(
-    schedule: Schedule, rule: Rule, classes: Sequence[MergedClass], lumps: Sequence[tuple[int, ...]]
+    schedule: Schedule,
+    rule: RuleView,
+    paces: Sequence[int],
+    classes: Sequence[MergedClass],
+    lumps: Sequence[tuple[int, ...]],
 ) -> Batch:
     """All classes on the vectors that are constant within each lump, in the basis 1_lump / √size."""
     roots = np.sqrt([len(lump) for lump in lumps])
@@ -170,12 +146,14 @@ def _even_batch(
         np.array([float(merged.multiplicity) for merged in classes]),
         matrices,
         mean,
-        _progress(schedule, rule, [lump[0] for lump in lumps]),
+        _progress(schedule, rule, paces, [lump[0] for lump in lumps]),
         np.broadcast_to(roots[:, None], (len(classes), len(lumps), 1)),
     )
 
 
-def _odd_batches(schedule: Schedule, rule: Rule, lumps: Sequence[tuple[int, ...]]) -> list[Batch]:
+def _odd_batches(
+    schedule: Schedule, rule: RuleView, paces: Sequence[int], lumps: Sequence[tuple[int, ...]]
+) -> list[Batch]:
     """What sums to zero within a lump: each block acts as 1 − t there, on every character."""
     result = []
     for lump in lumps:
@@ -189,20 +167,20 @@ def _odd_batches(schedule: Schedule, rule: Rule, lumps: Sequence[tuple[int, ...]
                 np.array([float(rule.num_nodes * (len(lump) - 1))]),
                 factors.reshape(-1, 1, 1, 1),
                 np.zeros((1, 1)),
-                _progress(schedule, rule, [lump[0]]),
+                _progress(schedule, rule, paces, [lump[0]]),
                 np.zeros((1, 1, 1)),
             )
         )
     return result
 
 
-def _progress(schedule: Schedule, rule: Rule, ranks: Sequence[int]) -> Progress:
-    """Progress of some local ranks; rules of one pace need no group means."""
-    paces = np.array(rule.paces, dtype=np.int64)
+def _progress(schedule: Schedule, rule: RuleView, of_rank: Sequence[int], ranks: Sequence[int]) -> Progress:
+    """Progress of some local ranks, given every local rank's pace; rules of one pace need no group means."""
+    paces = np.array(of_rank, dtype=np.int64)
     group: npt.NDArray[np.float64] = np.tile(paces[list(ranks)].astype(np.float64), (len(rule.phases), 1))
     for t, phase in enumerate(rule.phases):
         for i, rank in enumerate(ranks):
             for block in phase:
                 if rank in block.local:
                     group[t, i] = paces[list(block.local)].mean()
-    return Progress.of(paces[list(ranks)], group, averaging_strategy(schedule).averaging, int(paces.max()))
+    return Progress.of(paces[list(ranks)], group, schedule.mixing.averaging, int(paces.max()))

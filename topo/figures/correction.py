@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from preduce.topo.errors import InputError
-from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -128,7 +126,7 @@ def refuse_schedule(schedule: Schedule) -> None:
     """
     strategy = schedule.strategy
     way_out = "use a static schedule, or allreduce with pace > 1, without overlap"
-    if not isinstance(strategy, Static | AllReduce) or getattr(strategy, "averages_gradients", False):
+    if not schedule.is_phased or strategy.averages_gradients:
         raise InputError(
             f"drift correction: schedule {schedule.name!r} does not average parameters in groups; {way_out}"
         )
@@ -142,25 +140,20 @@ def refuse_schedule(schedule: Schedule) -> None:
 
 def _classes(schedule: Schedule) -> Iterable[_Part]:
     """(phases, paces, whether the all-ones direction is left out) for every invariant part of the operator."""
-    strategy, paces = schedule.strategy, schedule.paces().astype(np.float64)
-    if isinstance(strategy, AllReduce) and isinstance(strategy.pace, int):
-        two = [_Mean((0, 1), survives=True, relax=1.0)]  # any two workers behave as n do
-        yield [two], paces[:2], True
-    elif isinstance(strategy, Static) and strategy.node_radices is not None and isinstance(strategy.pace, int):
-        size = schedule.cluster.workers_per_node
-        assert size is not None, "rules live on regular clusters"
-        digits = range(len(strategy.node_radices))
+    paces, rule = schedule.paces().astype(np.float64), schedule.rule()
+    if rule is not None and isinstance(schedule.strategy.pace, int):
+        digits = range(rule.num_digits)
         for count in range(len(digits) + 1):
             for chosen in combinations(digits, count):
                 phases = [
                     [
                         _Mean(tuple(sorted(block.local)), not set(chosen) & set(block.across), float(block.relax))
                         for block in phase
-                        if len(block.local) > 1 or block.across
+                        if block.makes_groups
                     ]
-                    for phase in strategy.rule_phases()
+                    for phase in rule.phases
                 ]
-                yield phases, paces[:size], not chosen
+                yield phases, paces[: rule.workers_per_node], not chosen
     else:
         if schedule.num_workers > MAX_DENSE_WORKERS:
             raise InputError(

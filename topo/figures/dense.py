@@ -8,7 +8,7 @@ import numpy as np
 
 from preduce.topo.figures.progress import Progress
 from preduce.topo.figures.sectors import Batch, Sectors
-from preduce.topo.mixing import averaging_strategy, mixing_matrix, steps_of
+from preduce.topo.mixing import mixing_matrix
 from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def dense_sectors(schedule: Schedule) -> Sectors:
         InputError: more than 20,000 workers.
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    n, steps = schedule.num_workers, steps_of(schedule)
-    strategy = averaging_strategy(schedule)
+    n, steps = schedule.num_workers, schedule.steps()
+    strategy = schedule.mixing
     matrices = np.empty((len(steps), 1, n, n))
     made = {step: mixing_matrix(step) for step in set(steps)}
     for t, step in enumerate(steps):

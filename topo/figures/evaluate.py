@@ -16,8 +16,7 @@ from preduce.topo.figures.noise import disagreement_of
 from preduce.topo.figures.push import drift_of
 from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
 from preduce.topo.figures.sectors import spectral_norms
-from preduce.topo.mixing import is_doubly_stochastic, period_product, steps_of
-from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.mixing import is_doubly_stochastic, period_product
 
 if TYPE_CHECKING:
     from preduce.topo.figures.sectors import Sectors
@@ -155,7 +154,7 @@ def _direct(schedule: Schedule, limit: Limits, name: str) -> Sectors:
 def _contraction(schedule: Schedule, sectors: Sectors | Large, start: int) -> Figure:
     if isinstance(sectors, Large):
         return sectors.contraction()
-    if isinstance(schedule.strategy, Neighbor) and not all(map(is_doubly_stochastic, set(schedule.strategy.rounds))):
+    if not all(map(is_doubly_stochastic, set(schedule.strategy.graphs))):
         difference = period_product(schedule, start) - 1 / schedule.num_workers
         how = f"{sectors.how}; a round is not doubly stochastic, so P tends to another mean than J"
         return Figure(float(spectral_norms(difference[None])[0]), Kind.EXACT, how)
@@ -206,11 +205,11 @@ def _one_minus(figure: Figure, name: str) -> Figure:
 
 def _hop(schedule: Schedule) -> Figure:
     """Hop defines its gap for one fixed graph; a schedule whose partners change has none."""
-    steps = steps_of(schedule) if isinstance(schedule.strategy, Neighbor) else ()
-    if len(steps) != 1:
+    graphs = schedule.strategy.graphs
+    if len(graphs) != 1:
         return absent("not defined: the hop gap belongs to a fixed graph, and here the partners change with the phase")
     try:
-        return Figure(spectral_gap(steps[0], GapKind.HOP), Kind.EXACT, "eigenvalues of the graph")
+        return Figure(spectral_gap(graphs[0], GapKind.HOP), Kind.EXACT, "eigenvalues of the graph")
     except InputError as error:
         return absent(f"not found: {error}")
 

@@ -7,13 +7,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from preduce.topo.errors import InputError
-from preduce.topo.figures.classes import MergedClass, Rule, merged_classes, rule_of, rule_sectors
+from preduce.topo.figures.classes import MergedClass, merged_classes, rule_and_paces, rule_sectors
 from preduce.topo.figures.rate import NEVER, radius_of
-from preduce.topo.mixing import averaging_strategy
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
-    from preduce.topo.rule import RulePhase
+    from preduce.topo.rule import RulePhase, RuleView
     from preduce.topo.schedule import Schedule
 
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -43,7 +42,7 @@ def exact_class_matrices(schedule: Schedule) -> tuple[ExactClass, ...]:
         ScheduleError: two blocks of one phase share a local rank.
         UnknownError: too many classes.
     """
-    rule = _rule(schedule)
+    rule, _ = _rule(schedule)
     return tuple(
         ExactClass(
             merged.digits,
@@ -63,7 +62,7 @@ def exact_disagreement(schedule: Schedule) -> Fraction | None:
     Raises:
         InputError: the schedule is no rule, or has more than 8 local ranks.
     """
-    rule = _rule(schedule)
+    rule, paces = _rule(schedule)
     if rule.workers_per_node > MAX_LOCAL:
         raise InputError(
             f"exact disagreement: {rule.workers_per_node} workers per node; at most {MAX_LOCAL} are solved in "
@@ -76,20 +75,20 @@ def exact_disagreement(schedule: Schedule) -> Fraction | None:
             return None
     total = Fraction(0)
     for cls in exact_class_matrices(schedule):
-        trace = _class_trace(cls, rule, schedule)
+        trace = _class_trace(cls, rule, paces, schedule)
         if trace is None:
             return None
         total += cls.multiplicity * trace
     return total / (rule.num_nodes * rule.workers_per_node)
 
 
-def _rule(schedule: Schedule) -> Rule:
-    rule = rule_of(schedule)
-    if rule is None:
+def _rule(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]]:
+    known = rule_and_paces(schedule)
+    if known is None:
         raise InputError(
             f"schedule {schedule.name!r}: is no rule with one pace per local rank; exact_mixing_matrix works for it"
         )
-    return rule
+    return known
 
 
 def _class_matrix(phase: RulePhase, merged: MergedClass, size: int) -> Matrix:
@@ -103,20 +102,20 @@ def _class_matrix(phase: RulePhase, merged: MergedClass, size: int) -> Matrix:
     return tuple(tuple(row) for row in rows)
 
 
-def _class_trace(cls: ExactClass, rule: Rule, schedule: Schedule) -> Fraction | None:
+def _class_trace(cls: ExactClass, rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> Fraction | None:
     """The average over instants of tr Σ on one class; None if Σ ← PΣPᵀ has a fixed point besides 0."""
-    size, instants = rule.workers_per_node, max(rule.paces)
+    size, instants = rule.workers_per_node, max(paces)
     centre = Fraction(1, size) if cls.holds_mean else Fraction(0)
     matrices = [_shifted(matrix, centre) for matrix in cls.matrices]
-    noises = [_off_mean(diagonal, centre) for diagonal in _noise(rule, schedule)]
-    overlap = averaging_strategy(schedule).overlap
+    noises = [_off_mean(diagonal, centre) for diagonal in _noise(rule, paces, schedule)]
+    overlap = schedule.mixing.overlap
     product, pushed = _identity(size), _zero(size)
     for matrix, noise in zip(matrices, noises, strict=True):
         product, pushed = _multiply(matrix, product), _advance(pushed, matrix, noise, overlap=overlap)
     covariance = _solve_stein(product, pushed)
     if covariance is None:
         return None
-    inner = sum((Fraction(s * pace // instants) for s in range(1, instants) for pace in rule.paces), Fraction(0)) * (
+    inner = sum((Fraction(s * pace // instants) for s in range(1, instants) for pace in paces), Fraction(0)) * (
         1 - centre
     )
     total = Fraction(0)
@@ -127,15 +126,15 @@ def _class_trace(cls: ExactClass, rule: Rule, schedule: Schedule) -> Fraction | 
     return total / (len(matrices) * instants)
 
 
-def _noise(rule: Rule, schedule: Schedule) -> list[list[Fraction]]:
+def _noise(rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> list[list[Fraction]]:
     result = []
     for phase in rule.phases:
-        diagonal = [Fraction(pace) for pace in rule.paces]
-        if averaging_strategy(schedule).averaging is Averaging.STEP_NORMALISED:
+        diagonal = [Fraction(pace) for pace in paces]
+        if schedule.mixing.averaging is Averaging.STEP_NORMALISED:
             for block in phase:
-                mean = Fraction(sum(rule.paces[rank] for rank in block.local), len(block.local))
+                mean = Fraction(sum(paces[rank] for rank in block.local), len(block.local))
                 for rank in block.local:
-                    diagonal[rank] = mean * mean / rule.paces[rank]
+                    diagonal[rank] = mean * mean / paces[rank]
         result.append(diagonal)
     return result
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from preduce.topo.figures.chain import Partition, Transfer, inner, transfer
 from preduce.topo.figures.sampling import Sampled, follow, is_settled, summary
-from preduce.topo.mixing import averaging_strategy, steps_of
 from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class GroupMotion:
     @classmethod
     def of(cls, schedule: Schedule) -> GroupMotion | None:
         """Prepare a schedule, None if some phase is relaxed or weighted or the paces differ. O(T n)."""
-        steps, strategy, paces = steps_of(schedule), averaging_strategy(schedule), schedule.paces()
+        steps, strategy, paces = schedule.steps(), schedule.mixing, schedule.paces()
         phases = [step for step in steps if isinstance(step, Phase) and step.relax is None]
         if len(phases) < len(steps) or (paces != paces[0]).any():
             return None

@@ -14,7 +14,7 @@ from preduce.topo.figures.group_sampling import GroupMotion, group_disagreement,
 from preduce.topo.figures.lanczos import lanczos_norm
 from preduce.topo.figures.rate import ZERO
 from preduce.topo.figures.sampling import Motion, Sampled, growth, sampled_disagreement, sampled_drift
-from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic, steps_of
+from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Large:
         """Keep the schedule; everything else is prepared when first needed."""
         self.schedule = schedule
         self.limit = limit
-        self.steps: tuple[Step, ...] = steps_of(schedule)
+        self.steps: tuple[Step, ...] = schedule.steps()
 
     @cached_property
     def distinct(self) -> frozenset[Step]:

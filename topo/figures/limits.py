@@ -9,7 +9,6 @@ from preduce.topo.figures.circulant import circulant_sectors
 from preduce.topo.figures.classes import rule_sectors
 from preduce.topo.figures.dense import dense_sectors
 from preduce.topo.figures.uniform import uniform_sectors
-from preduce.topo.mixing import averaging_strategy
 
 if TYPE_CHECKING:
     from preduce.topo.figures.sectors import Sectors
@@ -43,11 +42,11 @@ def sectors_of(schedule: Schedule, limit: Limits = DEFAULT) -> Sectors | None:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
         UnknownError: a rule with too many character classes.
     """
-    averaging_strategy(schedule)
+    period = schedule.period
     found = uniform_sectors(schedule) or rule_sectors(schedule) or circulant_sectors(schedule)
     if found is not None:
         return found
     n = schedule.num_workers
-    if n <= limit.dense_workers and schedule.period * n * n <= limit.dense_entries:
+    if n <= limit.dense_workers and period * n * n <= limit.dense_entries:
         return dense_sectors(schedule)
     return None

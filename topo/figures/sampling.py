@@ -13,7 +13,6 @@ import numpy as np
 from preduce.topo.figures.chain import Chain, inner
 from preduce.topo.figures.dense import group_paces
 from preduce.topo.figures.progress import Progress
-from preduce.topo.mixing import averaging_strategy, steps_of
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class Motion:
     @classmethod
     def of(cls, schedule: Schedule) -> Motion:
         """Prepare a schedule. O(T n)."""
-        steps, strategy, paces = steps_of(schedule), averaging_strategy(schedule), schedule.paces()
+        steps, strategy, paces = schedule.steps(), schedule.mixing, schedule.paces()
         scale = None
         if strategy.averaging is Averaging.STEP_NORMALISED:
             scale = group_paces(steps, paces) / paces

@@ -8,7 +8,6 @@ import numpy as np
 
 from preduce.topo.figures.progress import Progress
 from preduce.topo.figures.sectors import Batch, Sectors
-from preduce.topo.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
@@ -21,7 +20,7 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
     there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
     """
     strategy = schedule.strategy
-    if not isinstance(strategy, AllReduce) or not isinstance(strategy.pace, int):
+    if not strategy.averages_everyone or not isinstance(strategy.pace, int):
         return None
     n, sizes = schedule.num_workers, schedule.cluster.node_sizes().astype(np.float64)
     along = float((sizes**2).sum()) / n

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from preduce.topo.strategies.base import Averaging, Pace
-from preduce.topo.strategies.static import check_pace
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block, RuleView
+from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.base import Phased
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce:
+class AllReduce(Phased):
     """Average over all workers once per round.
 
     With pace 1 and no overlap *gradients* are averaged before the step, which equals DDP for every optimizer;
@@ -21,19 +23,44 @@ class AllReduce:
     """
 
     kind: ClassVar[str] = "allreduce"
-    pace: Pace = 1
-    overlap: bool = False
-    averaging: Averaging = Averaging.MEAN
+    forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
 
-    def check(self, cluster: Cluster) -> None:
-        """Refuse a bad pace.
-
-        Raises:
-            ScheduleError: as said.
-        """
-        check_pace(self.pace, cluster)
+    def check_kind(self, cluster: Cluster) -> None:
+        """Every cluster will do."""
 
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
         return self.pace == 1 and not self.overlap
+
+    @property
+    def averages_everyone(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def period(self) -> int:
+        """One phase."""
+        return 1
+
+    def phase(self, index: int, cluster: Cluster) -> Phase:  # noqa: ARG002 - all phases are one
+        """The group of all workers."""
+        return Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
+
+    def group_of(self, worker: int, index: int, cluster: Cluster) -> Group:  # noqa: ARG002 - all groups are one
+        """The group of all workers."""
+        return Group(tuple(range(cluster.num_workers)))
+
+    def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
+        """One block: across workers that each count as a node or, with `by_node`, across equal nodes of the cluster."""
+        if not by_node:
+            return RuleView((cluster.num_workers,), ((Block((0,), (0,)),),), 1)
+        if cluster.workers_per_node is None:
+            return None
+        radices = (cluster.num_nodes,) if cluster.num_nodes > 1 else ()
+        everyone = Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices))))
+        return RuleView(radices, ((everyone,),), cluster.workers_per_node)
+
+    def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - the same for all clusters
+        """One."""
+        return 1

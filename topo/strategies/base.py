@@ -1,18 +1,31 @@
-"""What every strategy kind shares."""
+"""What every strategy answers, and two abilities that not every kind has: mixing in fixed steps, and phases of groups.
+
+A kind is one frozen value that says everything about itself. Whoever needs an ability asks the schedule for it
+(`Schedule.mixing`, `Schedule.phased`) and gets a typed value or one named refusal; only registries name kinds.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies.axes import LOCKSTEP, RING, Form, How, Late, Lockstep, When
+from preduce.topo.strategies.fields import Choice, Closed, Count
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
+    from preduce.topo.mixing import Step
+    from preduce.topo.phase import Group, Phase
+    from preduce.topo.rule import RuleView
+    from preduce.topo.strategies.neighbor import Round
 
-Pace = int | tuple[int, ...]
+Pace = Count | tuple[Count, ...]
 """Steps per round: one number for all, or one per worker."""
 
 
-class Averaging(StrEnum):
+class Averaging(Choice):
     """How a group weighs its members' progress when their paces differ."""
 
     MEAN = "mean"
@@ -22,14 +35,132 @@ class Averaging(StrEnum):
     """Each member's progress of the round is first divided by its pace and multiplied by the mean pace."""
 
 
-class Strategy(Protocol):
-    """The common face of all strategy kinds: frozen values, closed under JSON round trips."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy(Closed, ABC):
+    """How workers synchronise. Frozen; its fields are the members of its JSON object, beside `kind`."""
 
     kind: ClassVar[str]
+    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late)
+    """The values of the *when* axis that this kind goes with."""
+    forms: ClassVar[tuple[Form, ...]] = (Form.RING,)
+    """The forms of a sum that this kind goes with."""
 
-    @property
-    def pace(self) -> Pace:
-        """Steps per round."""
+    pace: Pace = 1
+    when: When = LOCKSTEP
+    how: How = RING
+    averaging: Averaging = Averaging.MEAN
 
     def check(self, cluster: Cluster) -> None:
-        """Raise ScheduleError if the strategy cannot run on the cluster."""
+        """Refuse what cannot run on the cluster.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
+        self._check_pace(cluster)
+        if not isinstance(self.when, self.whens):
+            raise ScheduleError(f"when: strategy {self.kind!r} has no late averaging; leave it out")
+        if self.when.lag not in (0, 1):
+            raise ScheduleError(f"when.late: is {self.when.lag}; an averaging is late by 1 round")
+        if self.how.form not in self.forms:
+            known = " or ".join(self.forms)
+            raise ScheduleError(f"how.form: is {self.how.form}; strategy {self.kind!r} travels as {known}")
+        self.check_kind(cluster)
+
+    @abstractmethod
+    def check_kind(self, cluster: Cluster) -> None:
+        """The part of `check` that belongs to one kind.
+
+        Raises:
+            ScheduleError: as said there.
+        """
+
+    def _check_pace(self, cluster: Cluster) -> None:
+        paces = (self.pace,) if isinstance(self.pace, int) else self.pace
+        if not isinstance(self.pace, int) and len(paces) != cluster.num_workers:
+            raise ScheduleError(
+                f"pace: has {len(paces)} entries; give 1 number or 1 for each of {cluster.num_workers} workers"
+            )
+        for pace in paces:
+            if pace < 1:
+                raise ScheduleError(f"pace: {pace} is not a number of steps >= 1")
+
+    @property
+    def overlap(self) -> bool:
+        """Whether a round's averaging runs while the round computes."""
+        return self.when.lag > 0
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether gradients are averaged rather than parameters."""
+        return False
+
+    @property
+    def averages_everyone(self) -> bool:
+        """Whether every round averages over all workers."""
+        return False
+
+    @property
+    def needs_generator(self) -> bool:
+        """Whether a run needs the group generator's service beside it."""
+        return False
+
+    @property
+    def graphs(self) -> tuple[Round, ...]:
+        """The weighted graphs of one period, empty for strategies that average in groups or on request."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing(Strategy):
+    """A strategy that averages in fixed steps, one after the other: it has mixing matrices, figures and a period."""
+
+    @property
+    @abstractmethod
+    def period(self) -> int:
+        """The number of steps after which they repeat, counted in rounds."""
+
+    @property
+    def prologue(self) -> int:
+        """First rounds that average over all workers before the period starts."""
+        return 0
+
+    @abstractmethod
+    def steps(self, cluster: Cluster) -> tuple[Step, ...]:
+        """What the rounds of one period average.
+
+        Raises:
+            ScheduleError: a rule phase has overlapping blocks.
+        """
+
+    @abstractmethod
+    def num_distinct_phases(self, cluster: Cluster) -> int:
+        """Distinct steps in a period: the communicator splits that a run needs; empty ones cost none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phased(Mixing):
+    """A strategy whose steps are phases: disjoint groups that every worker can compute for itself."""
+
+    @abstractmethod
+    def phase(self, index: int, cluster: Cluster) -> Phase:
+        """The explicit groups of phase `index`, 0 ≤ index < period. O(num_workers).
+
+        Raises:
+            ScheduleError: a rule phase has overlapping blocks.
+        """
+
+    @abstractmethod
+    def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
+        """The group of one worker in phase `index`, None if it skips. O(size of the group) for rules."""
+
+    @abstractmethod
+    def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
+        """The same phases as rules, None for explicit groups.
+
+        With `by_node` the rule's nodes are the cluster's own, as paces and links need it; otherwise a strategy that
+        does not look at nodes may count every worker as one, which keeps proofs small.
+        """
+
+    def steps(self, cluster: Cluster) -> tuple[Phase, ...]:
+        """The explicit phases of one period."""
+        return tuple(self.phase(index, cluster) for index in range(self.period))

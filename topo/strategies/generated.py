@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from annotated_types import Ge
 
 from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.base import Averaging, Pace
-from preduce.topo.strategies.static import check_pace
+from preduce.topo.strategies.axes import Form, Lockstep, When
+from preduce.topo.strategies.base import Strategy
+from preduce.topo.strategies.fields import Choice, Count, Rounds
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
 
 
-class Division(StrEnum):
+class Division(Choice):
     """How the generator forms groups."""
 
     RANDOM = "random"
@@ -30,7 +32,7 @@ class Division(StrEnum):
     """The idle workers of the asking worker's node; every `all_every` rounds one group of all that are not slow."""
 
 
-class InitiatorRule(StrEnum):
+class InitiatorRule(Choice):
     """What a request of a worker that lags behind may start."""
 
     PAPER = "paper"
@@ -44,7 +46,7 @@ class InitiatorRule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
+class Generated(Strategy):
     """Groups of `group_size` workers drawn at run time; `seed` fixes the draw, not the order of requests.
 
     `slow_threshold` is the filter of the paper: worker w is left out of a group that worker i asks for when
@@ -53,23 +55,23 @@ class Generated:
     """
 
     kind: ClassVar[str] = "generated"
-    group_size: int = 3
+    whens: ClassVar[tuple[type[When], ...]] = (Lockstep,)
+    """Groups of the generator are known too late to average a snapshot."""
+    forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
+
+    group_size: Annotated[Count, Ge(2)] = 3
     division: Division = Division.INTER_INTRA
     initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL
-    slow_threshold: int | None = 4
-    all_every: int = 16
-    seed: int = 0
-    pace: Pace = 1
-    overlap: bool = False
-    averaging: Averaging = Averaging.MEAN
+    slow_threshold: Count | None = 4
+    all_every: Count = 16
+    seed: Rounds = 0
 
-    def check(self, cluster: Cluster) -> None:
+    def check_kind(self, cluster: Cluster) -> None:
         """Refuse a group size, a threshold or a division that cannot be.
 
         Raises:
             ScheduleError: as said.
         """
-        check_pace(self.pace, cluster)
         if not 2 <= self.group_size <= cluster.num_workers:
             raise ScheduleError(
                 f"group_size: is {self.group_size}; it lies between 2 and the number of workers, {cluster.num_workers}"
@@ -85,3 +87,8 @@ class Generated:
                     f"division: node-then-all averages inside nodes and node {single[0]} has one worker only; "
                     "use global"
                 )
+
+    @property
+    def needs_generator(self) -> bool:
+        """Always: it hands out the groups."""
+        return True

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.base import Averaging, Pace
-from preduce.topo.strategies.static import check_pace
+from preduce.topo.strategies.base import Mixing
+from preduce.topo.strategies.fields import Bulk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Round:
+class Round(Bulk):
     """One round of weighted averaging: x_target ← Σ weight · x_source + (1 − Σ weight) · x_target.
 
     Edge e carries `weights[weight_of[e]]` from worker `sources[e]` to worker `targets[e]`; a worker's weight on itself
@@ -128,29 +128,43 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbor:
+class Neighbor(Mixing):
     """Rounds of weighted averaging that repeat for ever; one round is a fixed graph.
 
-    Without `overlap` a step is x ← W(x + u) (Hop's Figure 2, serial order); with it x ← Wx + u(x) (parallel order).
+    Lockstep is Hop's serial order (its Figure 2), x ← W(x + u); late by one step its parallel order, x ← Wx + u(x).
     """
 
     kind: ClassVar[str] = "neighbor"
     rounds: tuple[Round, ...]
-    pace: Pace = 1
-    overlap: bool = False
-    averaging: Averaging = Averaging.MEAN
 
-    def check(self, cluster: Cluster) -> None:
+    def check_kind(self, cluster: Cluster) -> None:
         """Refuse rounds that do not fit the cluster.
 
         Raises:
-            ScheduleError: as said.
+            ScheduleError: no rounds, or rounds for another number of workers.
         """
         if not self.rounds:
             raise ScheduleError("rounds: is empty; a neighbor schedule has at least 1 round")
-        check_pace(self.pace, cluster)
-        for t, listed in enumerate(self.rounds):
-            if listed.num_workers != cluster.num_workers:
+        for t, graph in enumerate(self.rounds):
+            if graph.num_workers != cluster.num_workers:
                 raise ScheduleError(
-                    f"rounds[{t}]: is for {listed.num_workers} workers, the cluster has {cluster.num_workers}"
+                    f"rounds[{t}]: is for {graph.num_workers} workers, the cluster has {cluster.num_workers}"
                 )
+
+    @property
+    def period(self) -> int:
+        """The number of rounds."""
+        return len(self.rounds)
+
+    @property
+    def graphs(self) -> tuple[Round, ...]:
+        """The rounds."""
+        return self.rounds
+
+    def steps(self, cluster: Cluster) -> tuple[Round, ...]:  # noqa: ARG002 - rounds name their workers
+        """The rounds."""
+        return self.rounds
+
+    def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - as above
+        """Distinct graphs."""
+        return len(set(self.rounds))

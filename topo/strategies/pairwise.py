@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.base import Averaging, Pace
-from preduce.topo.strategies.static import check_pace
+from preduce.topo.strategies.base import Strategy
+from preduce.topo.strategies.fields import Index, Rounds
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pairwise:
+class Pairwise(Strategy):
     """After each round an active worker picks a random passive neighbour and both take the mean of the two models.
 
     `active` lists the ranks that start exchanges; all others answer. `edges` limits who may meet whom (None: every
@@ -23,20 +23,16 @@ class Pairwise:
     """
 
     kind: ClassVar[str] = "pairwise"
-    active: tuple[int, ...]
-    edges: tuple[tuple[int, int], ...] | None = None
-    seed: int = 0
-    pace: Pace = 1
-    overlap: bool = False
-    averaging: Averaging = Averaging.MEAN
+    active: tuple[Index, ...]
+    edges: tuple[tuple[Index, Index], ...] | None = None
+    seed: Rounds = 0
 
-    def check(self, cluster: Cluster) -> None:
-        """Refuse sides that are empty and edges inside one side.
+    def check_kind(self, cluster: Cluster) -> None:
+        """Refuse sides that are empty, edges inside one side, and pairs that stand twice.
 
         Raises:
             ScheduleError: as said.
         """
-        check_pace(self.pace, cluster)
         n, active = cluster.num_workers, set(self.active)
         if len(active) != len(self.active) or not all(0 <= worker < n for worker in active):
             raise ScheduleError(f"active: lists each rank of 0..{n - 1} at most once; it is {list(self.active)}")
@@ -44,12 +40,18 @@ class Pairwise:
             raise ScheduleError(
                 f"active: has {len(active)} of {n} workers; at least 1 is active and at least 1 passive"
             )
+        if self.edges is not None and not self.edges:
+            raise ScheduleError("edges: is empty; leave it out and every active worker meets every passive one")
+        seen: set[frozenset[int]] = set()
         for index, (a, b) in enumerate(self.edges or ()):
             if not (0 <= a < n and 0 <= b < n):
                 raise ScheduleError(f"edges[{index}]: [{a}, {b}] names a rank outside 0..{n - 1}")
             if (a in active) == (b in active):
                 side = "active" if a in active else "passive"
                 raise ScheduleError(f"edges[{index}]: [{a}, {b}] joins two {side} workers; an edge joins the two sides")
+            if frozenset((a, b)) in seen:
+                raise ScheduleError(f"edges[{index}]: is [{a}, {b}]; this pair is given twice; keep it once")
+            seen.add(frozenset((a, b)))
 
     def passive_of(self, worker: int, num_workers: int) -> tuple[int, ...]:
         """The workers that an active worker may pick, ascending."""

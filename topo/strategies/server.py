@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.base import Averaging, Pace
-from preduce.topo.strategies.static import check_pace
+from preduce.topo.strategies.base import Strategy
+from preduce.topo.strategies.fields import Index, Rounds
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class Server(Strategy):
     """Parameters are split into one shard for each of `hosts`; a worker on the same rank serves the shard.
 
     Synchronous: a round's gradients of all workers are averaged at the shard before it answers. Asynchronous: each
@@ -23,20 +23,16 @@ class Server:
     """
 
     kind: ClassVar[str] = "server"
-    hosts: tuple[int, ...] = (0,)
+    hosts: tuple[Index, ...] = (0,)
     synchronous: bool = True
-    staleness: int | None = None
-    pace: Pace = 1
-    overlap: bool = False
-    averaging: Averaging = Averaging.MEAN
+    staleness: Rounds | None = None
 
-    def check(self, cluster: Cluster) -> None:
+    def check_kind(self, cluster: Cluster) -> None:
         """Refuse hosts outside the cluster and a staleness without asynchrony.
 
         Raises:
             ScheduleError: as said.
         """
-        check_pace(self.pace, cluster)
         n = cluster.num_workers
         if not self.hosts or len(set(self.hosts)) != len(self.hosts) or not all(0 <= h < n for h in self.hosts):
             raise ScheduleError(f"hosts: lists at least one rank of 0..{n - 1}, each once; it is {list(self.hosts)}")

@@ -3,101 +3,177 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Phase
-from preduce.topo.rule import RulePhase, check_rule
-from preduce.topo.strategies.base import Averaging, Pace
+from preduce.topo.rule import RulePhase, RuleView, check_rule
+from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.base import Phased
+from preduce.topo.strategies.fields import Bulk, Rounds
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
+    from preduce.topo.phase import Group
 
 MAX_EXPLICIT_WORKERS = 2**24
 """Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Static:
-    """Phases that repeat for ever, as rules (`node_radices` set) or as explicit groups (`node_radices` None).
+@dataclass(frozen=True, slots=True)
+class RulePhases(Bulk):
+    """Phases written for any number of nodes whose index has these digits (`topo.rule`)."""
 
-    `pace` is steps per round (one number or one per worker); the first `prologue` rounds average over all workers
-    before the period starts. With `overlap` the averaging of step k's snapshot runs while step k computes:
-    x_{k+1} = W_k x_k + u_k(x_k).
-    """
+    node_radices: tuple[int, ...]
+    phases: tuple[RulePhase, ...]
 
-    kind: ClassVar[str] = "static"
-    phases: tuple[RulePhase, ...] | tuple[Phase, ...]
-    node_radices: tuple[int, ...] | None = None
-    pace: Pace = 1
-    prologue: int = 0
-    overlap: bool = False
-    averaging: Averaging = Averaging.MEAN
-
-    @property
-    def is_rule(self) -> bool:
-        """Whether the phases are rules."""
-        return self.node_radices is not None
-
-    def check(self, cluster: Cluster) -> None:
-        """Refuse phases that do not fit the cluster; overlaps are left to `verify`.
+    def __post_init__(self) -> None:
+        """Refuse explicit phases, which Python would let through.
 
         Raises:
-            ScheduleError: no phases, phases of the wrong form or size, or a bad pace or prologue.
+            ScheduleError: as said.
         """
-        if not self.phases:
-            raise ScheduleError("phases: is empty; a static schedule has at least 1 phase")
-        if self.prologue < 0:
-            raise ScheduleError(f"prologue: is {self.prologue}; it is a number of rounds >= 0")
-        check_pace(self.pace, cluster)
-        if self.node_radices is not None:
-            check_rule(self.rule_phases(), cluster, self.node_radices)
-            return
+        if any(isinstance(phase, Phase) for phase in self.phases):
+            raise ScheduleError("phases: rule phases are expected beside node_radices; use GroupPhases for groups")
+
+    def __len__(self) -> int:
+        """The number of phases."""
+        return len(self.phases)
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse rules that do not fit the cluster; blocks that share a local rank are left to `verify`.
+
+        Raises:
+            ScheduleError: as said.
+        """
+        check_rule(self.phases, cluster, self.node_radices)
+
+    def view(self, cluster: Cluster) -> RuleView:
+        """The rule on a cluster of equal nodes."""
+        assert cluster.workers_per_node is not None, "check() refuses rules on uneven clusters"
+        return RuleView(self.node_radices, self.phases, cluster.workers_per_node)
+
+    def phase(self, index: int, cluster: Cluster) -> Phase:
+        """The explicit groups of one phase. O(num_workers log num_workers) once, then cached."""
+        view = self.view(cluster)
+        return _expanded(RuleView(view.radices, (view.phases[index],), view.workers_per_node))
+
+    def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
+        """The group of one worker. O(size of the group), whatever the cluster."""
+        return self.view(cluster).group_of(worker, index)
+
+    def num_distinct(self) -> int:
+        """Distinct partitions; phases without groups do not count."""
+        distinct = {
+            frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
+            for phase in self.phases
+        }
+        return len(distinct - {frozenset()})
+
+
+@lru_cache(maxsize=64)
+def _expanded(one_phase: RuleView) -> Phase:
+    return one_phase.expand(0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPhases(Bulk):
+    """Phases as lists of groups, for any cluster."""
+
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse rule phases, which Python would let through.
+
+        Raises:
+            ScheduleError: as said.
+        """
+        if not all(isinstance(phase, Phase) for phase in self.phases):
+            raise ScheduleError("phases: explicit groups are expected; use RulePhases for rules")
+
+    def __len__(self) -> int:
+        """The number of phases."""
+        return len(self.phases)
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse phases of another size; groups that overlap are left to `verify`.
+
+        Raises:
+            ScheduleError: as said.
+        """
         if cluster.num_workers > MAX_EXPLICIT_WORKERS:
             raise ScheduleError(
                 f"phases: list groups of {cluster.num_workers} workers; explicit groups are for at most "
                 f"{MAX_EXPLICIT_WORKERS}; write larger schedules as rules, with node_radices"
             )
-        for t, phase in enumerate(self.explicit_phases()):
+        for index, phase in enumerate(self.phases):
             if phase.num_workers != cluster.num_workers:
                 raise ScheduleError(
-                    f"phases[{t}]: is for {phase.num_workers} workers, the cluster has {cluster.num_workers}"
+                    f"phases[{index}]: is for {phase.num_workers} workers, the cluster has {cluster.num_workers}"
                 )
 
-    def rule_phases(self) -> tuple[RulePhase, ...]:
-        """The phases of a rule.
+    def view(self, cluster: Cluster) -> None:  # noqa: ARG002 - the face that rules have
+        """No rule."""
+        return
 
-        Raises:
-            ScheduleError: the phases are explicit.
-        """
-        phases = tuple(phase for phase in self.phases if not isinstance(phase, Phase))
-        if self.node_radices is None or len(phases) != len(self.phases):
-            raise ScheduleError("phases: rule phases are expected when node_radices is given")
-        return phases
+    def phase(self, index: int, cluster: Cluster) -> Phase:  # noqa: ARG002 - groups name their workers
+        """The groups of one phase."""
+        return self.phases[index]
 
-    def explicit_phases(self) -> tuple[Phase, ...]:
-        """The phases of an explicit schedule.
+    def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:  # noqa: ARG002 - as above
+        """The group of one worker. O(num_workers)."""
+        phase = self.phases[index]
+        label = int(phase.labels()[worker])
+        return None if label < 0 else phase[label]
 
-        Raises:
-            ScheduleError: the phases are rules.
-        """
-        phases = tuple(phase for phase in self.phases if isinstance(phase, Phase))
-        if self.node_radices is not None or len(phases) != len(self.phases):
-            raise ScheduleError("phases: explicit groups are expected when node_radices is absent")
-        return phases
+    def num_distinct(self) -> int:
+        """Distinct partitions; phases without groups do not count."""
+        return len({phase.members.tobytes() + phase.offsets.tobytes() for phase in self.phases if len(phase)})
 
 
-def check_pace(pace: Pace, cluster: Cluster) -> None:
-    """Refuse paces that are not one positive number, or one per worker.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Static(Phased):
+    """Phases that repeat for ever, written as rules or as explicit groups.
 
-    Raises:
-        ScheduleError: as said.
+    The first `prologue` rounds average over all workers before the period starts.
     """
-    values = (pace,) if isinstance(pace, int) else pace
-    if not isinstance(pace, int) and len(pace) != cluster.num_workers:
-        raise ScheduleError(
-            f"pace: has {len(pace)} entries; give 1 number or 1 for each of {cluster.num_workers} workers"
-        )
-    for value in values:
-        if value < 1:
-            raise ScheduleError(f"pace: {value} is not a number of steps >= 1")
+
+    kind: ClassVar[str] = "static"
+    forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
+
+    phases: RulePhases | GroupPhases
+    prologue: Rounds = 0
+
+    def check_kind(self, cluster: Cluster) -> None:
+        """Refuse phases that do not fit the cluster; overlaps are left to `verify`.
+
+        Raises:
+            ScheduleError: no phases, phases of the wrong size, or a bad prologue.
+        """
+        if not len(self.phases):
+            raise ScheduleError("phases: is empty; a static schedule has at least 1 phase")
+        if self.prologue < 0:
+            raise ScheduleError(f"prologue: is {self.prologue}; it is a number of rounds >= 0")
+        self.phases.check(cluster)
+
+    @property
+    def period(self) -> int:
+        """The number of phases."""
+        return len(self.phases)
+
+    def phase(self, index: int, cluster: Cluster) -> Phase:
+        """The explicit groups of phase `index`."""
+        return self.phases.phase(index, cluster)
+
+    def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
+        """The group of one worker in phase `index`, None if it skips."""
+        return self.phases.group_of(worker, index, cluster)
+
+    def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:  # noqa: ARG002 - rules know nodes
+        """The rule, None for explicit groups."""
+        return self.phases.view(cluster)
+
+    def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - distinct for all clusters alike
+        """Distinct partitions in a period."""
+        return self.phases.num_distinct()

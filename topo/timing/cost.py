@@ -21,15 +21,12 @@ elsewhere; its l shards use up to l NICs of a node at once, and its two stages a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import InputError, ScheduleError
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.static import Static
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.axes import Form
 from preduce.topo.timing import links, loads
 
 if TYPE_CHECKING:
@@ -40,14 +37,6 @@ if TYPE_CHECKING:
     from preduce.topo.phase import Phase
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.neighbor import Round
-
-
-class Form(StrEnum):
-    """How a group carries out its all-reduce."""
-
-    RING = "ring"
-    TREE = "tree"
-    HIERARCHICAL = "hierarchical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +118,16 @@ def phase_loads(schedule: Schedule, index: int, hardware: Hardware, *, model_byt
     Raises:
         ScheduleError: the strategy has no fixed phases.
     """
-    strategy, cluster = schedule.strategy, schedule.cluster
-    if isinstance(strategy, AllReduce):
-        return loads.of_everyone(cluster, hardware, model_bytes=model_bytes, form=form.value)
-    if isinstance(strategy, Static) and strategy.node_radices is not None:
-        phase = strategy.rule_phases()[index % schedule.period]
-        return loads.of_rule(phase, strategy.node_radices, cluster, hardware, model_bytes=model_bytes, form=form.value)
-    if isinstance(strategy, Static):
-        return loads.of_phase(schedule.phase(index), cluster, hardware, model_bytes=model_bytes, form=form.value)
-    if isinstance(strategy, Neighbor):
-        edges = strategy.rounds[index % schedule.period]
+    cluster, index = schedule.cluster, index % schedule.period
+    if graphs := schedule.strategy.graphs:
+        edges = graphs[index]
         return loads.Loads.fixed(
             round_seconds(edges, cluster, hardware, model_bytes=model_bytes), _round_bytes(edges, cluster, model_bytes)
         )
-    raise ScheduleError(f"strategy {strategy.kind!r}: has no fixed phases to cost")
+    rule = schedule.rule(by_node=True)
+    if rule is None:
+        return loads.of_phase(schedule.phase(index), cluster, hardware, model_bytes=model_bytes, form=form.value)
+    return loads.of_rule(rule.phases[index], rule.radices, cluster, hardware, model_bytes=model_bytes, form=form.value)
 
 
 def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:

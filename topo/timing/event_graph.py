@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
 from operator import mul
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from preduce.topo.errors import UnknownError
-from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.axes import Form
 from preduce.topo.switches import regular_levels
 from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import Form, phase_loads
+from preduce.topo.timing.cost import phase_loads
 from preduce.topo.timing.stages import Stage, of_period, size_or_one
 
 if TYPE_CHECKING:
@@ -87,7 +85,7 @@ def cycle_time(
     else:
         stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
         paces, steps = schedule.paces(), times.fixed(schedule.num_workers)
-    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    overlap = schedule.strategy.overlap
     means, critical = _howard(stages, steps * paces, overlap=overlap)
     workers = means / len(stages)
     slowest = float(workers.max())
@@ -96,36 +94,31 @@ def cycle_time(
 
 def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
     """Whether some renumbering of the nodes leads from any node to any other and changes neither links nor groups."""
-    strategy, num_nodes = schedule.strategy, schedule.cluster.num_nodes
-    if hardware.node_nic or hardware.node_inside or times.slowdown or not isinstance(strategy.pace, int):
+    num_nodes, rule = schedule.cluster.num_nodes, schedule.rule(by_node=True)
+    if hardware.node_nic or hardware.node_inside or times.slowdown or not isinstance(schedule.strategy.pace, int):
         return False
     levels = regular_levels(hardware.shared_switches(num_nodes), num_nodes)
-    if levels is None or not schedule.cluster.is_regular:
+    if levels is None or rule is None:
         return False
-    if isinstance(strategy, Static) and strategy.node_radices is not None:
-        # Turning one digit moves whole racks, or nodes inside their racks, if the first few digits count the racks.
-        return set(accumulate(levels, mul)) <= set(accumulate(strategy.node_radices, mul, initial=1))
-    return isinstance(strategy, AllReduce)
+    if all(len(block.across) in (0, rule.num_digits) for phase in rule.phases for block in phase):
+        return True  # groups inside nodes and groups of all nodes: any renumbering will do
+    # Turning one digit moves whole racks, or nodes inside their racks, if the first few digits count the racks.
+    return set(accumulate(levels, mul)) <= set(accumulate(rule.radices, mul, initial=1))
 
 
 def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, form: Form) -> list[Stage]:
     """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
-    strategy, size = schedule.strategy, schedule.cluster.workers_per_node
-    assert size is not None
-    sent = size_or_one(hardware, model_bytes)
-    if isinstance(strategy, AllReduce):
-        seconds = phase_loads(schedule, 0, hardware, model_bytes=sent, form=form).seconds()
-        return [Stage(np.arange(size), np.array([0, size]), seconds, np.zeros(size, dtype=np.int64))]
-    assert isinstance(strategy, Static)
-    assert strategy.node_radices is not None
+    rule = schedule.rule(by_node=True)
+    assert rule is not None, "nodes that are all alike have a rule"
+    size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
     stages = []
-    for index, phase in enumerate(strategy.rule_phases()):
+    for index, phase in enumerate(rule.phases):
         seconds = phase_loads(schedule, index, hardware, model_bytes=sent, form=form).seconds()
         cell_of = np.full(size, -1, dtype=np.int64)
         members: list[int] = []
         ends, spans = [0], []
         for block in phase:
-            span = prod(strategy.node_radices[d] for d in block.across)
+            span = rule.span(block)
             if len(block.local) * span >= 2:
                 cell_of[list(block.local)] = len(ends) - 1
                 members += sorted(block.local)

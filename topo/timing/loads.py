@@ -119,22 +119,6 @@ def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes:
     )
 
 
-def of_everyone(cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str) -> Loads:
-    """The loads of one group of all workers. O(num_nodes)."""
-    counts = cluster.node_sizes()
-    nodes = np.arange(cluster.num_nodes)
-    shape = _Shape(
-        np.array([cluster.num_workers]),
-        np.array([cluster.num_nodes]),
-        np.array([float(counts.max())]),
-        np.array([bool(counts.max() == counts.min())]),
-        counts.astype(float),
-    )
-    links = Links.of(cluster, hardware)
-    pairs = np.stack([np.zeros_like(nodes), nodes], 1)
-    return _assemble(shape, pairs, links, num_nics=hardware.num_nics, model_bytes=model_bytes, form=form)
-
-
 def of_rule(
     phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str
 ) -> Loads:
@@ -146,6 +130,8 @@ def of_rule(
     with links of their own, and stand-ins for ordinary nodes: as many as the most groups of one block that have both
     kinds of node, so that no stand-in is crossed twice by one block.
     """
+    for node in {node for switch in hardware.switches for node in switch.nodes}:
+        check_node(node, cluster.num_nodes)
     if hardware.shared_switches(cluster.num_nodes):
         return _of_rule_everywhere(phase, radices, cluster, hardware, model_bytes=model_bytes, form=form)
     special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.errors import FileProblem, InputError
-from preduce.topo.timing.cost import Form
+from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def sample(
     stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
     paces = schedule.paces()
     rng = np.random.default_rng(seed)
-    overlap = bool(getattr(schedule.strategy, "overlap", False))
+    overlap = schedule.strategy.overlap
     finish: npt.NDArray[np.float64] = np.zeros((num_samples, schedule.num_workers))
     warm_up = num_rounds // 4
     at_warm_up = finish

@@ -9,10 +9,9 @@ import numpy as np
 
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.neighbor import Neighbor
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.axes import Form
 from preduce.topo.timing import loads
-from preduce.topo.timing.cost import Form, bytes_of, phase_loads, round_seconds
+from preduce.topo.timing.cost import bytes_of, round_seconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -70,9 +69,9 @@ def of_prologue(
 
 
 def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int | None, form: Form) -> Stage:
-    size, strategy = size_or_one(hardware, model_bytes), schedule.strategy
-    if isinstance(strategy, Neighbor):
-        edges = strategy.rounds[index]
+    size = size_or_one(hardware, model_bytes)
+    if graphs := schedule.strategy.graphs:
+        edges = graphs[index]
         own = np.arange(edges.num_workers)
         targets = np.concatenate([edges.targets, own])
         sources = np.concatenate([edges.sources, own])
@@ -81,10 +80,8 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
         seconds = round_seconds(edges, schedule.cluster, hardware, model_bytes=size)
         return Stage(sources[order].astype(np.int64), np.r_[0, np.cumsum(counts)], seconds, own)
     phase = schedule.phase(index)
-    if isinstance(strategy, Static):
-        listed = loads.of_phase(phase, schedule.cluster, hardware, model_bytes=size, form=form.value)
-        return _of_groups(phase, listed.seconds())
-    return _of_groups(phase, phase_loads(schedule, index, hardware, model_bytes=size, form=form).seconds())
+    groups = loads.of_phase(phase, schedule.cluster, hardware, model_bytes=size, form=form.value)
+    return _of_groups(phase, groups.seconds())
 
 
 def _of_groups(phase: Phase, seconds: npt.NDArray[np.float64]) -> Stage:

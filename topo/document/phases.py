@@ -1,27 +1,23 @@
-"""Kind `static` in documents: rule blocks (with `node_radices`) or explicit groups."""
+"""The phases of `static` in documents: rule blocks (with `node_radices`) or explicit groups."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from preduce.topo.document.fraction import dump_fraction
 from preduce.topo.document.groups import is_clean, phase_of
-from preduce.topo.document.kinds.base import Kind, dump_common, pace_value
-from preduce.topo.document.model import Count, Exact, Index, Listed, Model, PaceField, Rounds, validate
+from preduce.topo.document.model import Exact, Listed, Model, part_of, validate
 from preduce.topo.document.place import child
 from preduce.topo.errors import DocumentError, ScheduleError
 from preduce.topo.phase import ONE
 from preduce.topo.rule import Block
-from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.fields import Count, Index
+from preduce.topo.strategies.static import GroupPhases, RulePhases
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
-    from preduce.topo.phase import Phase
-    from preduce.topo.rule import RulePhase
-
 
 MAX_PERIOD = 2**18
 """The most phases of a period: longer lists would take minutes to check, and a run could never create their groups."""
@@ -49,15 +45,7 @@ def _quickly(phase: object, naming_check: ValidatorFunctionWrapHandler) -> list[
     return [item.model_dump(exclude_unset=True) for item in naming_check(phase)]
 
 
-class _StaticModel(Model):
-    kind: Literal["static"]
-    pace: PaceField = 1
-    prologue: Rounds = 0
-    overlap: bool = False
-    averaging: Literal["mean", "step-normalised"] = "mean"
-
-
-class StaticRuleModel(_StaticModel):
+class RuleMembers(Model):
     """Phases as rules, for any number of nodes."""
 
     # A cluster has fewer than 2**31 nodes and every radix is at least 2, so there are at most 31 digits.
@@ -65,7 +53,7 @@ class StaticRuleModel(_StaticModel):
     phases: Annotated[Listed[Listed[BlockModel]], Field(min_length=1, max_length=MAX_PERIOD)]
 
 
-class StaticGroupsModel(_StaticModel):
+class GroupMembers(Model):
     """Phases as explicit groups."""
 
     phases: Annotated[
@@ -73,31 +61,26 @@ class StaticGroupsModel(_StaticModel):
     ]
 
 
-def _load(raw: dict[str, Any], cluster: Cluster, place: str) -> Static:
-    rule = "node_radices" in raw
-    model: StaticRuleModel | StaticGroupsModel
-    phases: tuple[RulePhase, ...] | tuple[Phase, ...]
-    if rule:
-        model = validate(StaticRuleModel, raw, place)
-        phases = tuple(
+STATIC_MODELS = (RuleMembers, GroupMembers)
+
+
+def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
+    """The phases of a parsed strategy.
+
+    Raises:
+        DocumentError: malformed phases, or a rank out of range. Groups that overlap are allowed: `verify` refutes them.
+    """
+    if "node_radices" in raw:
+        rules = validate(RuleMembers, part_of(raw, "node_radices", "phases"), place)
+        blocks = (
             tuple(Block(tuple(block.local), tuple(block.across), block.relax) for block in phase)
-            for phase in model.phases
+            for phase in rules.phases
         )
-    else:
-        _refuse_blocks_without_radices(raw, place)
-        model = validate(StaticGroupsModel, raw, place)
-        listed: list[Any] = model.phases
-        phases = tuple(
-            phase_of(phase, cluster.num_workers, child(child(place, "phases"), t)) for t, phase in enumerate(listed)
-        )
-    return Static(
-        phases=phases,
-        node_radices=tuple(model.node_radices) if isinstance(model, StaticRuleModel) else None,
-        pace=pace_value(model.pace),
-        prologue=model.prologue,
-        overlap=model.overlap,
-        averaging=Averaging(model.averaging),
-    )
+        return RulePhases(tuple(rules.node_radices), tuple(blocks))
+    _refuse_blocks_without_radices(raw, place)
+    checked: list[Any] = validate(GroupMembers, part_of(raw, "phases"), place).phases
+    where = child(place, "phases")
+    return GroupPhases(tuple(phase_of(phase, cluster.num_workers, child(where, t)) for t, phase in enumerate(checked)))
 
 
 def _refuse_blocks_without_radices(raw: dict[str, Any], place: str) -> None:
@@ -110,16 +93,18 @@ def _refuse_blocks_without_radices(raw: dict[str, Any], place: str) -> None:
         )
 
 
-def _dump(strategy: Static) -> dict[str, Any]:
-    result = dump_common(strategy)
-    if len(strategy.phases) > MAX_PERIOD:
-        raise ScheduleError(f"phases: has {len(strategy.phases)} entries; a document holds at most {MAX_PERIOD}")
-    if strategy.prologue:
-        result["prologue"] = strategy.prologue
-    if strategy.node_radices is None:
-        return result | {"phases": list(strategy.explicit_phases())}
-    phases = [[_dump_block(block) for block in phase] for phase in strategy.rule_phases()]
-    return result | {"node_radices": list(strategy.node_radices), "phases": phases}
+def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
+    """The members `phases` and, for rules, `node_radices`; explicit phases stay values, which the writer spells.
+
+    Raises:
+        ScheduleError: more phases than a document holds.
+    """
+    if len(phases) > MAX_PERIOD:
+        raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
+    if isinstance(phases, GroupPhases):
+        return {"phases": list(phases.phases)}
+    blocks = [[_dump_block(block) for block in phase] for phase in phases.phases]
+    return {"node_radices": list(phases.node_radices), "phases": blocks}
 
 
 def _dump_block(block: Block) -> dict[str, Any]:
@@ -127,7 +112,7 @@ def _dump_block(block: Block) -> dict[str, Any]:
     return result if block.relax == 1 else result | {"relax": dump_fraction(block.relax)}
 
 
-def _canonical(dumped: dict[str, Any]) -> dict[str, Any]:
+def canonical_phases(dumped: dict[str, Any]) -> dict[str, Any]:
     """Explicit phases are in one order already; blocks, local ranks and digits are brought into ascending order."""
     if "node_radices" not in dumped:
         return dumped
@@ -139,6 +124,3 @@ def _canonical(dumped: dict[str, Any]) -> dict[str, Any]:
         for phase in dumped["phases"]
     ]
     return dumped | {"phases": phases}
-
-
-KIND = Kind((StaticRuleModel, StaticGroupsModel), _load, _dump, _canonical)

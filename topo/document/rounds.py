@@ -1,20 +1,19 @@
-"""Kind `neighbor` in documents: directed edges with exact weights, one graph per round."""
+"""The rounds of `neighbor` in documents: directed edges with exact weights, one graph per round."""
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag
 
 from preduce.topo.document.fraction import dump_fraction
-from preduce.topo.document.kinds.base import Kind, dump_common, pace_value
-from preduce.topo.document.model import Exact, Index, Listed, Model, PaceField, validate
+from preduce.topo.document.model import Exact, Listed, Model, part_of, validate
 from preduce.topo.document.place import child
 from preduce.topo.errors import DocumentError
-from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.strategies.fields import Index
+from preduce.topo.strategies.neighbor import Round
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,26 +34,24 @@ class RoundModel(Model):
     weights: Weights
 
 
-class NeighborModel(Model):
+class RoundsMember(Model):
     """Rounds of weighted averaging over graphs."""
 
-    kind: Literal["neighbor"]
     rounds: Annotated[Listed[RoundModel], Field(min_length=1)]
-    pace: PaceField = 1
-    overlap: bool = False
-    averaging: Literal["mean", "step-normalised"] = "mean"
 
 
-def _load(raw: dict[str, Any], cluster: Cluster, place: str) -> Neighbor:
-    model = validate(NeighborModel, raw, place)
-    return Neighbor(
-        rounds=tuple(
-            _round(listed, cluster.num_workers, child(child(place, "rounds"), t))
-            for t, listed in enumerate(model.rounds)
-        ),
-        pace=pace_value(model.pace),
-        overlap=model.overlap,
-        averaging=Averaging(model.averaging),
+GRAPH_MODELS = (RoundsMember,)
+
+
+def load_rounds(raw: dict[str, Any], cluster: Cluster, place: str) -> tuple[Round, ...]:
+    """The rounds of a parsed strategy.
+
+    Raises:
+        DocumentError: a malformed round, an edge out of range, of one worker alone, or given twice.
+    """
+    model = validate(RoundsMember, part_of(raw, "rounds"), place)
+    return tuple(
+        _round(graph, cluster.num_workers, child(child(place, "rounds"), t)) for t, graph in enumerate(model.rounds)
     )
 
 
@@ -92,16 +89,14 @@ def _refuse(bad: npt.ArrayLike, edges: npt.NDArray[np.int64], place: str, rule: 
         raise DocumentError(child(child(place, "edges"), index), f"is {source}→{target}; {rule}")
 
 
-def _dump(strategy: Neighbor) -> dict[str, Any]:
-    return dump_common(strategy) | {"rounds": [_dump_round(listed) for listed in strategy.rounds]}
+def dump_rounds(rounds: tuple[Round, ...]) -> dict[str, Any]:
+    """The member `rounds`."""
+    return {"rounds": [_dump_round(graph) for graph in rounds]}
 
 
-def _dump_round(listed: Round) -> dict[str, Any]:
-    edges = np.stack([listed.sources, listed.targets], axis=1).tolist()
-    used = [dump_fraction(Fraction(weight)) for weight in listed.weights]
+def _dump_round(graph: Round) -> dict[str, Any]:
+    edges = np.stack([graph.sources, graph.targets], axis=1).tolist()
+    used = [dump_fraction(Fraction(weight)) for weight in graph.weights]
     if len(used) == 1:
         return {"edges": edges, "weights": used[0]}
-    return {"edges": edges, "weights": [used[index] for index in listed.weight_of.tolist()]}
-
-
-KIND = Kind((NeighborModel,), _load, _dump)
+    return {"edges": edges, "weights": [used[index] for index in graph.weight_of.tolist()]}

@@ -1,0 +1,183 @@
+"""Strategies to and from documents: pydantic validates straight onto the frozen values; this is the registry of kinds.
+
+What a document holds in another shape than the value is in `Member`s: the phases of `static`, the rounds of `neighbor`
+(both read array by array) and the *when* axis. Everything else is described once, on the value itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from preduce.topo.document.model import located, unknown
+from preduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
+from preduce.topo.document.place import child, shown
+from preduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
+from preduce.topo.errors import DocumentError
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.axes import LOCKSTEP, How, Late, When
+from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.server import Server
+from preduce.topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic import BaseModel
+
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.strategies.base import Strategy
+
+Raw = dict[str, Any]
+"""A parsed JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How documents hold one kind.
+
+    `bulk` names the value's field that documents hold in the members `keys`; `load(raw, cluster, place)` builds that
+    field, `dump(value)` gives its members back, and `models` describe them for the JSON Schema (several where the kind
+    has several forms). `canonical` brings what has no order of its own into one order.
+    """
+
+    value: type[Strategy]
+    bulk: str = ""
+    keys: tuple[str, ...] = ()
+    load: Callable[[Raw, Cluster, str], Any] | None = None
+    dump: Callable[[Any], Raw] | None = None
+    models: tuple[type[BaseModel], ...] = ()
+    canonical: Callable[[Raw], Raw] = lambda dumped: dumped
+
+    def known_keys(self) -> list[str]:
+        """All members that an object of this kind may have."""
+        own = [field.name for field in fields(self.value) if field.name != self.bulk]
+        return ["kind", *own, *self.keys]
+
+
+def _ascending_sides(dumped: Raw) -> Raw:
+    """Active ranks ascend; an edge starts with its lower rank, and edges ascend."""
+    result = dumped | {"active": sorted(dumped["active"])}
+    if "edges" in dumped:
+        result["edges"] = sorted(sorted(edge) for edge in dumped["edges"])
+    return result
+
+
+KINDS: dict[str, Kind] = {
+    kind.value.kind: kind
+    for kind in (
+        Kind(Static, "phases", ("node_radices", "phases"), load_phases, dump_phases, STATIC_MODELS, canonical_phases),
+        Kind(AllReduce),
+        Kind(Neighbor, "rounds", ("rounds",), load_rounds, dump_rounds, GRAPH_MODELS),
+        Kind(Generated),
+        Kind(Pairwise, canonical=_ascending_sides),
+        Kind(Server),
+    )
+}
+"""Every kind that a document may hold. A new kind is its value and one line here."""
+
+
+def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
+    """The strategy of a parsed object.
+
+    Raises:
+        DocumentError: the first member that breaks the format, with its place.
+    """
+    kind = _kind_of(raw, place)
+    _check_keys(raw, kind.known_keys(), place)
+    _check_keys(raw.get("how"), [field.name for field in fields(How)], child(place, "how"))
+    members = {key: _tuples(value) for key, value in raw.items() if key != "kind" and key not in kind.keys}
+    if "when" in raw:
+        members["when"] = _load_when(raw["when"], child(place, "when"))
+    if kind.load is not None:
+        members[kind.bulk] = kind.load(raw, cluster, place)
+    with located(raw, place):
+        strategy: Strategy = _adapter(kind.value.kind).validate_python(members)
+    return strategy
+
+
+def _check_keys(raw: object, known: list[str], place: str) -> None:
+    for key in raw if isinstance(raw, dict) else ():
+        if key not in known:
+            raise DocumentError(place, unknown(key, known))
+
+
+def _kind_of(raw: Raw, place: str) -> Kind:
+    name = raw.get("kind")
+    if name is None:
+        raise DocumentError(place, f'the key "kind" is missing; known kinds: {", ".join(KINDS)}')
+    if not isinstance(name, str):
+        raise DocumentError(child(place, "kind"), f"is {shown(name)}; it must be one of {', '.join(KINDS)}")
+    if name not in KINDS:
+        raise DocumentError(child(place, "kind"), unknown(name, KINDS, "kind"))
+    return KINDS[name]
+
+
+def dump_strategy(strategy: Strategy) -> Raw:
+    """The object of a strategy, without members that equal their default. Explicit phases stay `Phase` values."""
+    kind = KINDS[strategy.kind]
+    result: Raw = {"kind": strategy.kind}
+    for field in fields(strategy):
+        value = getattr(strategy, field.name)
+        if field.name == kind.bulk and kind.dump is not None:
+            result |= kind.dump(value)
+        elif field.default is MISSING or value != field.default:
+            result[field.name] = _dump_when(value) if field.name == "when" else _plain(value)
+    return result
+
+
+def _load_when(raw: object, place: str) -> When:
+    """`"lockstep"`, or an object of one member such as `{"late": 1}`."""
+    if raw == "lockstep":
+        return LOCKSTEP
+    if isinstance(raw, dict) and list(raw) == ["late"]:
+        if type(raw["late"]) is not int or raw["late"] != 1:
+            raise DocumentError(child(place, "late"), f"is {shown(raw['late'])}; an averaging is late by 1 round")
+        return Late()
+    raise DocumentError(place, f'is {shown(raw)}; it must be "lockstep" or {{"late": 1}}')
+
+
+def _dump_when(when: When) -> object:
+    return {"late": when.steps} if isinstance(when, Late) else "lockstep"
+
+
+WHEN_SCHEMA = {
+    "anyOf": [
+        {"const": "lockstep"},
+        {
+            "additionalProperties": False,
+            "properties": {"late": {"const": 1, "type": "integer"}},
+            "required": ["late"],
+            "type": "object",
+        },
+    ],
+    "default": "lockstep",
+    "description": "How long a round waits for its averaging, and how late that may come.",
+}
+
+
+@lru_cache
+def _adapter(kind: str) -> TypeAdapter[Strategy]:
+    return TypeAdapter(KINDS[kind].value)
+
+
+def _tuples(value: object) -> object:
+    """Values hold tuples where documents hold lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _plain(value: object) -> object:
+    """A field's value as documents hold it: lists, words, and objects without members that equal their default."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool | int) or value is None:
+        return value
+    dumped: object = TypeAdapter(type(value)).dump_python(value, mode="json", exclude_defaults=True)
+    return dumped

@@ -1,0 +1,65 @@
+"""The ranges and the closed shapes that strategy values share: what a document may hold stands on the value itself.
+
+`topo.document` validates straight onto these values with pydantic. The hooks below import it only then, so that a
+value costs nothing to import.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from annotated_types import Ge, Le
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+Count = Annotated[int, Ge(1), Le(2**31 - 1)]
+"""A number of things, at least one."""
+
+Index = Annotated[int, Ge(0), Le(2**31 - 1)]
+"""A rank, a local rank, a node or a digit; counted from 0."""
+
+Rounds = Annotated[int, Ge(0), Le(2**53 - 1)]
+"""A number of rounds, or a seed: as large as every JSON reader keeps exactly."""
+
+
+class Choice(StrEnum):
+    """One word of a closed list; in documents the word itself."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Let the word stand for the member, also where everything else is strict."""
+        from pydantic_core import core_schema
+
+        return core_schema.enum_schema(cls, list(cls), sub_type="str", strict=False)
+
+
+class Closed:
+    """A dataclass whose fields are the members of a JSON object: nothing coerced, no unknown member."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Let an object stand for the value; its fields stay strict."""
+        schema: Any = handler(source)
+        assert schema["type"] == "dataclass"
+        result: CoreSchema = schema | {"strict": False}
+        return result
+
+
+class Bulk:
+    """A value of flat arrays: documents hold it in a form of its own, which `topo.document` reads array by array."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Only take values that are already built."""
+        from pydantic_core import core_schema
+
+        anything = core_schema.any_schema()  # stands for it in the JSON Schema, which `topo.document` replaces
+        return core_schema.json_or_python_schema(anything, core_schema.is_instance_schema(cls))
