@@ -70,7 +70,7 @@ def _entry(name: str, *, overlap: bool = False, **parameters: object) -> Callabl
         from preduce.schedulers.registry import build
 
         schedule = build(name, cluster, **parameters)
-        return _with(schedule, overlap=True) if overlap else schedule
+        return _with(schedule, when=Late()) if overlap else schedule
 
     return make
 
@@ -81,7 +81,7 @@ HIERARCHICAL: dict[str, Any] = {"form": "hierarchical", "options": {"form": "hie
 
 def _with(schedule: Schedule, **changes: object) -> Schedule:
     strategy: Any = schedule.strategy
-    words = "-".join("overlap" if key == "overlap" else key for key in changes)
+    words = "-".join("overlap" if key == "when" else key for key in changes)
     return Schedule(f"{schedule.name}-{words}", schedule.cluster, replace(strategy, **changes))
 
 

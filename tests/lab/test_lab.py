@@ -149,7 +149,7 @@ def test_the_list_needs_no_root():
 
 @pytest.mark.lab
 @pytest.mark.processes
-def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
+def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path, stored):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     from benchmarks.lab.crew import Crew
@@ -157,11 +157,9 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
     from benchmarks.lab.measure import read_cell
     from benchmarks.lab.tasks import read_data, write_data
     from preduce.schedulers.registry import build
-    from preduce.topo.document import write_schedule
 
     cluster = Cluster.regular(2, 2)
     write_data("digits", tmp_path / "digits.npz")
-    write_schedule(tmp_path / "schedule.json", build("allreduce", cluster))
     with Network(2, "200mbit", subnet="10.78.0") as network, Crew(network, tmp_path) as crew:
         job = Job(
             name="cell",
@@ -171,7 +169,7 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
             workers_per_node=2,
             address="",
             port=0,
-            schedule=str(tmp_path / "schedule.json"),
+            schedule=str(stored(build("allreduce", cluster))),
             data_file=str(tmp_path / "digits.npz"),
             compute=0.01,
             steps=8,
