@@ -18,6 +18,7 @@ from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, UnknownError
 from preduce.topo.hardware import Hardware, Link
+from preduce.topo.strategies import Late
 from preduce.topo.strategies.axes import Form
 
 WORKED_EXAMPLE = Hardware(
@@ -113,7 +114,7 @@ def test_with_drift_correction_sorted_data_need_few_steps_at_a_third_of_the_byte
 
 def test_drift_correction_is_counted_on_only_where_asked_and_defined() -> None:
     entry = registry.build("node-then-all", Cluster.parse("4x4"), node_rounds=3)
-    late = replace(entry, strategy=replace(entry.strategy, overlap=True))
+    late = replace(entry, strategy=replace(entry.strategy, when=Late()))
     sorted_data = job(data=Data.PER_WORKER, drift_correction=True)
     plain = measure(entry, job(data=Data.PER_WORKER))
     assert not plain.corrected

@@ -80,7 +80,7 @@ def test_thin_uplinks_move_the_pick_to_a_schedule_that_knows_the_racks(examples:
     )
     assert aware.communication < communication(blind.schedule, racked.hardware).per_step
     assert communication(aware.schedule, flat.hardware).per_step > blind.communication
-    assert aware.schedule.strategy.node_radices == (2, 4), "digit 0 is the rack"
+    assert aware.schedule.rule().radices == (2, 4), "digit 0 is the rack"
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -103,7 +103,7 @@ def test_irregular_racks_are_planned_with_explicit_groups() -> None:
     assert found.proof.verdict == "proved"
     mine = [option for option in found.options if option.status != "catalogue"]
     assert mine
-    assert all(option.schedule.strategy.node_radices is None for option in mine)
+    assert all(option.schedule.rule() is None for option in mine)
 
 
 def cluster_of_text(text: str) -> Cluster:

@@ -62,7 +62,7 @@ def test_hints_spelled_in_letters_keep_their_figures(shape):
 
 def test_radices_that_do_not_refine_are_no_hint():
     hint = problem("6x4", [("prague-figure-10", {})]).hints[0]
-    assert hint.strategy.node_radices == (2, 3)
+    assert hint.rule().radices == (2, 3)
     assert rule_rounds(hint, (2, 3)) is not None
     assert rule_rounds(hint, (3, 2)) is None
 

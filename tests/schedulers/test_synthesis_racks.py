@@ -13,6 +13,7 @@ from preduce.schedulers.synthesis.shape import crossing_bound, is_even, node_rad
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link, Switch
 from preduce.topo.rule import Block
+from preduce.topo.strategies import GroupPhases
 from preduce.topo.timing.cost import communication
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10.0), nic=Link.of_bandwidth(5.0), model_bytes=10)
@@ -49,7 +50,7 @@ def test_a_rule_of_the_search_costs_what_its_schedule_costs():
     for index in range(len(alphabet)):
         schedule = alphabet.schedule((index,), "one")
         explicit = replace(
-            schedule, strategy=replace(schedule.strategy, phases=(schedule.phase(0),), node_radices=None)
+            schedule, strategy=replace(schedule.strategy, phases=GroupPhases((schedule.phase(0),)))
         )
         assert communication(explicit, cluster.hardware).per_step == pytest.approx(alphabet.costs[index])
 
@@ -81,10 +82,10 @@ def test_the_crossing_bound_is_below_every_connected_schedule_and_above_a_pair_i
 
 def test_the_hierarchy_takes_its_levels_from_the_switches():
     racks = racked("8x2", *(range(a, a + 2) for a in range(0, 8, 2)))
-    assert registry.build("hierarchy", racks).strategy.node_radices == (4, 2)
-    assert registry.build("hierarchy", Cluster.parse("8x2")).strategy.node_radices == (2, 4)
+    assert registry.build("hierarchy", racks).rule().radices == (4, 2)
+    assert registry.build("hierarchy", Cluster.parse("8x2")).rule().radices == (2, 4)
     odd = racked("8x2", (0, 1, 2), (3, 4, 5, 6, 7))
-    assert registry.build("hierarchy", odd).strategy.node_radices == (2, 4)
+    assert registry.build("hierarchy", odd).rule().radices == (2, 4)
 
 
 def test_crossing_racks_costs_more_than_staying_inside_at_equal_mixing():
