@@ -49,9 +49,7 @@ def test_a_rule_of_the_search_costs_what_its_schedule_costs():
     (alphabet,) = alphabets_of(Problem(cluster=cluster), 0, never)
     for index in range(len(alphabet)):
         schedule = alphabet.schedule((index,), "one")
-        explicit = replace(
-            schedule, strategy=replace(schedule.strategy, phases=GroupPhases((schedule.phase(0),)))
-        )
+        explicit = replace(schedule, strategy=replace(schedule.strategy, phases=GroupPhases((schedule.phase(0),))))
         assert communication(explicit, cluster.hardware).per_step == pytest.approx(alphabet.costs[index])
 
 

@@ -1,0 +1,7 @@
+"""Benchmarks of the group generator: they drive it with the rig of its tests, which lies beside the tests."""
+
+import sys
+from pathlib import Path
+
+_TESTS = Path(__file__).resolve().parents[2] / "tests"
+sys.path += [str(_TESTS), str(_TESTS / "runtime")]
