@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import compact
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import Network, why_not
 from benchmarks.lab.predict import Point, against_lab, predicted_ms, simulated_ms
 from benchmarks.lab.redraw import main as redraw
-from benchmarks.lab.results import page
+from benchmarks.lab.results import page, published
 from benchmarks.lab.setting import Setting, settings
 from benchmarks.lab.table import Row, baseline, block
 from preduce.topo.cluster import Cluster
@@ -111,6 +112,25 @@ def test_every_published_result_makes_its_tables_again():
         content = json.loads(path.read_text())
         text = page(content)
         assert all(f"## {cell['setting']}" in text and cell["contestant"] in text for cell in content["cells"]), path
+
+
+def test_what_is_published_makes_the_page_of_all_that_was_measured():
+    curve = [(0, 0.0, 2.302585), (4, 1.0 / 3, 1.0 / 7), (8, 2.0 / 3, 1e-5)]
+    cell = replace(measured(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16, busy_ms=1.5)
+    everything = {
+        "head": {"commit": "none"},
+        "measure": {"num_workers": 16, "targets": {"slow": 0.5}, "families": {"ring": "All-Reduce"}, "rates": {}},
+        "settings": [asdict(SLOW)],
+        "cells": [{"setting": "slow", "contestant": "ring", "repetition": 0, "load": 1.0, "measured": asdict(cell)}],
+        "notes": ["one"],
+        "profiles": {"slow": [1.0] * 100},
+        "prediction": None,
+    }
+    text = compact.text(published(everything))
+    assert page(json.loads(text)) == page(everything)
+    assert "profiles" not in json.loads(text)
+    assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "shares", "curve"}
+    assert sum("ring" in line and "curve" in line for line in text.splitlines()) == 1, "a cell is one line"
 
 
 def test_redraw_writes_table_and_pictures_from_the_json_file_alone(tmp_path):
