@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import load_cluster
+from preduce.topo.document.cluster import load_cluster
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule

@@ -28,11 +28,11 @@ def console(*, errors: bool = False) -> Console:
             # rich would exit with 1, which means "refuted" here; the entry point knows what a reader's leaving means.
             raise BrokenPipeError
 
-    found = Terminal(stderr=errors, highlight=False, soft_wrap=True)
-    if not found.is_terminal and "COLUMNS" not in os.environ:
+    terminal = Terminal(stderr=errors, highlight=False, soft_wrap=True)
+    if not terminal.is_terminal and "COLUMNS" not in os.environ:
         # A file or a pipe has no width of its own; 80 columns would fold tables for no reason.
         return Terminal(stderr=errors, highlight=False, soft_wrap=True, width=120)
-    return found
+    return terminal
 
 
 def emit_json(document: object) -> None:

@@ -87,8 +87,8 @@ def graph_of(schedule: Schedule) -> Digraph:
 
 
 def _document(source: str, data: bytes, max_bytes: int) -> Digraph:
-    from preduce.topo.document import parse_schedule
     from preduce.topo.document.reader import parse_json
+    from preduce.topo.document.schedule import parse_schedule
 
     document = parse_json(data, max_bytes=max_bytes, source=source)
     assert isinstance(document, dict)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def stored(tmp_path: Path) -> Callable[[Schedule], Path]:
     """Writes a schedule into the test's folder, under its own name, and gives the path."""
-    from preduce.topo.document import write_schedule
+    from preduce import write_schedule
 
     def store(schedule: Schedule) -> Path:
         path = tmp_path / f"{schedule.name}.json"

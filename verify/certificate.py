@@ -19,7 +19,7 @@ VERSION = 1
 
 def certificate_of(schedule: Schedule, claims: Iterable[Claim]) -> dict[str, Any]:
     """The entries of all proved claims under the schedule's canonical SHA-256."""
-    from preduce.topo.document import schedule_sha256
+    from preduce.topo.document.canonical import schedule_sha256
 
     return {
         "format": FORMAT,
@@ -37,7 +37,7 @@ def confirm(schedule: Schedule) -> list[str]:
     Raises:
         RefutedError: there is none, or an entry of it does not hold; the checker's sentence names the entry.
     """
-    from preduce.topo.document import dump_schedule
+    from preduce.topo.document.schedule import dump_schedule
     from preduce.topo.errors import RefutedError
     from preduce.verify import checker
 

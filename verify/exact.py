@@ -153,7 +153,7 @@ def _modular(schedule: Schedule, phases: tuple[Phase, ...]) -> Claim | None:
     small = all(max(abs(f.numerator), f.denominator) <= MAX_PART for f in factors)
     if not small or schedule.num_workers * len(phases) > MAX_MODULAR:
         return None
-    from preduce.topo.document import schedule_sha256
+    from preduce.topo.document.canonical import schedule_sha256
 
     seed = schedule_sha256(schedule)
     if not all(_equal_modulo(phases, f"{seed}/{trial}") for trial in range(TRIALS)):

@@ -16,7 +16,7 @@ from generator_rig import KILL_POINTS, ServiceProcess, check_orders, run_workers
 from preduce.runtime.generator.keys import JobKeys
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import write_schedule
+from preduce.topo.document.writer import write_schedule
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.generated import Division, Generated
 

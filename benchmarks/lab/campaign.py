@@ -22,7 +22,9 @@ from benchmarks.lab.results import write, write_everything
 from benchmarks.lab.setting import GRID, MODEL_BYTES
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import dump_schedule, load_cluster, write_schedule
+from preduce.topo.document.cluster import load_cluster
+from preduce.topo.document.schedule import dump_schedule
+from preduce.topo.document.writer import write_schedule
 
 if TYPE_CHECKING:
     import argparse

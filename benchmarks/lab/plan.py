@@ -52,7 +52,7 @@ class Planner:
         return replace(base, model_bytes=self._model_bytes, compute=setting.compute, slowdown=setting.slow)
 
     def _plan(self, cluster: Cluster, setting: Setting, key: str, *, corrected: bool) -> Schedule:
-        from preduce.planner import Data, Job, plan
+        from preduce import Data, Job, plan
 
         disturbed = setting.random_chance > 0
         job = Job(

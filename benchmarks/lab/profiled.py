@@ -17,7 +17,7 @@ def profile(job: Job, node: int) -> None:
     """Profile the run's links with all its workers; rank 0 leaves a cluster file and the errors of its check."""
     from preduce.runtime.profile import profile as measure
     from preduce.topo.cluster import Cluster
-    from preduce.topo.document import write_cluster
+    from preduce.topo.document.cluster import write_cluster
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(job.limit + 60))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.planner.comparison import RESULTS, TARGET, Answer, answer, machine, place_rows
-from preduce.planner import Job
+from preduce import Job
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.planner.comparison import RESULTS, TARGET, Answer, answer, best_within, machine, place_rows
-from preduce.planner import Job, Objective
+from preduce import Job, Limits, Objective
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form
@@ -40,18 +40,18 @@ def questions(seed: int, time_limit: float, form: Form) -> dict[str, Job]:
     example = cluster(10e9, 5e9)
     return {
         f"at most {1e3 * BUDGET:g} ms": Job(
-            cluster=example, objective=Objective.DISAGREEMENT, max_communication=BUDGET, form=form,
+            cluster=example, objective=Objective.DISAGREEMENT, limits=Limits(max_communication=BUDGET), form=form,
             time_limit=time_limit, seed=seed,
         ),
         "disagreement at most 8/7": Job(
-            cluster=example, objective=Objective.COMMUNICATION, max_disagreement=VALUE, max_period=48, form=form,
-            time_limit=time_limit, seed=seed,
+            cluster=example, objective=Objective.COMMUNICATION, form=form,
+            limits=Limits(max_disagreement=VALUE, max_period=48), time_limit=time_limit, seed=seed,
         ),
     }  # fmt: skip
 
 
 def question_row(form: Form, words: str, job: Job, found: Answer) -> list[str]:
-    pick, budget = found.plan.pick, job.max_communication
+    pick, budget = found.plan.pick, job.limits.max_communication
     entry = best_within(found.catalogue, **({"seconds": budget} if budget else {"disagreement": VALUE}))
     assert entry is not None
     gain = entry.disagreement / float(pick.disagreement) if budget else entry.seconds / pick.communication

@@ -34,7 +34,8 @@ def in_process(rule: str, workers: int) -> None:
     import resource
 
     import preduce
-    from preduce.topo.document import load_schedule, write_schedule
+    from preduce.topo.document.schedule import load_schedule
+    from preduce.topo.document.writer import write_schedule
     from preduce.topo.figures import figures
     from preduce.verify import prove
 

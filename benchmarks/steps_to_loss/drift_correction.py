@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.steps_to_loss.virtual_training import BATCH, HIDDEN, Data, _gradients, _loss, load_digits, shards
 from preduce.schedulers.registry import build
-from preduce.topo.document import load_cluster
+from preduce.topo.document.cluster import load_cluster
 from preduce.topo.figures.correction import best_alpha, noise_factor
 from preduce.topo.hardware import Hardware
 from preduce.topo.timing.cost import communication

@@ -45,16 +45,22 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
-    @app.callback()
-    def options(
-        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
-        debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),  # noqa: ARG001
-    ) -> None:
-        if version:
+    def print_version(wanted: bool) -> None:
+        if wanted:
             from preduce import __version__
 
             typer.echo(__version__)
             raise typer.Exit
+
+    # The version is printed by a callback of the option: the function below runs only once there is a verb.
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and stop.", is_eager=True, callback=print_version
+        ),
+        debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    ) -> None:
+        pass
 
     for verb in VERBS:
         module = import_module(f"preduce.commands.{MODULES.get(verb, verb)}")

@@ -20,7 +20,7 @@ def command(
     """List and explain the schedules that can be built by name."""
     from preduce.console import emit_json
     from preduce.schedulers import registry
-    from preduce.topo.document import load_cluster
+    from preduce.topo.document.cluster import load_cluster
 
     place = None if cluster is None else load_cluster(cluster)
     chosen = [registry.entry(name)] if name is not None else [registry.entry(each) for each in registry.names()]

@@ -8,6 +8,7 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
+    from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
@@ -32,50 +33,55 @@ def command(
     as_json: options.Json = False,
 ) -> None:
     """Put communication, step time, disagreement and drift of several schedules side by side."""
-    from preduce.console import console, emit_json, number, seconds, size, table
-    from preduce.report.levels import levels
-    from preduce.topo.document import load_cluster, load_schedule
+    from preduce.console import console, emit_json
+    from preduce.topo.document.cluster import load_cluster
+    from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.axes import Form
 
-    if form not in list(Form):
-        raise typer.BadParameter(f"{form!r} is not one of {', '.join(Form)}", param_hint="--form")
+    how = options.choice(Form, form, "--form")
     loaded = [load_schedule(path) for path in schedules]
     place = loaded[0].cluster if cluster is None else load_cluster(cluster)
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
             raise InputError(f"{path}: is for {schedule.cluster}, the others are compared on {place}")
     hardware = options.hardware_of(
-        place, model_bytes=model_bytes or (None if place.hardware and place.hardware.model_bytes else "100MB"),
-        intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails, compute=compute, slow=slow,
-        jitter=jitter,
+        place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
+        compute=compute, slow=slow, jitter=jitter, default_model=options.DEFAULT_MODEL,
     )  # fmt: skip
-    rows = [row_of(schedule, hardware, Form(form)) for schedule in loaded]
+    rows = [row_of(schedule, hardware, how) for schedule in loaded]
     if output is not None:
         _plot(rows, output)
     if as_json:
         emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
         return
-    listed = table(
-        f"On {place}{levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
+    _print(rows, place, hardware)
+    if output is not None:
+        console().print(f"written to {output}")
+
+
+def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -> None:
+    from preduce.console import console, number, seconds, size, table
+    from preduce.report.terminal import switch_levels
+
+    comparison = table(
+        f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
         "schedule", "period", "comm.", "step", "NIC bytes", "contr.", "disagr.", "drift", "node drift",
     )  # fmt: skip
     for row in rows:
-        listed.add_row(
+        comparison.add_row(
             row["name"], str(row["period"]), seconds(row["communication_seconds_per_step"]),
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
             number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
-    listed.columns[0].min_width = 14
-    console().print(listed)
+    comparison.columns[0].min_width = 14
+    console().print(comparison)
     console().print(
         "Per step: communication, whole step with waiting, bytes out of the busiest node. Per period: contraction. In "
         "steady state: disagreement under gradient noise, drift when workers (or nodes) see different data.",
         style="dim",
     )
-    if output is not None:
-        console().print(f"written to {output}")
 
 
 def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form") -> dict[str, Any]:

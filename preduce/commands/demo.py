@@ -22,13 +22,13 @@ def command(
 ) -> None:
     """Design three schedules for 2 nodes of 4 workers, prove them, train real workers under each, and report."""
     from preduce.console import emit_json, write_text
-    from preduce.lazy import require
+    from preduce.extras import require
 
     for module, purpose in (("torch", "training"), ("sklearn", "the data"), ("matplotlib", "the report")):
         require(module, purpose)
     from preduce.demo import stages
     from preduce.demo.train import Plan
-    from preduce.runtime import merge_traces
+    from preduce.runtime.recorder import merge_traces
 
     stages.make_folder(output)
     candidates = stages.prepare(output, "2x4")
@@ -97,11 +97,11 @@ def _say_end(candidates: "list[Candidate]", measured: "list[Result]", page: Path
     from preduce.demo.stages import TARGET, THIN_WORDS, conclusion
 
     out = console()
-    listed = table("3 Result", *HEADER)
-    listed.columns[0].no_wrap = True
+    results = table("3 Result", *HEADER)
+    results.columns[0].no_wrap = True
     for row in table_rows(candidates, measured):
-        listed.add_row(*row)
-    out.print(listed)
+        results.add_row(*row)
+    out.print(results)
     out.print(f"Seconds are those of this machine; the last column is {THIN_WORDS}.", style="dim")
     for line in conclusion(measured, TARGET):
         out.print(line)

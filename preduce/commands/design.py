@@ -53,23 +53,44 @@ def command(
     as_json: options.Json = False,
 ) -> None:
     """Find the schedule that suits a cluster, with the trade-off shown; or build a catalogue entry by --using."""
+    # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
     if using is not None:
         _build(cluster, using, param or [], name, output, as_json=as_json)
         return
     if param:
         raise typer.BadParameter("needs --using NAME, whose parameter it is", param_hint="--param")
-    from preduce.commands.design_search import Request, search
+    from dataclasses import replace
 
-    search(
-        Request(
-            cluster=cluster, name=name, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth,
-            latency=latency, rails=rails, compute=compute, slow=slow, jitter=jitter, disturb=disturb,
-            objective=objective, data=data, drift_correction=drift_correction, max_communication=max_communication,
-            max_disagreement=max_disagreement,
-            period=period, max_group=max_group, max_distinct=max_distinct, form=form, time_limit=time_limit, seed=seed,
-        ),
-        output=output, front=front, plot=plot, as_json=as_json,
+    from preduce.commands.design_search import search
+    from preduce.planner.job import Data, Job
+    from preduce.schedulers.synthesis.problem import Limits, Objective
+    from preduce.topo.document.cluster import load_cluster
+    from preduce.topo.strategies.axes import Form
+    from preduce.topo.units import parse_time
+
+    place = load_cluster(cluster)
+    hardware = options.hardware_of(
+        place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
+        compute=compute, slow=slow, jitter=jitter, default_model=options.DEFAULT_MODEL,
     )  # fmt: skip
+    job = Job(
+        cluster=replace(place, hardware=hardware),
+        objective=options.choice(Objective, objective, "--objective"),
+        data=options.choice(Data, data, "--data"),
+        drift_correction=drift_correction,
+        limits=Limits(
+            max_communication=options.optional("--max-communication", parse_time, max_communication),
+            max_disagreement=max_disagreement,
+            max_period=period,
+            max_group=max_group,
+            max_distinct_phases=max_distinct,
+        ),
+        form=options.choice(Form, form, "--form"),
+        disturbance=None if disturb is None else options.disturbance_of(disturb),
+        time_limit=options.quantity("--time-limit", parse_time, time_limit),
+        seed=seed,
+    )
+    search(job, name=name, output=output, front=front, plot=plot, as_json=as_json)
 
 
 def _build(cluster: str, using: str, param: list[str], name: str | None, output: Path | None, *, as_json: bool) -> None:
@@ -78,7 +99,9 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
 
     from preduce.api import design
     from preduce.console import console, emit_json
-    from preduce.topo.document import dump_schedule, schedule_sha256, write_schedule
+    from preduce.topo.document.canonical import schedule_sha256
+    from preduce.topo.document.schedule import dump_schedule
+    from preduce.topo.document.writer import write_schedule
 
     schedule = design(cluster, using=using, **parameters_of(param))
     if name is not None:
@@ -121,13 +144,13 @@ def parameters_of(entries: list[str]) -> dict[str, object]:
     """
     from preduce.topo.errors import InputError
 
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for entry in entries:
         key, sign, value = entry.partition("=")
         key = key.strip().replace("-", "_")
         if not sign or not key.isidentifier():
             raise InputError(f"--param {entry!r}: write KEY=VALUE, such as every=4")
-        if key in found:
+        if key in values:
             raise InputError(f"--param {entry!r}: {key} is given twice")
-        found[key] = value.strip()
-    return found
+        values[key] = value.strip()
+    return values

@@ -26,7 +26,8 @@ def command(
     from preduce.runtime.generator.keys import JobKeys
     from preduce.runtime.generator.service import GeneratorService
     from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-    from preduce.topo.document import load_schedule, schedule_sha256
+    from preduce.topo.document.canonical import schedule_sha256
+    from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.generated import Generated
 

@@ -33,7 +33,10 @@ def command(
     """Turn a networkx, BlueFog, decentralizepy, Base-(k+1) or MATCHA file into a schedule; `verify` then judges it."""
     from preduce.console import console, emit_json
     from preduce.schedulers.imports import import_schedule
-    from preduce.topo.document import dump_schedule, load_cluster, schedule_sha256, write_schedule
+    from preduce.topo.document.canonical import schedule_sha256
+    from preduce.topo.document.cluster import load_cluster
+    from preduce.topo.document.schedule import dump_schedule
+    from preduce.topo.document.writer import write_schedule
 
     schedule = import_schedule(
         file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` in the command modules: typer reads the annotations at run time.
 from collections.abc import Callable
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
     from preduce.topo.timing.compute import ComputeTimes, Disturbance
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 
 DEFAULT_INSIDE = "10GB/s"
 DEFAULT_NIC = "5GB/s"
 DEFAULT_COMPUTE = "50ms"
+DEFAULT_MODEL = "100MB"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines and nothing else.")]
 ModelBytes = Annotated[str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE")]
@@ -54,8 +57,11 @@ def hardware_of(
     compute: str | None,
     slow: list[str] | None,
     jitter: float | None,
+    default_model: str | None = None,
 ) -> "Hardware":
     """The cluster file's hardware, overridden by what the options state, completed by the defaults.
+
+    Without a `default_model` the size of the model stays unknown where neither file nor option states it.
 
     Raises:
         InputError: a quantity that is not understood.
@@ -73,6 +79,8 @@ def hardware_of(
         inverse = old.seconds_per_byte if rate is None else 1 / quantity(option, parse_bandwidth, rate)
         return Link(old.latency if delay is None else delay, inverse)
 
+    if model_bytes is None and base.model_bytes is None:
+        model_bytes = default_model
     seconds = base.compute if compute is None else quantity("--compute", parse_time, compute)
     return replace(
         base,
@@ -100,6 +108,27 @@ def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
         raise InputError(f"{place}: {error}") from None
 
 
+def optional(place: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    """What the text of an option means that may be left out.
+
+    Raises:
+        InputError: a quantity that is not understood.
+    """
+    return None if text is None else quantity(place, parse, text)
+
+
+def choice(kind: type[E], text: str, option: str) -> E:
+    """The member of an enumeration that an option names.
+
+    Raises:
+        BadParameter: no such member; the message lists them.
+    """
+    try:
+        return kind(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}", param_hint=option) from None
+
+
 def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:
     """`3:5x` → ((3, 5.0),).
 
@@ -109,17 +138,17 @@ def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:
     from preduce.topo.errors import InputError
     from preduce.topo.units import parse_factor
 
-    found: dict[int, float] = {}
+    factor_of: dict[int, float] = {}
     for entry in entries:
         worker, _, factor = entry.partition(":")
         if not (worker.isascii() and worker.isdigit() and len(worker) <= 10) or not factor:
             raise InputError(
                 f"--slow {entry!r}: write WORKER:FACTOR, such as 3:5x for worker 3 at a fifth of its speed"
             )
-        if int(worker) in found:
+        if int(worker) in factor_of:
             raise InputError(f"--slow {entry!r}: worker {worker} is named twice")
-        found[int(worker)] = quantity(f"--slow {entry!r}", parse_factor, factor)
-    return tuple(sorted(found.items()))
+        factor_of[int(worker)] = quantity(f"--slow {entry!r}", parse_factor, factor)
+    return tuple(sorted(factor_of.items()))
 
 
 def compute_of(hardware: "Hardware", *, disturbance: str | None = None, trace: Path | None = None) -> "ComputeTimes":
@@ -134,10 +163,15 @@ def compute_of(hardware: "Hardware", *, disturbance: str | None = None, trace: P
     times = ComputeTimes.of(hardware)
     if trace is not None:
         times = replace(times, trace=read_trace(trace))
-    return times if disturbance is None else replace(times, disturbance=_disturbance(disturbance))
+    return times if disturbance is None else replace(times, disturbance=disturbance_of(disturbance))
 
 
-def _disturbance(text: str) -> "Disturbance":
+def disturbance_of(text: str) -> "Disturbance":
+    """`delay:2:50ms` → RandomDelay(2, 0.05).
+
+    Raises:
+        InputError: none of the three published disturbances, or a quantity that is not understood.
+    """
     from preduce.topo.errors import InputError
     from preduce.topo.timing.compute import RandomDelay, RandomSlowdown, ShiftingDelay
     from preduce.topo.units import parse_factor, parse_time

@@ -32,7 +32,7 @@ def command(
     as_json: Json = False,
 ) -> int:
     """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""
-    from preduce.lazy import require_torch
+    from preduce.extras import require_torch
     from preduce.topo.errors import InputError
     from preduce.topo.units import parse_size
 
@@ -41,9 +41,9 @@ def command(
     function = None if step is None else _function(step)
 
     def measure() -> None:
-        found = _measure(size, function, repetitions=repetitions, checks=checks, seed=seed, quiet=as_json)
-        if found is not None:
-            _report(found, output, as_json=as_json)
+        measured = _measure(size, function, repetitions=repetitions, checks=checks, seed=seed, quiet=as_json)
+        if measured is not None:
+            _report(measured, output, as_json=as_json)
 
     if "RANK" in os.environ:
         measure()
@@ -82,58 +82,58 @@ def _measure(
         say: Callable[[str], None] | None = console(errors=True).print
     else:
         say = None
-    found = profile(
+    measured = profile(
         cluster_of(world), model_bytes=size, step=step, repetitions=repetitions, num_checks=checks, seed=seed,
         device=device, world=world, progress=say,
     )  # fmt: skip
-    hardware, table = found.cluster.hardware, gpu_topology()
+    hardware, table = measured.cluster.hardware, gpu_topology()
     assert hardware is not None, "a profile has the hardware that it fitted"
-    hardware = replace(hardware, switches=slurm_switches(world, found.cluster))
+    hardware = replace(hardware, switches=slurm_switches(world, measured.cluster))
     if table is not None:
         hardware = replace(hardware, num_nics=num_rails(table))
-    return replace(found, cluster=replace(found.cluster, hardware=hardware)) if first else None
+    return replace(measured, cluster=replace(measured.cluster, hardware=hardware)) if first else None
 
 
-def _report(found: "Profile", output: Path, *, as_json: bool) -> None:
+def _report(profile: "Profile", output: Path, *, as_json: bool) -> None:
     from preduce.console import console, emit_json, seconds, table
     from preduce.runtime.profile.surroundings import slurm_words
-    from preduce.topo.document import dump_cluster, write_cluster
+    from preduce.topo.document.cluster import dump_cluster, write_cluster
 
-    write_cluster(output, found.cluster)
-    notes = _notes(found)
-    within = sum(abs(error) <= 0.3 for error in found.check_errors)
+    write_cluster(output, profile.cluster)
+    notes = _notes(profile)
+    within = sum(abs(error) <= 0.3 for error in profile.check_errors)
     if as_json:
         emit_json(
             {
-                "cluster": dump_cluster(found.cluster),
+                "cluster": dump_cluster(profile.cluster),
                 "output": str(output),
                 "slurm": slurm_words(os.environ),
                 "notes": notes,
                 "checks": [
                     {
-                        "groups": [list(group.members) for group in measured.phase],
-                        "measured_seconds": measured.median,
+                        "groups": [list(group.members) for group in timed.phase],
+                        "measured_seconds": timed.median,
                         "predicted_seconds": predicted,
                     }
-                    for measured, predicted in found.checks
+                    for timed, predicted in profile.checks
                 ],
             }
         )
         return
     rows = table("Checked on random phases that were not fitted", "groups", "measured", "predicted", "error")
-    for (measured, predicted), error in zip(found.checks, found.check_errors, strict=True):
-        groups = " ".join(str(group) for group in measured.phase)
-        rows.add_row(groups, seconds(measured.median), seconds(predicted), f"{error:+.0%}")
+    for (timed, predicted), error in zip(profile.checks, profile.check_errors, strict=True):
+        groups = " ".join(str(group) for group in timed.phase)
+        rows.add_row(groups, seconds(timed.median), seconds(predicted), f"{error:+.0%}")
     console().print(rows)
-    console().print(f"{within} of {len(found.checks)} predictions lie within 30% of the measured time.")
+    console().print(f"{within} of {len(profile.checks)} predictions lie within 30% of the measured time.")
     for note in notes:
         console().print(note, style="yellow")
     console().print(f"written to {output}; next: preduce design {output}")
 
 
-def _notes(found: "Profile") -> list[str]:
+def _notes(profile: "Profile") -> list[str]:
     """What the file does not know."""
-    hardware = found.cluster.hardware
+    hardware = profile.cluster.hardware
     if hardware is None or not hardware.switches:
         return []
     switches = f"{len(hardware.switches)} switch{'' if len(hardware.switches) == 1 else 'es'}"
@@ -154,8 +154,8 @@ def _function(text: str) -> Callable[[], object]:
     path, _, name = text.rpartition(":")
     if not path or not Path(path).is_file():
         raise InputError(f"--step {text!r}: write FILE.py:NAME with an existing file")
-    found = runpy.run_path(path).get(name)
-    if not callable(found):
+    step = runpy.run_path(path).get(name)
+    if not callable(step):
         raise InputError(f"--step {text!r}: {path} defines no function {name!r}")
-    function: Callable[[], object] = found
+    function: Callable[[], object] = step
     return function

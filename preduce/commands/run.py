@@ -30,12 +30,12 @@ def command(
     ] = None,
 ) -> int:
     """Run a script in several local processes; the exit code is that of the first worker that failed."""
-    from preduce.lazy import require_torch
+    from preduce.extras import require_torch
 
     environment: dict[str, str] = {}
     generated = False
     if schedule is not None:
-        from preduce.topo.document import load_schedule
+        from preduce.topo.document.schedule import load_schedule
         from preduce.topo.errors import InputError
 
         loaded = load_schedule(schedule)

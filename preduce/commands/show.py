@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """Draw the phases: rows are workers, columns steps, a colour and letter per group; a skip is blank."""
     from preduce.console import console, emit_json, write_text
-    from preduce.topo.document import load_schedule
+    from preduce.topo.document.schedule import load_schedule
     from preduce.topo.units import parse_size
 
     loaded = load_schedule(schedule, max_bytes=parse_size(max_bytes))
@@ -87,14 +87,14 @@ def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, ma
         return
     if output is None:
         for index, edges in enumerate(schedule.strategy.graphs[:8]):
-            listed = table(f"{schedule.name}, round {index}", "worker", "averages with (source: weight)")
+            partners = table(f"{schedule.name}, round {index}", "worker", "averages with (source: weight)")
             into: dict[int, list[str]] = {}
             for source, target, weight in edges.edges():
                 if target < max_workers:
                     into.setdefault(target, []).append(f"{source}: {weight}")
             for target, sources in sorted(into.items()):
-                listed.add_row(str(target), ", ".join(sources))
-            console().print(listed)
+                partners.add_row(str(target), ", ".join(sources))
+            console().print(partners)
         return
     from preduce.report.graph import draw_rounds
     from preduce.report.page import page, picture

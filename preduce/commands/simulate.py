@@ -48,7 +48,8 @@ def command(
     """Predict step times, waiting and communication; without --model-bytes communication takes no time."""
     from preduce.console import emit_json
     from preduce.runtime.virtual_time.rounds import simulate
-    from preduce.topo.document import load_cluster, load_schedule
+    from preduce.topo.document.cluster import load_cluster
+    from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.axes import Form
 

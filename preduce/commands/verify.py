@@ -38,7 +38,8 @@ def command(
     import json
 
     from preduce.console import console, emit_json, write_text
-    from preduce.topo.document import load_schedule, write_schedule
+    from preduce.topo.document.schedule import load_schedule
+    from preduce.topo.document.writer import write_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.units import parse_size
     from preduce.verify.prove import prove
@@ -92,15 +93,15 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[
     Raises:
         InputError: the cluster or period is missing, or the function cannot be run.
     """
-    from preduce.topo.document import load_cluster
+    from preduce.topo.document.cluster import load_cluster
     from preduce.topo.errors import InputError
     from preduce.verify.functions import load_function, prove_function
 
     if cluster is None or period is None:
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
     name = place.rpartition(":")[2]
-    found = prove_function(load_function(place), load_cluster(cluster), period, name=name)
-    return found.schedule, found.proof
+    proved = prove_function(load_function(place), load_cluster(cluster), period, name=name)
+    return proved.schedule, proved.proof
 
 
 def _gap_claim(schedule: "Schedule", text: str) -> "Claim":

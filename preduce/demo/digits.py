@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.lazy import require
+from preduce.extras import require
 
 if TYPE_CHECKING:
     import torch

@@ -112,6 +112,6 @@ def next_commands(candidates: list[Candidate]) -> list[str]:
 
 
 def _figures(candidate: Candidate) -> list[str]:
-    found = figures(candidate.schedule)
-    values = (found.contraction, found.disagreement, found.drift.worker)
+    of_schedule = figures(candidate.schedule)
+    values = (of_schedule.contraction, of_schedule.disagreement, of_schedule.drift.worker)
     return ["-" if figure.value is None else f"{figure.value:.4g}" for figure in values]

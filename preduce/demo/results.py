@@ -72,13 +72,13 @@ def read_result(folder: Path, schedule: Schedule, name: str) -> Result:
 
 def operations(folder: Path) -> list[dict[str, Any]]:
     """Every group operation that the workers traced: kind, members, bytes, rank, start and end in seconds from 0."""
-    found = []
+    events = []
     for path in sorted(folder.glob("trace-[0-9]*.json")):
         for event in json.loads(path.read_text())["traceEvents"]:
             if event.get("cat") != "communication":
                 continue
             kind, _, members = event["name"].partition(" {")
-            found.append(
+            events.append(
                 {
                     "kind": kind,
                     "members": tuple(int(rank) for rank in members.rstrip("}").split(",")),
@@ -89,11 +89,11 @@ def operations(folder: Path) -> list[dict[str, Any]]:
                     "end": (event["ts"] + event["dur"]) / 1e6,
                 }
             )
-    first = min((event["start"] for event in found), default=0.0)
-    for event in found:
+    first = min((event["start"] for event in events), default=0.0)
+    for event in events:
         event["start"] -= first
         event["end"] -= first
-    return found
+    return events
 
 
 def _bytes_across(event: dict[str, Any], schedule: Schedule) -> float:

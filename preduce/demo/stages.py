@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from preduce.api import design
 from preduce.demo.results import Result, read_result
-from preduce.topo.document import write_schedule
+from preduce.topo.document.writer import write_schedule
 from preduce.topo.errors import FileProblem, UnavailableError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from preduce.planner.job import Job
     from preduce.schedulers.entry import Entry
+    from preduce.schedulers.synthesis.problem import Limits
 
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
@@ -61,7 +62,11 @@ def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None]
             continue
         for label, schedule in _schedules(entry, job, seen):
             options.append(measure(schedule, job, name=label))
-            options += [measure(paced, job, name=f"paced {label}") for paced in _paced(schedule, job)]
+            options += [
+                measure(paced, job, name=f"paced {label}")
+                for paced in _paced(schedule, job)
+                if _within_gap(paced, job.limits)
+            ]
             if label in {"allreduce", "allreduce(every=1)"} and job.form is not Form.HIERARCHICAL:
                 options.append(measure(schedule, job, name="allreduce hierarchical", form=Form.HIERARCHICAL))
     return options
@@ -75,7 +80,7 @@ def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str,
             schedule = entry.build(job.cluster, **parameters)
         except PreduceError:
             continue  # an entry whose default parameters do not fit this cluster is no competitor
-        if schedule.strategy in seen or not _within_limits(schedule, job):
+        if schedule.strategy in seen or not within_limits(schedule, job.limits):
             continue
         seen.add(schedule.strategy)
         yield schedule.name, schedule
@@ -105,12 +110,15 @@ def _offered(entry: Entry, job: Job) -> bool:
     return entry.kind in RULES_FIRST or job.cluster.num_workers <= most
 
 
-def _within_limits(schedule: Schedule, job: Job) -> bool:
-    if schedule.period > max(job.max_period, 24):
+def within_limits(schedule: Schedule, limits: Limits) -> bool:
+    """Whether a schedule keeps the limits on its shape; known ones may always have 24 phases."""
+    if not limits.min_period <= schedule.period <= max(limits.max_period, 24):
         return False
-    if job.max_distinct_phases is not None and schedule.num_distinct_phases() > job.max_distinct_phases:
+    if limits.max_distinct_phases is not None and schedule.num_distinct_phases() > limits.max_distinct_phases:
         return False
-    return job.max_group is None or _largest_group(schedule) <= job.max_group
+    if limits.max_group is not None and _largest_group(schedule) > limits.max_group:
+        return False
+    return _within_gap(schedule, limits)
 
 
 def _largest_group(schedule: Schedule) -> int:
@@ -118,3 +126,24 @@ def _largest_group(schedule: Schedule) -> int:
     if graphs := schedule.strategy.graphs:
         return 1 + max(int(np.bincount(edges.targets).max(initial=0)) for edges in graphs)
     return max((int(schedule.phase(t).sizes.max(initial=0)) for t in range(schedule.period)), default=0)
+
+
+def _within_gap(schedule: Schedule, limits: Limits) -> bool:
+    """Whether never more than `max_gap` steps in a row pass without a group that crosses nodes."""
+    if limits.max_gap is None:
+        return True
+    crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]
+    if not crossing:
+        return False
+    rounds_between = np.diff([*crossing, crossing[0] + schedule.period]).max()
+    return int(rounds_between) * int(schedule.paces().max()) - 1 <= limits.max_gap
+
+
+def _crosses_nodes(schedule: Schedule, t: int) -> bool:
+    node_of = schedule.cluster.node_of()
+    if graphs := schedule.strategy.graphs:
+        return bool((node_of[graphs[t].sources] != node_of[graphs[t].targets]).any())
+    phase = schedule.phase(t)
+    # Every member's node beside that of its group's first member.
+    first = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)
+    return bool((node_of[phase.members] != node_of[first]).any())

@@ -1,19 +1,21 @@
-"""Job: what the planner is asked."""
+"""Job: what the planner is asked, in the words of the search below it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from preduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import bytes_of
 
 if TYPE_CHECKING:
+    from preduce.schedulers.synthesis.problem import Push
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
     from preduce.topo.timing.compute import Disturbance
 
 
@@ -30,45 +32,19 @@ class Data(StrEnum):
     """The workers of one node see the same mixture, nodes differ."""
 
 
-class Objective(StrEnum):
-    """What the pick minimises; the front is the same for all."""
-
-    BALANCED = "balanced"
-    """Predicted time to a loss: seconds per step times the predicted stretch in steps."""
-
-    COMMUNICATION = "communication"
-    """Communication seconds per step, among schedules that mix well enough (see `pick`)."""
-
-    DISAGREEMENT = "disagreement"
-    """Disagreement within the communication budget."""
-
-    DRIFT = "drift"
-    """Drift, for the way the data is spread, within the communication budget."""
-
-    WAITING = "waiting"
-    """Seconds per step with slow and jittering workers."""
-
-    EXACT = "exact"
-    """Exact consensus in every period, in the fewest rounds."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A cluster with its hardware, what matters, and the limits.
 
-    `max_communication` is in seconds per step; `max_period` counts phases; `time_limit` is for the search, in seconds.
-    `drift_correction` allows schedules to be picked for training with it, which needs plain SGD.
+    `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
+    the step times are sampled with; `time_limit` is for the search, in seconds, and `seed` its seed.
     """
 
     cluster: Cluster
     objective: Objective = Objective.BALANCED
+    limits: Limits = field(default_factory=Limits)
     data: Data = Data.SHUFFLED
     drift_correction: bool = False
-    max_communication: float | None = None
-    max_disagreement: float | None = None
-    max_period: int = 24
-    max_group: int | None = None
-    max_distinct_phases: int | None = None
     form: Form = Form.RING
     disturbance: Disturbance | None = None
     time_limit: float = 30.0
@@ -78,44 +54,40 @@ class Job:
         """Refuse jobs that cannot be planned.
 
         Raises:
-            InputError: one worker, no links, no model size, or limits that nothing can meet.
+            InputError: one worker, no links, no model size, no time, or limits that this cluster cannot meet.
         """
-        n = self.cluster.num_workers
-        if n < 2:
-            raise InputError(
-                f"cluster {self.cluster}: has 1 worker and nobody to average with; 2 workers are the least"
-            )
-        bytes_of(self.hardware, None)
+        check_cluster(self.cluster)
         if not self.time_limit > 0:
             raise InputError(f"time-limit: is {self.time_limit} s; give the search some time, such as 30s")
-        for name, least in (("time_limit", 0.0), ("max_communication", 0.0), ("max_disagreement", 0.0)):
-            value = getattr(self, name)
-            if value is not None and not least <= value < float("inf"):
-                raise InputError(f"{name.replace('_', '-')}: is {value}; it is a finite number >= 0")
-        if self.max_group is not None and not 2 <= self.max_group <= n:
-            raise InputError(f"max-group: is {self.max_group}; it lies between 2 and the number of workers, {n}")
-        if self.max_period < 1:
-            raise InputError(f"period: is {self.max_period}; a period has at least 1 phase")
+        if self.time_limit == float("inf"):
+            raise InputError(f"time-limit: is {self.time_limit}; it is a finite number >= 0")
+        self.limits.check(self.cluster)
 
     @property
     def hardware(self) -> Hardware:
-        """The cluster's hardware.
-
-        Raises:
-            InputError: the cluster has none.
-        """
-        if self.cluster.hardware is None:
-            raise InputError(
-                f"cluster {self.cluster}: its links are unknown; give --nic-bandwidth and --intra-bandwidth, or a "
-                "cluster file (`preduce profile` measures one)"
-            )
-        return self.cluster.hardware
+        """The cluster's hardware (checked at construction)."""
+        return check_cluster(self.cluster)
 
     @property
-    def push(self) -> str:
+    def push(self) -> Push:
         """Which drift matters: `worker` or `node`."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
     def compute_times(self) -> ComputeTimes:
         """How long the workers compute (no time at all when the hardware does not say)."""
         return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
+
+    def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
+        """What the search is asked; where the objective is not one of its figures, the one that the data makes matter.
+
+        `hints` are known schedules of the same cluster, from which the search starts.
+        """
+        by_data = Objective.DISAGREEMENT if self.data is Data.SHUFFLED else Objective.DRIFT
+        return Problem(
+            cluster=self.cluster,
+            objective=self.objective if self.objective in SEARCHED else by_data,
+            limits=self.limits,
+            form=self.form,
+            push=self.push,
+            hints=hints,
+        )

@@ -103,7 +103,7 @@ def measure(
     cost = communication(schedule, job.hardware, form=chosen)
     step_seconds, computing = _step_seconds(schedule, job, chosen)
     spread = disagreement(schedule)
-    push = drift(schedule, "node" if job.push == "node" else "worker")
+    push = drift(schedule, job.push)
     noise = math.inf if spread.value is None else spread.value
     pushed = 0.0 if job.data is Data.SHUFFLED else (math.inf if push.value is None else push.value)
     corrected = pushed > 0 and job.drift_correction and is_correctable(schedule)

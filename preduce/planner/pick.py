@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from preduce.planner.job import Data, Objective
+from preduce.planner.job import Data
 from preduce.planner.steps_model import CORRECTED, FITTED
+from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import UnknownError
 from preduce.topo.strategies.axes import Form
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from preduce.planner.job import Job
     from preduce.planner.option import Option
     from preduce.planner.steps_model import StepsModel
+    from preduce.schedulers.synthesis.problem import Limits
 
 MAX_STRETCH_WHEN_CHEAP = 1.25
 """`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""
@@ -27,7 +29,7 @@ def pick(options: Sequence[Option], job: Job) -> Option:
     Raises:
         UnknownError: no option keeps the limits; the message names the nearest one.
     """
-    allowed = [option for option in options if _keeps(option, job)]
+    allowed = [option for option in options if _keeps(option, job.limits)]
     if job.objective is Objective.EXACT:
         allowed = [option for option in allowed if option.is_exact]
     if not allowed:
@@ -102,14 +104,15 @@ def _model(option: Option) -> StepsModel:
     return CORRECTED if option.corrected else FITTED
 
 
-def _keeps(option: Option, job: Job) -> bool:
+def _keeps(option: Option, limits: Limits) -> bool:
+    """Whether the option reaches consensus and its figures keep the limits, up to rounding."""
     if not math.isfinite(option.stretch):
         return False
     slack = 1 + 1e-9
-    if job.max_communication is not None and option.communication > job.max_communication * slack:
+    if limits.max_communication is not None and option.communication > limits.max_communication * slack:
         return False
     spread = option.disagreement.value
-    return job.max_disagreement is None or (spread is not None and spread <= job.max_disagreement * slack)
+    return limits.max_disagreement is None or (spread is not None and spread <= limits.max_disagreement * slack)
 
 
 def _preference(option: Option, job: Job) -> tuple[float, ...]:
@@ -134,15 +137,15 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
         return "no schedule with exact consensus was found within the limits; raise --period or --max-group"
     if not usable:
         return "no schedule that reaches consensus was found; raise --period or --max-group"
-    cheapest = min(usable, key=lambda option: option.communication)
-    if job.max_communication is not None and cheapest.communication > job.max_communication:
+    cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
+    if budget is not None and cheapest.communication > budget:
         return (
-            f"max-communication {_ms(job.max_communication)}: nothing that reaches consensus was found below "
+            f"max-communication {_ms(budget)}: nothing that reaches consensus was found below "
             f"{_ms(cheapest.communication)} per step ({cheapest.name}); raise the budget or the period"
         )
     calmest = min(usable, key=lambda option: float(option.disagreement))
     return (
-        f"max-disagreement {job.max_disagreement}: the least found is {float(calmest.disagreement):.4g} at "
+        f"max-disagreement {job.limits.max_disagreement}: the least found is {float(calmest.disagreement):.4g} at "
         f"{_ms(calmest.communication)} per step ({calmest.name}); raise a limit"
     )
 

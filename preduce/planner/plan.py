@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from preduce.planner.competitors import competitors
+from preduce.planner.competitors import competitors, within_limits
 from preduce.planner.front import front
-from preduce.planner.job import Data, Job, Objective
 from preduce.planner.option import Option, measure
 from preduce.planner.pick import cautions, pick, reasons
+from preduce.schedulers.synthesis.problem import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from preduce.planner.job import Job
     from preduce.schedulers.synthesis.explore import Progress
     from preduce.schedulers.synthesis.problem import Candidate, Front
     from preduce.topo.schedule import Schedule
-    from preduce.verify import Proof
+    from preduce.verify.base import Proof
 
 CATALOGUE_SHARE = 0.25
 """Of the time limit, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
@@ -70,7 +71,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         InputError: the job cannot be.
         UnknownError: nothing within the limits was found in the time.
     """
-    from preduce.verify import prove
+    from preduce.verify.prove import prove
 
     say = progress or (lambda _: None)
     started = monotonic()
@@ -79,9 +80,9 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     options = competitors(job, until=started + CATALOGUE_SHARE * job.time_limit, left_out=left_out.append)
     left = (1 - MEASURE_SHARE - PROOF_SHARE) * job.time_limit - (monotonic() - started)
     hints = tuple(option.schedule for option in front(options))
-    found = _search(job, hints, max(MIN_SEARCH_SECONDS, left), say)
+    searched = _search(job, hints, max(MIN_SEARCH_SECONDS, left), say)
     until = started + (1 - PROOF_SHARE) * job.time_limit
-    for index, candidate in enumerate(_asked_first(found)):
+    for index, candidate in enumerate(_asked_first(searched)):
         if index and monotonic() > until:
             break
         options.append(
@@ -107,17 +108,17 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         cautions=[*cautions(chosen, job), *_unmeasured(left_out)],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         options=options,
-        search_status=str(found.status),
-        search_proof=found.proof,
+        search_status=str(searched.status),
+        search_proof=searched.proof,
     )
 
 
-def _asked_first(found: Front) -> list[Candidate]:
+def _asked_first(answer: Front) -> list[Candidate]:
     """The search's best, then its front in an order of which every beginning is spread over the whole."""
     from preduce.schedulers.synthesis.front import scattered
 
-    rest = scattered([candidate for candidate in found.candidates if candidate is not found.best])
-    return rest if found.best is None else [found.best, *rest]
+    rest = scattered([candidate for candidate in answer.candidates if candidate is not answer.best])
+    return rest if answer.best is None else [answer.best, *rest]
 
 
 def _unmeasured(names: list[str]) -> list[str]:
@@ -137,38 +138,17 @@ def _exact(job: Job) -> list[Option]:
     n = job.cluster.num_workers
     if n > MAX_EXACT_WORKERS:
         return []
-    answer = fewest_rounds(n, job.max_group or n)
-    if answer.phases is None or len(answer.phases) > job.max_period:
+    answer = fewest_rounds(n, job.limits.max_group or n)
+    if answer.phases is None or len(answer.phases) > job.limits.max_period:
         return []
-    return [measure(answer.schedule(job.cluster.shape()), job, status=str(answer.status))]
+    schedule = answer.schedule(job.cluster.shape())
+    return [measure(schedule, job, status=str(answer.status))] if within_limits(schedule, job.limits) else []
 
 
 def _search(job: Job, hints: tuple[Schedule, ...], seconds: float, say: Callable[[str], None]) -> Front:
     from preduce.schedulers.synthesis.front import synthesise
-    from preduce.schedulers.synthesis.problem import Limits, Problem
-    from preduce.schedulers.synthesis.problem import Objective as Goal
 
-    goal = {
-        Objective.COMMUNICATION: Goal.COMMUNICATION,
-        Objective.DRIFT: Goal.DRIFT,
-    }.get(job.objective, Goal.DISAGREEMENT if job.data is Data.SHUFFLED else Goal.DRIFT)
-    if job.objective is Objective.DISAGREEMENT:
-        goal = Goal.DISAGREEMENT
-    problem = Problem(
-        cluster=job.cluster,
-        objective=goal,
-        limits=Limits(
-            max_communication=job.max_communication,
-            max_disagreement=job.max_disagreement,
-            max_period=job.max_period,
-            max_group=job.max_group,
-            max_distinct_phases=job.max_distinct_phases,
-        ),
-        form=job.form,
-        push="node" if job.push == "node" else "worker",
-        hints=hints,
-    )
-    return synthesise(problem, time_limit=seconds, seed=job.seed, progress=lambda news: say(_line(news)))
+    return synthesise(job.problem(hints), time_limit=seconds, seed=job.seed, progress=lambda news: say(_line(news)))
 
 
 def _line(news: Progress) -> str:

@@ -47,8 +47,8 @@ def draw_operations(runs: Sequence[tuple[str, list[dict[str, Any]]]], num_worker
     numbers: dict[tuple[int, ...], int] = {}
     panels = figure.subplots(len(runs), 1, squeeze=False).flat
     widths = []
-    for axis, (name, found) in zip(panels, runs, strict=True):
-        kept = [event for event in found if event["kind"] in {"average", "gradient average"}]
+    for axis, (name, events) in zip(panels, runs, strict=True):
+        kept = [event for event in events if event["kind"] in {"average", "gradient average"}]
         middle = max((event["round"] for event in kept), default=0) // 2
         first = middle // rounds * rounds
         shown = [event for event in kept if first <= event["round"] < first + rounds]

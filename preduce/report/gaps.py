@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 80
 
 
-def draw_gaps(found: Gaps, path: Path, *, title: str) -> None:
+def draw_gaps(gaps: Gaps, path: Path, *, title: str) -> None:
     """Draw the published, exact and (if explored) attained gap matrices side by side.
 
     Raises:
@@ -26,10 +26,10 @@ def draw_gaps(found: Gaps, path: Path, *, title: str) -> None:
         FileProblem: the file cannot be written.
         MissingFeatureError: matplotlib is not installed.
     """
-    panels = [("paper bound", found.paper_bound), ("exact bound", found.exact_bound)]
-    if found.attained is not None:
-        panels.append(("attained by exploration", found.attained))
-    n = found.graph.num_workers
+    panels = [("paper bound", gaps.paper_bound), ("exact bound", gaps.exact_bound)]
+    if gaps.attained is not None:
+        panels.append(("attained by exploration", gaps.attained))
+    n = gaps.graph.num_workers
     side = max(2.4, 0.34 * min(n, 32))
     figure = new_figure((side + 0.5) * len(panels), side + 0.9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)

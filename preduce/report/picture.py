@@ -111,10 +111,10 @@ def draw_schedule(grid: Grid) -> Figure:
 
 def distinct_phases(grid: Grid) -> list[list[int]]:
     """The shown phases with equal groups put together, in order of first appearance."""
-    found: dict[bytes, list[int]] = {}
+    phases_of: dict[bytes, list[int]] = {}
     for t in range(grid.num_phases):
-        found.setdefault(grid.group[:, t].tobytes(), []).append(t)
-    return list(found.values())
+        phases_of.setdefault(grid.group[:, t].tobytes(), []).append(t)
+    return list(phases_of.values())
 
 
 def _draw_table(axis: Axes, grid: Grid) -> None:

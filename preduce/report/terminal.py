@@ -1,13 +1,17 @@
-"""The worker × step table in the terminal."""
+"""What the terminal shows of schedules and clusters: the worker × step table, and the switches in words."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preduce.console import size
+from preduce.topo.switches import above
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from preduce.report.grid import Grid
+    from preduce.topo.hardware import Hardware, Switch
 
 
 def terminal_table(grid: Grid) -> Table:
@@ -34,3 +38,29 @@ def terminal_table(grid: Grid) -> Table:
         last = row + 1 < len(grid.workers) and grid.nodes[row + 1] != grid.nodes[row]
         result.add_row(f"{grid.nodes[row]} " if first else "", f"{worker} ", *cells, end_section=last)
     return result
+
+
+def switch_levels(hardware: Hardware, num_nodes: int) -> str:
+    """`, under 4 switches of 2 nodes (2 GB/s up), 2 of 4 (1 GB/s up)`, the lowest level first; nothing without any."""
+    levels: list[str] = []
+    for row in above(hardware.switches, num_nodes):
+        switches = [hardware.switches[index] for index in sorted({*row.tolist()} - {-1})]
+        nodes = _span([str(count) for count in sorted(len(switch.nodes) for switch in switches)])
+        bandwidths = _span([_bandwidth(switch) for switch in sorted(switches, key=_slowest_first)])
+        words = "" if levels else f" switch{'' if len(switches) == 1 else 'es'}"
+        plural = "" if levels else f" node{'' if nodes == '1' else 's'}"
+        levels.append(f"{len(switches)}{words} of {nodes}{plural} ({bandwidths} up)")
+    return f", under {', '.join(levels)}" if levels else ""
+
+
+def _slowest_first(switch: Switch) -> float:
+    return -switch.uplink.seconds_per_byte
+
+
+def _bandwidth(switch: Switch) -> str:
+    inverse = switch.uplink.seconds_per_byte
+    return f"{size(1 / inverse)}/s" if inverse else "free"
+
+
+def _span(ordered: list[str]) -> str:
+    return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"

@@ -24,7 +24,7 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     """
     if isinstance(schedule, Schedule):
         return schedule
-    from preduce.topo.document import load_schedule
+    from preduce.topo.document.schedule import load_schedule
     from preduce.verify.certificate import confirm
 
     loaded = load_schedule(Path(schedule))
@@ -37,7 +37,7 @@ def facts_of(
     schedule: Schedule, flat: FlatModel, optimizer: torch.optim.Optimizer, buffers: BufferPolicy, state: StatePolicy
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
     """(field → value, field → the lines behind it) for `handshake`."""
-    from preduce.topo.document import schedule_sha256
+    from preduce.topo.document.canonical import schedule_sha256
 
     layout = flat.layout()
     digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.state.saved_state import StateFile, pack, unpack
-from preduce.topo.document import read_json, schedule_sha256
+from preduce.topo.document.canonical import schedule_sha256
+from preduce.topo.document.reader import read_json
 from preduce.topo.document.writer import write_file
 from preduce.topo.errors import DocumentError, FileProblem, InputError, PreduceError
 from preduce.topo.phase import Group

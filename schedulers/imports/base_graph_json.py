@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import parse_json
+from preduce.topo.document.reader import parse_json
 from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from preduce.schedulers.imports import (
 )
 from preduce.schedulers.imports.base import Imported, round_of, schedule
 from preduce.schedulers.imports.bluefog import one_peer_rounds
-from preduce.topo.document import parse_json, parse_schedule, read_bytes
+from preduce.topo.document.reader import parse_json, read_bytes
+from preduce.topo.document.schedule import parse_schedule
 from preduce.topo.errors import InputError, ScheduleError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.imports.base import schedule
-from preduce.topo.document import parse_json
+from preduce.topo.document.reader import parse_json
 from preduce.topo.errors import DocumentError
 from preduce.topo.graphs.base import Graph
 from preduce.topo.graphs.matchings import activation, mixing_weight, sample

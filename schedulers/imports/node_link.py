@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.imports.networkx_graph import read_graph
-from preduce.topo.document import parse_json
+from preduce.topo.document.reader import parse_json
 from preduce.topo.errors import DocumentError
 
 if TYPE_CHECKING:

@@ -40,11 +40,6 @@ def preferred(problem: Problem, found: list[Candidate]) -> Candidate | None:
         Objective.DISAGREEMENT: lambda c: c.disagreement,
         Objective.COMMUNICATION: lambda c: c.communication_seconds_per_step,
         Objective.DRIFT: lambda c: c.drift,
-        Objective.WEIGHTED: lambda c: (
-            c.communication_seconds_per_step
-            + problem.disagreement_weight * c.disagreement
-            + problem.drift_weight * c.drift
-        ),
     }
     measure = measures[problem.objective]
     return min(fitting, key=lambda c: (round(measure(c), 9), c.period), default=None)

@@ -76,18 +76,11 @@ def silent_letters(alphabet: Alphabet) -> frozenset[int]:
 
 def figure_of(alphabet: Alphabet, problem: Problem) -> Callable[[Ints], Floats] | None:
     """The figure to anneal on instead of disagreement; None where it is disagreement."""
-    if problem.objective not in {Objective.DRIFT, Objective.WEIGHTED}:
+    if problem.objective is not Objective.DRIFT:
         return None
-    stretches = alphabet.stretches()
 
     def figure(table: Ints) -> Floats:
-        drift = scoring.drift(alphabet.space, alphabet.matrices[table])
-        if problem.objective is Objective.DRIFT:
-            return drift
-        period = scoring.chain(alphabet.space, [stretches[table[:, t]] for t in range(table.shape[1])])
-        value = scoring.disagreement(alphabet.space, period)
-        communication = alphabet.costs[table].mean(axis=1) / alphabet.space.instants
-        return np.asarray(communication + problem.disagreement_weight * value + problem.drift_weight * drift)
+        return scoring.drift(alphabet.space, alphabet.matrices[table])
 
     return figure
 
@@ -122,7 +115,7 @@ def explore(
 ) -> list[Archive]:
     """Archives of good periods for the problem's budgets and the whole front. The time limit is kept.
 
-    One archive is by disagreement; a second by drift or weighted sum, where the objective is one of those.
+    One archive is by disagreement; a second by drift, where that is the objective.
     """
     start = time.monotonic()
     most = float(alphabet.costs.max()) / alphabet.space.instants

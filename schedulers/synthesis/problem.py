@@ -35,12 +35,32 @@ class Status(StrEnum):
 
 
 class Objective(StrEnum):
-    """What the search minimises under the limits."""
+    """What to minimise within the limits; the front is the same for all.
+
+    The search minimises the figures (`SEARCHED`); the planner picks from what the search finds by any of them.
+    """
+
+    BALANCED = "balanced"
+    """Predicted time to a loss: seconds per step times the predicted stretch in steps."""
+
+    COMMUNICATION = "communication"
+    """Communication seconds per step, among schedules that mix well enough."""
 
     DISAGREEMENT = "disagreement"
+    """Disagreement within the communication budget."""
+
     DRIFT = "drift"
-    COMMUNICATION = "communication"
-    WEIGHTED = "weighted"
+    """Drift, for the way the data is spread, within the communication budget."""
+
+    WAITING = "waiting"
+    """Seconds per step with slow and jittering workers."""
+
+    EXACT = "exact"
+    """Exact consensus in every period, in the fewest rounds."""
+
+
+SEARCHED = frozenset({Objective.COMMUNICATION, Objective.DISAGREEMENT, Objective.DRIFT})
+"""The objectives that are a figure of the schedule alone, which the search can minimise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,30 +80,64 @@ class Limits:
     max_gap: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse limits that no schedule can meet, whatever the cluster."""
+        """Refuse limits that no schedule can meet, whatever the cluster.
+
+        Raises:
+            InputError: a limit outside its range; the message names it as the command line does.
+        """
         for name in ("max_communication", "max_disagreement"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise InputError(f"{name}: is {value}; it is a finite number >= 0")
+                raise InputError(f"{_option(name)}: is {value}; it is a finite number >= 0")
         if self.min_period < 1 or self.max_period < self.min_period:
             raise InputError(
-                f"max_period: is {self.max_period} with min_period {self.min_period}; "
-                "a period has at least 1 phase, and max_period >= min_period"
+                f"max-period: is {self.max_period} with min-period {self.min_period}; "
+                "a period has at least 1 phase, and max-period >= min-period"
             )
-        for name, least in (("max_group", 2), ("max_distinct_phases", 1), ("max_gap", 0)):
+        for name, least in (("max_distinct_phases", 1), ("max_gap", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise InputError(f"{name}: is {value}; the least possible value is {least}")
+                raise InputError(f"{_option(name)}: is {value}; the least possible value is {least}")
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse limits that no schedule of this cluster can meet.
+
+        Raises:
+            InputError: a group limit below 2 or above the number of workers.
+        """
+        n = cluster.num_workers
+        if self.max_group is not None and not 2 <= self.max_group <= n:
+            raise InputError(f"max-group: is {self.max_group}; it lies between 2 and the number of workers, {n}")
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def check_cluster(cluster: Cluster, model_bytes: int | None = None) -> Hardware:
+    """The hardware of a cluster that can be planned for.
+
+    Raises:
+        InputError: one worker, no links, or no model size.
+    """
+    if cluster.num_workers < 2:
+        raise InputError(f"cluster {cluster}: has 1 worker and nobody to average with; 2 workers are the least")
+    if cluster.hardware is None:
+        raise InputError(
+            f"cluster {cluster}: its links are unknown; give --nic-bandwidth and --intra-bandwidth, or a "
+            "cluster file (`preduce profile` measures one)"
+        )
+    bytes_of(cluster.hardware, model_bytes)
+    return cluster.hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A cluster with its hardware, what to minimise, and the limits.
 
-    `form` is how a group carries out its all-reduce (it decides the cost). For `Objective.WEIGHTED` the search
-    minimises communication + disagreement_weight · disagreement + drift_weight · drift (weights in seconds).
-    `paces` lists pace vectors to try; None lets the search derive them from the workers' slowdowns. `hints` are known
-    schedules of the same cluster: the search starts from them and looks hardest at what they communicate.
+    `form` is how a group carries out its all-reduce (it decides the cost). `paces` lists pace vectors to try; None lets
+    the search derive them from the workers' slowdowns. `hints` are known schedules of the same cluster: the search
+    starts from them and looks hardest at what they communicate.
     """
 
     cluster: Cluster
@@ -91,8 +145,6 @@ class Problem:
     limits: Limits = field(default_factory=Limits)
     form: Form = Form.RING
     push: Push = "worker"
-    disagreement_weight: float = 1.0
-    drift_weight: float = 0.0
     paces: tuple[tuple[int, ...], ...] | None = None
     model_bytes: int | None = None
     hints: tuple[Schedule, ...] = ()
@@ -101,25 +153,24 @@ class Problem:
         """Refuse problems without a cluster worth scheduling.
 
         Raises:
-            InputError: one worker, no hardware, no model size, a group limit above n, or paces of the wrong length.
+            InputError: one worker, no hardware, no model size, a group limit outside 2 to n, an objective that is not
+                searched for, a hint for another cluster, or paces of the wrong length.
         """
-        num_workers = self.cluster.num_workers
-        if num_workers < 2:
-            raise InputError(f"cluster {self.cluster}: has 1 worker; there is nobody to average with below 2 workers")
-        if self.cluster.hardware is None:
-            raise InputError("hardware: is not given; communication cannot be weighed without link speeds")
-        bytes_of(self.cluster.hardware, self.model_bytes)
-        if self.limits.max_group is not None and self.limits.max_group > num_workers:
+        check_cluster(self.cluster, self.model_bytes)
+        self.limits.check(self.cluster)
+        if self.objective not in SEARCHED:
             raise InputError(
-                f"max_group: is {self.limits.max_group} but the cluster has {num_workers} workers; "
-                f"the largest possible group is {num_workers}"
+                f"objective: is {self.objective}; the search minimises {', '.join(sorted(SEARCHED))} "
+                "(the planner picks by the others)"
             )
         for hint in self.hints:
             if hint.cluster.node_sizes().tolist() != self.cluster.node_sizes().tolist():
                 raise InputError(f"hints: {hint.name} is for the cluster {hint.cluster}, not for {self.cluster}")
         for pace in self.paces or ():
-            if len(pace) != num_workers or min(pace) < 1:
-                raise InputError(f"paces: {pace} is not 1 number of steps >= 1 for each of {num_workers} workers")
+            if len(pace) != self.cluster.num_workers or min(pace) < 1:
+                raise InputError(
+                    f"paces: {pace} is not 1 number of steps >= 1 for each of {self.cluster.num_workers} workers"
+                )
 
     @property
     def hardware(self) -> Hardware:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import preduce.verify.prove  # noqa: F401 - replaced below by name
+import preduce.verify.prove
 from preduce.__main__ import main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -55,6 +55,11 @@ def refusal(capsys, *arguments, code):
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("preduce: ")
     return captured.err
+
+
+def test_the_version_is_printed_without_a_verb(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{preduce.__version__}\n"
 
 
 def test_help_imports_nothing_heavy():
@@ -191,7 +196,7 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     from fractions import Fraction
 
     from preduce.topo.cluster import Cluster
-    from preduce.topo.document import write_schedule
+    from preduce.topo.document.writer import write_schedule
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies import Neighbor, Round
 
@@ -337,7 +342,7 @@ def test_a_reader_that_leaves_is_no_error(figure_10, options):
 @pytest.mark.parametrize("verb", ["show", "simulate", "compare"])
 def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path, verb):
     from preduce.topo.cluster import Cluster
-    from preduce.topo.document import write_schedule
+    from preduce.topo.document.writer import write_schedule
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies import Generated
 

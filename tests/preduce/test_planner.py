@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from preduce.planner import Data, Job, Objective, Option, Plan, plan
+from preduce import Data, Job, Late, Limits, Objective, Option, Plan, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.front import front
 from preduce.planner.option import measure
@@ -18,7 +18,6 @@ from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, UnknownError
 from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies import Late
 from preduce.topo.strategies.axes import Form
 
 WORKED_EXAMPLE = Hardware(
@@ -29,8 +28,12 @@ WORKED_EXAMPLE = Hardware(
 def job(cluster: str = "4x4", **options: object) -> Job:
     place = Cluster.parse(cluster)
     hardware = options.pop("hardware", WORKED_EXAMPLE)
+    limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
     return Job(
-        cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware), time_limit=3.0, **options
+        cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware),
+        limits=limits,
+        time_limit=3.0,
+        **options,
     )
 
 
@@ -174,7 +177,10 @@ def test_impossible_budget_names_the_nearest_possible_thing(catalogue: list[Opti
         ({"cluster": "1x1"}, "has 1 worker"),
         ({"hardware": None}, "its links are unknown"),
         ({"max_group": 17}, "max-group: is 17; it lies between 2 and the number of workers, 16"),
+        ({"max_group": 1}, "max-group: is 1; it lies between 2 and the number of workers, 16"),
         ({"max_communication": math.inf}, "max-communication: is inf"),
+        ({"max_disagreement": -1.0}, "max-disagreement: is -1.0; it is a finite number >= 0"),
+        ({"max_period": 0}, "a period has at least 1 phase"),
     ],
 )
 def test_impossible_jobs_are_refused_in_one_line(options: dict[str, object], message: str) -> None:
@@ -204,3 +210,21 @@ def test_rules_are_measured_and_graphs_named_when_the_time_is_up() -> None:
     assert {option.schedule.strategy.kind for option in options} == {"static", "allreduce"}
     assert {"ring", "hypercube"} <= set(left_out)
     assert "prague-figure-10" not in left_out
+
+
+def test_catalogue_entries_keep_every_limit_that_the_search_keeps() -> None:
+    options = competitors(job(max_gap=3, min_period=2), until=0.0)
+    assert {"prague-figure-10", "node-then-all"} <= {option.name for option in options}
+    assert not {"allreduce", "node-then-all(node_rounds=5)"} & {option.name for option in options}
+    without_gap = competitors(job(max_gap=0), until=0.0)
+    assert {option.name for option in without_gap} == {"allreduce", "allreduce hierarchical", "node-digits"}
+
+
+def test_the_search_minimises_what_the_data_make_matter_unless_a_figure_is_asked_for() -> None:
+    assert job().problem().objective is Objective.DISAGREEMENT
+    assert job(data=Data.PER_NODE).problem().objective is Objective.DRIFT
+    assert job(data=Data.PER_NODE).problem().push == "node"
+    assert job(data=Data.PER_NODE, objective=Objective.DISAGREEMENT).problem().objective is Objective.DISAGREEMENT
+    assert job(objective=Objective.COMMUNICATION).problem().objective is Objective.COMMUNICATION
+    with pytest.raises(InputError, match="objective: is waiting; the search minimises communication, disagreement"):
+        replace(job().problem(), objective=Objective.WAITING)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -20,20 +21,49 @@ def test_every_public_name_can_be_imported_and_is_documented():
         assert value.__doc__, name
 
 
-def test_the_list_of_names_is_complete_and_sorted():
-    assert preduce.__all__ == sorted(preduce.__all__)
-    assert sorted(preduce._HOME_OF) == preduce.__all__
-    tree = ast.parse(Path(preduce.__file__).read_text())
-    typed = {
-        (node.module, alias.asname)
-        for block in tree.body
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert typed == {(home, name) for name, home in preduce._HOME_OF.items()}, "type checkers see the same names"
+def test_the_list_of_names_is_that_of_the_stub_and_sorted():
+    assert list(preduce.__all__) == sorted(preduce.__all__)
+    stub = ast.parse(Path(preduce.__file__).with_suffix(".pyi").read_text())
+    imported = [(node.module, alias) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    # Only `import x as x` makes a name of a stub public for type checkers.
+    assert all(alias.asname == alias.name for _, alias in imported)
+    assert sorted(alias.name for _, alias in imported) == preduce.__all__
+    for module, alias in imported:
+        home = importlib.import_module(f"preduce.{module}")
+        assert getattr(preduce, alias.name) is getattr(home, alias.name)
     assert set(preduce.__all__) <= set(dir(preduce))
+
+
+def test_no_public_name_is_also_a_module():
+    for name in preduce.__all__:
+        assert importlib.util.find_spec(f"preduce.{name}") is None, name
+
+
+def test_a_star_import_brings_every_public_name():
+    names: dict[str, object] = {}
+    exec("from preduce import *", names)
+    assert set(preduce.__all__) <= set(names)
+    assert names["plan"] is preduce.plan
+
+
+def test_every_strategy_value_and_what_it_is_made_of_is_public():
+    strategies = importlib.import_module("preduce.topo.strategies")
+    values = {name for name, value in vars(strategies).items() if isinstance(value, type)}
+    assert values <= set(preduce.__all__)
+    assert {"Block", "Cluster", "Group", "Hardware", "Link", "Phase", "Schedule", "Switch"} <= set(preduce.__all__)
+
+
+def test_a_job_is_planned_with_public_names_alone():
+    hardware = preduce.Hardware(
+        inside=preduce.Link.of_bandwidth(10e9), nic=preduce.Link.of_bandwidth(5e9), model_bytes=100_000_000
+    )
+    cluster = preduce.Cluster(2, 2, hardware=hardware)
+    limits = preduce.Limits(max_group=2, max_period=4)
+    job = preduce.Job(cluster=cluster, objective=preduce.Objective.DISAGREEMENT, limits=limits, time_limit=1.0)
+    planned = preduce.plan(job)
+    assert isinstance(planned, preduce.Plan)
+    assert planned.proof.verdict == "proved"
+    assert all(len(group.members) == 2 for t in range(planned.pick.period) for group in planned.pick.schedule.phase(t))
 
 
 def test_every_error_is_public():
@@ -43,12 +73,13 @@ def test_every_error_is_public():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'desing'"):
+    with pytest.raises(AttributeError, match="preduce attribute desing"):
         _ = preduce.desing
 
 
 def test_importing_preduce_imports_nothing_heavy():
-    code = "import sys, preduce; print(sorted({'torch','numpy','pydantic','networkx'} & set(sys.modules)))"
+    heavy = {"torch", "numpy", "pydantic", "networkx", "scipy", "ortools", "typer", "rich"}
+    code = f"import sys, preduce; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preduce.planner import Data, Job, Objective, plan
+from preduce import Data, Job, Limits, Objective, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.pick import pick
-from preduce.report.levels import levels
+from preduce.report.terminal import switch_levels
 from preduce.runtime.virtual_time.rounds import simulate
 from preduce.schedulers import registry
-from preduce.topo.document import load_cluster
+from preduce.topo.document.cluster import load_cluster
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.cost import communication
 
@@ -36,15 +36,16 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> list[Cluster]:
 
 
 def job(cluster: Cluster, **options: object) -> Job:
-    return Job(cluster=cluster, time_limit=1.5, **options)
+    limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith("max_")})
+    return Job(cluster=cluster, limits=limits, time_limit=1.5, **options)
 
 
-def test_the_examples_of_the_page_load_and_say_their_levels(examples: list[Cluster]) -> None:
-    racks, pods = (levels(cluster.hardware, cluster.num_nodes) for cluster in examples)
+def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples: list[Cluster]) -> None:
+    racks, pods = (switch_levels(cluster.hardware, cluster.num_nodes) for cluster in examples)
     assert racks == ", under 2 switches of 4 nodes (2 GB/s up)"
     assert pods == ", under 4 switches of 2 nodes (8 GB/s up), 2 of 4 (2 GB/s up)"
     flat = replace(examples[0].hardware, switches=())
-    assert levels(flat, 8) == ""
+    assert switch_levels(flat, 8) == ""
 
 
 def test_the_costs_on_the_page_are_those_of_the_model(examples: list[Cluster]) -> None:

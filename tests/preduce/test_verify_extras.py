@@ -12,7 +12,8 @@ import pytest
 from preduce.runtime.liveness.facts import read_schedule
 from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import load_schedule, write_schedule
+from preduce.topo.document.schedule import load_schedule
+from preduce.topo.document.writer import write_schedule
 from preduce.topo.errors import RefutedError
 from preduce.verify.prove import prove
 

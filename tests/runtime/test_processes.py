@@ -336,7 +336,7 @@ SCRIPT = """
 import sys, torch
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from preduce.runtime import DistributedOptimizer
+from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce

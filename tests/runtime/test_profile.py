@@ -15,7 +15,7 @@ from preduce.runtime.profile.fit import predicted_seconds
 from preduce.runtime.profile.phases import calibration_phases, random_phases
 from preduce.runtime.profile.surroundings import num_rails, slurm_words, switches_of
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import load_cluster
+from preduce.topo.document.cluster import load_cluster
 from preduce.topo.hardware import Hardware, Link, Switch
 
 TABLE = (

@@ -231,7 +231,7 @@ def test_matcha_matchings(tmp_path):
 
 
 def test_our_own_schedules_pass_through(tmp_path):
-    from preduce.topo.document import write_schedule
+    from preduce.topo.document.writer import write_schedule
 
     schedule = registry.build("prague-figure-10", Cluster.parse("4x4"))
     write_schedule(tmp_path / "s.json", schedule)

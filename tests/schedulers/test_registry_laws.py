@@ -14,8 +14,9 @@ import pytest
 
 from preduce.schedulers import registry
 from preduce.schedulers.entry import Entry
-from preduce.topo import document
 from preduce.topo.cluster import Cluster
+from preduce.topo.document.canonical import canonical_bytes
+from preduce.topo.document.schedule import parse_schedule
 from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies import AllReduce, Neighbor, Static
 
@@ -110,7 +111,7 @@ def test_json_round_trip(name, cluster):
     schedule = build(name, cluster)
     if schedule is None:
         return
-    assert document.parse_schedule(document.canonical_bytes(schedule)) == schedule
+    assert parse_schedule(canonical_bytes(schedule)) == schedule
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import dump_cluster, load_cluster, write_cluster
-from preduce.topo.document.cluster import cluster_of
+from preduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
 from preduce.topo.document.yaml_reader import parse_yaml
 from preduce.topo.errors import DocumentError, FileProblem, InputError
 from preduce.topo.hardware import Hardware, Link, Switch

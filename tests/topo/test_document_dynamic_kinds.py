@@ -5,7 +5,8 @@ import json
 import pytest
 
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import canonical_bytes, dump_schedule, parse_schedule
+from preduce.topo.document.canonical import canonical_bytes
+from preduce.topo.document.schedule import dump_schedule, parse_schedule
 from preduce.topo.errors import DocumentError, ScheduleError
 from preduce.topo.strategies import Division, Generated, InitiatorRule
 

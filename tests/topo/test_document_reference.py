@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from preduce.topo import units
-from preduce.topo.document import dump_cluster, dump_schedule, load_cluster, parse_schedule, schedule_text
+from preduce.topo.document.cluster import dump_cluster, load_cluster
+from preduce.topo.document.schedule import dump_schedule, parse_schedule
 from preduce.topo.document.schema import schedule_schema
+from preduce.topo.document.writer import schedule_text
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+) (schedule|cluster)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preduce.topo.document import load_schedule, parse_json, parse_schedule, read_json
+from preduce.topo.document.reader import parse_json, read_json
+from preduce.topo.document.schedule import load_schedule, parse_schedule
 from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
 
 RULE = {

@@ -11,17 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import (
-    canonical_bytes,
-    dump_schedule,
-    load_schedule,
-    parse_schedule,
-    schedule_sha256,
-    schedule_text,
-    write_schedule,
-)
+from preduce.topo.document.canonical import canonical_bytes, schedule_sha256
 from preduce.topo.document.groups import is_clean, phase_text, plain_phase
 from preduce.topo.document.phases import GroupModel
+from preduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
+from preduce.topo.document.writer import schedule_text, write_schedule
 from preduce.topo.errors import DocumentError, FileProblem, ScheduleError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block

@@ -54,12 +54,3 @@ def test_import_of_the_package_stays_cheap():
     code = f"import sys, preduce.topo.document; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=FOLDER.parent)
     assert done.stdout.strip() == "[]"
-
-
-def test_names_of_the_package():
-    import preduce.topo.document
-
-    for name in dir(preduce.topo.document):
-        assert getattr(preduce.topo.document, name) is not None
-    assert "load_schedule" in dir(preduce.topo.document)
-    assert not hasattr(preduce.topo.document, "load_anything")

@@ -11,7 +11,8 @@ import pytest
 
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import dump_schedule, schedule_sha256
+from preduce.topo.document.canonical import schedule_sha256
+from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule

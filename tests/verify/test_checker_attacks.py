@@ -16,7 +16,7 @@ import pytest
 
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
-from preduce.topo.document import dump_schedule
+from preduce.topo.document.schedule import dump_schedule
 from preduce.verify import checker, prove
 
 GIGABYTE, SECONDS = 2**30, 30

@@ -53,7 +53,7 @@ def graph(n, edges):
 
 def accepted(schedule) -> list[str]:
     """The claims that the checker confirms, in this process."""
-    from preduce.topo.document import dump_schedule
+    from preduce.topo.document.schedule import dump_schedule
 
     return list(
         checker.check(
@@ -164,7 +164,7 @@ def test_a_forged_rate_with_honest_pivots_is_refused():
     """The best forger computes the true pivots of the matrix for a bound that is too small."""
     draw, refused = random.Random(3), 0
     from preduce.schedulers.registry import build
-    from preduce.topo.document import dump_schedule
+    from preduce.topo.document.schedule import dump_schedule
 
     for schedule in (
         build("prague-figure-10", Cluster.regular(4, 2)),
@@ -188,7 +188,7 @@ def test_a_forged_rate_with_honest_pivots_is_refused():
 
 @pytest.mark.parametrize("squared", ["1", "3/2"])
 def test_a_power_that_does_not_shrink_proves_no_consensus(squared):
-    from preduce.topo.document import dump_schedule
+    from preduce.topo.document.schedule import dump_schedule
 
     schedule = graph(4, [(i, (i + 1) % 4, Fraction(1)) for i in range(4)])
     certificate = json.loads(certificate_bytes(prove(schedule).certificate))

@@ -1,0 +1,166 @@
+"""The wheel: nobody else's package or folder can break an installed preduce, nor preduce break theirs."""
+
+import hashlib
+import importlib.metadata
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+import preduce
+
+ROOT = Path(preduce.__file__).parent.parent
+FLOORS = ("topo", "schedulers", "verify", "runtime")
+
+PROVE = """
+import preduce
+schedule = preduce.design("2x4", using="prague-figure-10")
+assert preduce.topo.__name__ == "preduce.topo"
+print(preduce.__file__)
+print(preduce.prove(schedule).verdict)
+print(preduce.Job.__module__, preduce.plan.__module__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return Path(next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")))))
+
+
+class Environment:
+    """A virtual environment without anything in it but what a test installs; the libraries come from this one."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        self.python = folder / "bin" / "python"
+        self.site = Path(self._output("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+
+    def pip(self, *arguments):
+        command = [sys.executable, "-m", "pip", "--python", self.python, *arguments]
+        subprocess.run([*command, "--disable-pip-version-check", "--quiet"], check=True, env=clean_environment())
+
+    def install(self, *wheels):
+        self.pip("install", "--no-index", "--no-deps", "--no-compile", *wheels)
+
+    def lend_libraries(self):
+        """numpy and the others from here, after the environment's own packages. A .pth file in them is not followed."""
+        (self.site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def run(self, code, cwd):
+        """The three lines that `PROVE` prints, from a script in a folder."""
+        script = cwd / "train.py"
+        script.write_text(code)
+        return self._output(script, cwd=cwd).splitlines()
+
+    def command(self, *arguments, cwd):
+        return self._output("-m", "preduce", *arguments, cwd=cwd)
+
+    def _output(self, *arguments, cwd=None):
+        done = subprocess.run(
+            [self.python, *arguments], cwd=cwd, env=clean_environment(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def clean_environment():
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP"))}
+
+
+def foreign_wheel(folder, name):
+    """A package of PyPI's kind: the name of one of our folders, with a module of the name of one of our modules."""
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}/__init__.py": f"NAME = 'the other {name}'\n",
+        f"{name}/base.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(member, text)
+    return path
+
+
+def damaged_files(site):
+    """The installed files of preduce whose content is no longer that of the wheel."""
+    distribution = importlib.metadata.PathDistribution(next(site.glob("preduce-*.dist-info")))
+    damaged = []
+    for file in distribution.files:
+        if file.hash is not None:
+            digest = hashlib.new(file.hash.mode, file.locate().read_bytes()).digest()
+            if urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
+                damaged.append(str(file))
+    return damaged
+
+
+def test_the_wheel_holds_the_five_packages_under_one_name(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names} == {"preduce", f"preduce-{preduce.__version__}.dist-info"}
+    ours = {"preduce": ROOT / "preduce", **{f"preduce/{floor}": ROOT / floor for floor in FLOORS}}
+    sources = {
+        f"{package}/{path.relative_to(folder).as_posix()}"
+        for package, folder in ours.items()
+        for suffix in ("py", "pyi", "typed")
+        for path in folder.rglob(f"*.{suffix}")
+    }
+    sources |= {"preduce/py.typed"}
+    assert {name for name in names if name.startswith("preduce/")} >= sources
+    assert "preduce/__init__.pyi" in names
+
+
+def test_the_source_distribution_builds_the_same_wheel(wheel, tmp_path):
+    source = next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path / "dist")))
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("preduce-*")
+    again = Path(next(WheelBuilder(str(unpacked)).build(directory=str(tmp_path / "dist"))))
+
+    def contents(path):
+        with zipfile.ZipFile(path) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+    assert contents(again) == contents(wheel)
+
+
+def test_packages_of_our_folders_names_and_preduce_leave_each_other_alone(wheel, tmp_path):
+    place = Environment(tmp_path / "environment")
+    foreign = {name: foreign_wheel(tmp_path, name) for name in FLOORS}
+    place.install(foreign["verify"], foreign["topo"])
+    place.install(wheel)
+    place.install(foreign["runtime"], foreign["schedulers"])
+    place.lend_libraries()
+    home = str(place.site / "preduce" / "__init__.py")
+    expected = [home, "proved", "preduce.planner.job preduce.planner.plan"]
+    theirs = "".join(f"import {name}; assert {name}.NAME == 'the other {name}'\n" for name in FLOORS)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert place.run(theirs + PROVE, empty) == expected
+
+    # A user's own modules and packages of these names, in the folder of the script and of `python -m preduce`.
+    users = tmp_path / "users"
+    users.mkdir()
+    for index, name in enumerate(FLOORS):
+        file = users / f"{name}.py" if index % 2 else users / name / "__init__.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"NAME = 'my own {name}'\n")
+    mine = "".join(f"import {name}; assert {name}.NAME == 'my own {name}'\n" for name in FLOORS)
+    assert place.run(mine + PROVE, users) == expected
+    assert place.command("--version", cwd=users) == f"{preduce.__version__}\n"
+
+    place.pip("uninstall", "--yes", *FLOORS)
+    assert not damaged_files(place.site)
+    assert place.run(PROVE, empty) == expected
+    place.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=empty)
+    assert "proved" in place.command("verify", "schedule.json", cwd=empty)
