@@ -31,8 +31,8 @@ nodes they become explicit groups. Random constructions take a seed, are drawn o
 IMPORTS = """
 ## Schedules from elsewhere
 
-`schedulers.imports.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)` reads
-{formats}. The format is recognised by suffix and content when it is not named. `schedulers.imports.from_networkx` takes
+`preduce.schedulers.imports.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)`
+reads {formats}. The format is recognised by suffix and content when it is not named. `from_networkx`, beside it, takes
 any networkx graph, `one_peer` runs BlueFog's one-peer rule over it, and `sampled_generator` samples any generator of
 (send ranks, receive ranks). What they return is verified like our own: BlueFog's one-peer rule on a star or a mesh, for
 example, is not doubly stochastic, and `verify` says so.
@@ -40,6 +40,9 @@ example, is not doubly stochastic, and `verify` says so.
 A node-link, GraphML or networkx edge u→v of weight w means that v takes the share w from u; entry [i, j] of a matrix is
 what i takes from j. Decimal weights become the fractions they stand for (0.333333333 is 1/3). Weights that balance at
 every worker up to 1e-7 are balanced exactly.
+
+`preduce gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It asks them
+only who sends to whom: weights do not matter to it, and the nodes of an edge list need not be ranks.
 """
 
 
@@ -69,9 +72,9 @@ def page() -> str:
         f"| {cell(e.figures)} |"
         for e in entries
     ]
-    listed = ", ".join(f"`{name}`" for name in formats())
+    names = ", ".join(f"`{name}`" for name in formats())
     sections = "\n".join(section(entry) for entry in entries)
-    return HEAD + "\n".join(rows) + "\n\n## Each entry\n\n" + sections + IMPORTS.format(formats=listed)
+    return HEAD + "\n".join(rows) + "\n\n## Each entry\n\n" + sections + IMPORTS.format(formats=names)
 
 
 def main() -> int:

@@ -8,12 +8,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
 from preduce.topo.errors import ScheduleError
+from preduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from preduce.topo.cluster import Cluster
-    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.base import Strategy
 
 Value = int | float | str | tuple[int, ...] | None
 """What a parameter may hold; None means that the entry chooses for the cluster."""
@@ -77,22 +78,31 @@ class Parameter:
         return int(text) if self.kind == "int" else float(text)
 
 
+SEED = Parameter(name="seed", default=0, minimum=0, help="seed of the random draw")
+"""The parameter of everything that is drawn at random."""
+
+
+def always(cluster: Cluster, **_: Value) -> None:
+    """The `refuse` of entries that fit every cluster of two or more workers."""
+    del cluster
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One line of the catalogue: a family of schedules and how to build its member for a cluster.
 
-    `make(cluster, **parameters)` builds; `refuse(cluster, **parameters)` says in one sentence why it cannot and what
-    the nearest possible thing is, or returns None. `condition`, `degree`, `period` and `figures` are the words that
-    `preduce catalogue` prints: conditions on the cluster, messages a worker sends per round, rounds in a period, and
-    known figures.
+    `make(cluster, **parameters)` builds the strategy; `refuse(cluster, **parameters)` says in one sentence why it
+    cannot and what the nearest possible thing is, or returns None. `condition`, `degree`, `period` and `figures` are
+    the words that `preduce catalogue` prints: conditions on the cluster, messages a worker sends per round, rounds in a
+    period, and known figures.
     """
 
     name: str
     summary: str
     source: str
     kind: Literal["rule", "groups", "graph", "rounds", "allreduce", "analysis"]
-    make: Callable[..., Schedule]
-    refuse: Callable[..., str | None]
+    make: Callable[..., Strategy]
+    refuse: Callable[..., str | None] = always
     parameters: tuple[Parameter, ...] = ()
     condition: str = "any cluster"
     degree: str = ""
@@ -110,8 +120,8 @@ class Entry:
         for raw, value in given.items():
             name = raw.replace("-", "_")
             if name not in known:
-                listed = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
-                raise ScheduleError(f"{self.name}: no parameter {raw!r}; {listed}{hint(name, known)}")
+                choice = f"its parameters are {', '.join(known)}" if known else "it has no parameters"
+                raise ScheduleError(f"{self.name}: no parameter {raw!r}; {choice}{hint(name, known)}")
             try:
                 values[name] = known[name].parse(value)
             except ScheduleError as error:
@@ -134,7 +144,7 @@ class Entry:
         values = self.resolve(parameters)
         if reason := self.why_not(cluster, **parameters):
             raise ScheduleError(f"{self.name} on {cluster}: {reason}")
-        return self.make(cluster, **values)
+        return Schedule(self.label(**values), cluster, self.make(cluster, **values))
 
     def label(self, **values: Value) -> str:
         """The schedule's name: the entry's, with every parameter that is not at its default."""
@@ -147,11 +157,6 @@ def hint(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?` when something known is close, else nothing."""
     close = get_close_matches(word, list(known), n=2, cutoff=0.55)
     return f"; did you mean {' or '.join(close)}?" if close else ""
-
-
-def always(cluster: Cluster, **_: Value) -> None:
-    """The `refuse` of entries that fit every cluster of two or more workers."""
-    del cluster
 
 
 def _written(value: Value) -> str:

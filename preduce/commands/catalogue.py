@@ -20,9 +20,8 @@ def command(
     """List and explain the schedules that can be built by name."""
     from preduce.console import emit_json
     from preduce.schedulers import registry
-    from preduce.topo.document.cluster import load_cluster
 
-    place = None if cluster is None else load_cluster(cluster)
+    place = None if cluster is None else _place(cluster)
     chosen = [registry.entry(name)] if name is not None else [registry.entry(each) for each in registry.names()]
     if as_json:
         documents = [_document(entry, place) for entry in chosen]
@@ -31,6 +30,12 @@ def command(
         _explain(chosen[0], place)
     else:
         _list(chosen, place)
+
+
+def _place(text: str) -> "Cluster":
+    from preduce.topo.document.cluster import load_cluster
+
+    return load_cluster(text)
 
 
 def _document(entry: "Entry", place: "Cluster | None") -> dict[str, Any]:
@@ -62,15 +67,15 @@ def _list(entries: "list[Entry]", place: "Cluster | None") -> None:
     from preduce.console import console, table
 
     columns = ["name", "parameters", "summary"] + ([f"fits {place}"] if place is not None else [])
-    listed = table("Catalogue", *columns)
-    for column in listed.columns[1:3]:
+    rows = table("Catalogue", *columns)
+    for column in rows.columns[1:3]:
         column.justify = "left"
     for entry in entries:
         row = [entry.name, ", ".join(p.name for p in entry.parameters), escape(entry.summary)]
         if place is not None:
             row.append("no" if entry.why_not(place) else "yes")
-        listed.add_row(*row)
-    console().print(listed, soft_wrap=False)
+        rows.add_row(*row)
+    console().print(rows, soft_wrap=False)
     console().print(
         "`preduce catalogue NAME` explains one; `preduce design CLUSTER --using NAME` builds it.", style="dim"
     )

@@ -1,1 +1,1 @@
-"""Constructions: schedules of the literature that are not rules, one a file."""
+"""Constructions from the literature grouped by topic; `schedulers.catalogue` lists them."""

@@ -1,11 +1,12 @@
-"""CECA-2P: exact consensus in ⌈log₂ n⌉ rounds for any n, with two vectors a worker. Analysis only."""
+"""CECA-2P: exact consensus in ⌈log₂ n⌉ rounds for any n, with two vectors a worker. Analysis only.
+
+Source: Ding et al., DSGD-CECA: decentralized SGD with communication-optimal exact consensus, ICML 2023.
+"""
 
 from __future__ import annotations
 
 from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn
-
-from preduce.schedulers.entry import Entry
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -41,26 +42,12 @@ def _mix(a: list[Fraction], weight_a: int, b: list[Fraction], weight_b: int) -> 
     return [(weight_a * p + weight_b * q) / (weight_a + weight_b) for p, q in zip(a, b, strict=True)]
 
 
-def make(cluster: Cluster) -> NoReturn:
-    """Never called: `refuse` always has a reason."""
+def ceca_2p(cluster: Cluster) -> NoReturn:
+    """Never called: `ceca_2p_refusal` always has a reason."""
     raise AssertionError(f"CECA-2P has no schedule, asked for on {cluster}")
 
 
-def refuse(cluster: Cluster) -> str:
+def ceca_2p_refusal(cluster: Cluster) -> str:
     """Schedules average one vector a worker."""
     rounds = (cluster.num_workers - 1).bit_length()
     return f"CECA-2P keeps two vectors a worker and is listed for comparison only ({rounds} rounds); use base-k-plus-1"
-
-
-ENTRY = Entry(
-    name="ceca-2p",
-    summary="Exact consensus in ⌈log₂ n⌉ rounds for any n, at twice the memory: two vectors a worker. Analysis only.",
-    source="Ding et al., DSGD-CECA: decentralized SGD with communication-optimal exact consensus, ICML 2023",
-    kind="analysis",
-    make=make,
-    refuse=refuse,
-    condition="analysis only: needs two vectors a worker",
-    degree="1",
-    period="⌈log₂ n⌉",
-    figures="exact (contraction 0)",
-)

@@ -1,89 +1,79 @@
-"""MATCHA: matchings of a base graph, each active with its own probability under a communication budget."""
+"""MATCHA: matchings of a base graph, each active with its own probability under a communication budget.
+
+Source: Wang, Sahu, Yang, Joshi, Kar, MATCHA: speeding up decentralized SGD via matching decomposition sampling, 2019;
+its three steps are in `topo.graphs.matchings`.
+"""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from math import log
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.constructions.common import ROUNDS, SEED, sides
-from preduce.schedulers.constructions.common import rounds as of_rounds
-from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.constructions.sizes import sides
+from preduce.topo.graphs.classic import complete, ring, torus
 from preduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
+from preduce.topo.graphs.random_graphs import erdos_renyi
+from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
     from preduce.topo.graphs.base import Graph
-    from preduce.topo.schedule import Schedule
 
+MAX_WORKERS = 500
 MAX_EDGES = 2000
+TORUS_SIDE = 3
 
 
-def base_graph(num_workers: int, name: str, seed: int) -> Graph:
-    """The graph that is decomposed."""
-    from preduce.topo.graphs import complete, erdos_renyi, ring, torus
-
-    if name == "ring":
-        return ring.ring(num_workers)
-    if name == "torus":
-        shape = sides(num_workers, 3)
-        assert shape is not None
-        return torus.torus(*shape)
-    if name == "complete":
-        return complete.complete(num_workers)
-    probability = min(1.0, 2 * np.log(num_workers) / num_workers)
-    return erdos_renyi.erdos_renyi(num_workers, float(probability), seed)
-
-
-def make(cluster: Cluster, graph: str, budget: float, rounds: int, seed: int) -> Schedule:
+def matcha(cluster: Cluster, graph: str, budget: float, rounds: int, seed: int) -> Neighbor:
     """Rounds W = I − α Σ_active L_j, drawn once; they repeat after the last."""
-    listed = matchings(base_graph(cluster.num_workers, graph, seed))
-    probabilities = activation(listed, budget)
-    alpha = Fraction(mixing_weight(listed, probabilities)[0]).limit_denominator(1000)
-    drawn = sample(listed, probabilities, alpha, rounds, np.random.default_rng(seed))
-    return of_rounds(ENTRY.label(graph=graph, budget=budget, rounds=rounds, seed=seed), cluster, drawn)
+    return sampled_matchings(matchings(_base_graph(cluster.num_workers, graph, seed)), budget, rounds, seed)
 
 
-def refuse(cluster: Cluster, graph: str, budget: float, rounds: int, seed: int) -> str | None:
+def sampled_matchings(parts: list[Graph], budget: float, rounds: int, seed: int) -> Neighbor:
+    """`rounds` draws of matchings with the probabilities and the weight that are best for the budget.
+
+    Raises:
+        ScheduleError: a budget outside (0, 1], or too small to connect the workers.
+        UnknownError: the convex program did not converge.
+    """
+    probabilities = activation(parts, budget)
+    alpha = Fraction(mixing_weight(parts, probabilities)[0]).limit_denominator(1000)
+    return Neighbor(rounds=tuple(sample(parts, probabilities, alpha, rounds, np.random.default_rng(seed))))
+
+
+def _base_graph(num_workers: int, name: str, seed: int) -> Graph:
+    """The graph that is decomposed."""
+    if name == "ring":
+        return ring(num_workers)
+    if name == "torus":
+        shape = sides(num_workers, TORUS_SIDE)
+        assert shape is not None
+        return torus(*shape)
+    if name == "complete":
+        return complete(num_workers)
+    return erdos_renyi(num_workers, likely_connected(num_workers), seed)
+
+
+def likely_connected(num_workers: int) -> float:
+    """An edge probability of twice the threshold of connectedness, ln n / n; at most 1."""
+    return min(1.0, 2 * log(num_workers) / num_workers)
+
+
+def matcha_refusal(cluster: Cluster, graph: str, budget: float, rounds: int, seed: int) -> str | None:
     """The base graph exists and is small enough for the convex program."""
     del rounds, seed
     count = cluster.num_workers
     if budget <= 0:
         return "budget 0 never communicates; use a share of the matchings above 0, such as 0.5"
-    if graph == "torus" and sides(count, 3) is None:
+    if graph == "torus" and sides(count, TORUS_SIDE) is None:
         return f"{count} workers have no torus; use graph=ring"
     edges = {"ring": count, "torus": 2 * count, "complete": count * (count - 1) // 2}.get(graph, 0)
-    if count > 500 or edges > MAX_EDGES:
+    if count > MAX_WORKERS or edges > MAX_EDGES:
         return (
-            f"the probabilities come from a convex program for up to 500 workers and {MAX_EDGES} edges; use od-equidyn"
+            f"the probabilities come from a convex program for up to {MAX_WORKERS} workers and {MAX_EDGES} edges; "
+            "use od-equidyn"
         )
     return None
-
-
-ENTRY = Entry(
-    name="matcha",
-    summary="Random matchings of a graph, those that matter for consensus more often, within a traffic budget.",
-    source="Wang et al., MATCHA: speeding up decentralized SGD via matching decomposition sampling, 2019",
-    kind="rounds",
-    make=make,
-    refuse=refuse,
-    parameters=(
-        Parameter(
-            name="graph",
-            kind="text",
-            default="ring",
-            choices=("ring", "torus", "erdos-renyi", "complete"),
-            help="the graph that is decomposed",
-        ),
-        Parameter(
-            name="budget", kind="float", default=0.5, minimum=0, maximum=1, help="share of the matchings active a round"
-        ),
-        ROUNDS,
-        SEED,
-    ),
-    condition="n ≤ 500, base graph connected",
-    degree="budget × number of matchings on average",
-    period="rounds",
-    figures="expected factor ρ = ‖E[WᵀW] − J‖₂, minimised over α",
-)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.imports.base import exact, from_edges
+from preduce.schedulers.imports.base import from_edges
+from preduce.schedulers.imports.exact import exact
 from preduce.topo.errors import DocumentError, ScheduleError
 
 if TYPE_CHECKING:

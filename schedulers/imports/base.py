@@ -1,15 +1,13 @@
-"""What all formats share: a graph with or without weights, exact fractions from floats, and the schedule made of it."""
+"""What all formats share: a graph file's edges as they stand, what they mean, and the schedule made of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
-from math import isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.imports.balance import balanced
+from preduce.schedulers.imports.exact import balanced, check_own_weights, exact
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.graphs.base import Graph
@@ -18,11 +16,67 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.neighbor import Neighbor, Round
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+    from fractions import Fraction
 
     import numpy.typing as npt
 
 MAX_WORKERS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeTable:
+    """A graph file as read, before anybody says what it is for.
+
+    `preduce import` asks for shares (`weighted`); `preduce gaps` asks only who sends to whom (`graph`), so that weights
+    that are no shares, such as distances, do not matter to it. An edge of a directed file goes from source to target:
+    the source sends, the target hears. An edge of an undirected file goes both ways.
+    """
+
+    nodes: Collection[Hashable]  # every node once, in the file's order
+    edges: Sequence[tuple[Hashable, Hashable]]
+    weights: Sequence[object]  # of each edge as written; None where the file gives none
+    directed: bool
+    place: Callable[[int], str]  # where edge number e stands, for messages
+
+    def ranks(self) -> dict[Hashable, int]:
+        """Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in their own order."""
+        count = len(self.nodes)
+        if {str(name) for name in self.nodes} == {str(i) for i in range(count)}:
+            return {name: int(str(name)) for name in self.nodes}
+        return {name: i for i, name in enumerate(self.nodes)}
+
+    def graph(self) -> Graph:
+        """Who sends to whom; weights are left aside."""
+        rank = self.ranks()
+        make = Graph.directed if self.directed else Graph.undirected
+        return make(len(self.nodes), [rank[a] for a, _ in self.edges], [rank[b] for _, b in self.edges])
+
+    def weighted(self, *, placeholder: int | None = None) -> Imported:
+        """The graph with its weights as shares, if it has any.
+
+        A weight that all edges have may be a placeholder that stands for none: some tools always write a weight.
+
+        Raises:
+            ScheduleError: too many nodes or too few, some edges with a weight and some without, a weight that is no
+                share, or two different weights for one edge.
+        """
+        rank = self.ranks()
+        pairs = [(rank[a], rank[b]) for a, b in self.edges]
+        shares = self._shares()
+        if shares is not None and all(share == placeholder for share in shares):
+            shares = None
+        return from_edges(len(self.nodes), pairs, shares, directed=self.directed)
+
+    def _shares(self) -> list[Fraction] | None:
+        absent = [weight is None for weight in self.weights]
+        if all(absent):
+            return None
+        if any(absent):
+            odd = absent.index(not absent[0])
+            lacks = "has no weight, others have one; " if absent[odd] else ""
+            raise ScheduleError(f"{self.place(odd)}: {lacks}give all edges a weight, or none")
+        return [exact(weight, self.place(e)) for e, weight in enumerate(self.weights)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +87,10 @@ class Imported:
     weights: tuple[Fraction, ...] | None = None
 
 
-def exact(value: float | str, place: str) -> Fraction:
-    """The fraction that a decimal number stands for: 0.333333333 is 1/3.
-
-    The simplest fraction with a denominator up to 10⁴ is taken when it lies within 1e-8, else one within 1e-12.
-
-    Raises:
-        ScheduleError: a number that is negative or not finite.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ScheduleError(f"{place}: weight {value!r} is not a number") from None
-    if not isfinite(number):
-        raise ScheduleError(f"{place}: weight {value} is not finite")
-    if number < 0:
-        raise ScheduleError(f"{place}: weight {value} is negative; weights are shares from 0 to 1")
-    simple = Fraction(number).limit_denominator(10**4)
-    return simple if abs(float(simple) - number) <= 1e-8 else Fraction(number).limit_denominator(10**12)
-
-
 def from_edges(
     num_workers: int, edges: Iterable[tuple[int, int]], weights: Sequence[Fraction] | None, *, directed: bool
 ) -> Imported:
-    """Edges as listed in a file; an undirected edge may stand once or twice.
+    """Edges between ranks as listed in a file; an undirected edge may stand once or twice.
 
     Raises:
         ScheduleError: too many workers, a rank out of range, or two different weights for one edge.
@@ -68,28 +102,14 @@ def from_edges(
     graph = make(num_workers, pairs[:, 0], pairs[:, 1])
     if weights is None:
         return Imported(graph)
-    table: dict[tuple[int, int], Fraction] = {}
+    weight_of: dict[tuple[int, int], Fraction] = {}
     for (a, b), weight in zip(pairs.tolist(), weights, strict=True):
         for edge in ((a, b),) if directed else ((a, b), (b, a)):
-            if table.setdefault(edge, weight) != weight:
-                raise ScheduleError(f"edge {a}→{b}: has the weights {table[edge]} and {weight}; give it one")
-    _check_own_weights(num_workers, table)
-    listed = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
-    return Imported(graph, tuple(table[edge] for edge in listed))
-
-
-def _check_own_weights(num_workers: int, table: dict[tuple[int, int], Fraction]) -> None:
-    """Refuse a given own weight that is not what the others leave."""
-    heard = [Fraction(0)] * num_workers
-    for (source, target), weight in table.items():
-        if source != target:
-            heard[target] += weight
-    for worker, total in enumerate(heard):
-        own = table.get((worker, worker))
-        if own is not None and abs(own + total - 1) > Fraction(1, 10**6):
-            raise ScheduleError(
-                f"worker {worker}: hears weights that sum to {float(own + total):g}, its own included; they sum to 1"
-            )
+            if weight_of.setdefault(edge, weight) != weight:
+                raise ScheduleError(f"edge {a}→{b}: has the weights {weight_of[edge]} and {weight}; give it one")
+    check_own_weights(num_workers, weight_of)
+    arcs = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
+    return Imported(graph, tuple(weight_of[arc] for arc in arcs))
 
 
 def round_of(imported: Imported, method: str) -> Round:
@@ -104,15 +124,16 @@ def round_of(imported: Imported, method: str) -> Round:
     graph.require_connected()
     if imported.weights is None:
         return weigh(graph, method)
-    return edges_round(graph.num_workers, graph.sources, graph.targets, imported.weights)
+    return _weighted_round(graph.num_workers, graph.sources, graph.targets, imported.weights)
 
 
-def edges_round(num_workers: int, sources: npt.ArrayLike, targets: npt.ArrayLike, weights: Sequence[Fraction]) -> Round:
+def _weighted_round(
+    num_workers: int, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32], weights: Sequence[Fraction]
+) -> Round:
     """A round with a weight per edge; edges of weight 0 are dropped."""
-    src, dst = np.asarray(sources, dtype=np.int64), np.asarray(targets, dtype=np.int64)
     kept = [e for e, weight in enumerate(weights) if weight]
-    exact_weights = balanced(num_workers, src[kept].tolist(), dst[kept].tolist(), [weights[e] for e in kept])
-    return Round.from_arrays(num_workers, src[kept], dst[kept], exact_weights, np.arange(len(kept)))
+    exact_weights = balanced(num_workers, sources[kept].tolist(), targets[kept].tolist(), [weights[e] for e in kept])
+    return Round.from_arrays(num_workers, sources[kept], targets[kept], exact_weights, np.arange(len(kept)))
 
 
 def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Schedule:

@@ -41,17 +41,17 @@ def one_peer_rounds(graph: Graph) -> list[Round]:
     targets: list[list[int]] = [[] for _ in range(n)]
     for source, target in zip(graph.sources.tolist(), graph.targets.tolist(), strict=True):
         targets[source].append(target)
-    for worker, listed in enumerate(targets):
-        if not listed:
+    for worker, heard_by in enumerate(targets):
+        if not heard_by:
             raise ScheduleError(f"worker {worker}: sends to nobody; every worker of a one-peer schedule sends")
-        listed.sort(key=lambda other, own=worker: (other - own) % n)  # type: ignore[misc]
-    period = lcm(*(len(listed) for listed in targets))
+        heard_by.sort(key=lambda other, own=worker: (other - own) % n)  # type: ignore[misc]
+    period = lcm(*(len(heard_by) for heard_by in targets))
     if period > MAX_PERIOD:
         raise ScheduleError(
             f"one-peer: the period is {period} rounds, the least common multiple of the degrees; "
             f"at most {MAX_PERIOD} are read"
         )
-    return [_round(n, [(i, listed[t % len(listed)]) for i, listed in enumerate(targets)]) for t in range(period)]
+    return [_round(n, [(i, heard_by[t % len(heard_by)]) for i, heard_by in enumerate(targets)]) for t in range(period)]
 
 
 def one_peer(
@@ -86,7 +86,7 @@ def sampled_generator(
     if not 1 <= rounds <= MAX_PERIOD:
         raise ScheduleError(f"rounds: is {rounds}; sample between 1 and {MAX_PERIOD}")
     sampled = [_sample(make, worker, num_workers, rounds) for worker in range(num_workers)]
-    listed = []
+    collected = []
     for t in range(rounds):
         sent = {(worker, other) for worker in range(num_workers) for other in sampled[worker][t][0]}
         heard = {(other, worker) for worker in range(num_workers) for other in sampled[worker][t][1]}
@@ -96,8 +96,8 @@ def sampled_generator(
                 ("sends to", "does not receive from") if (a, b) in sent else ("is not sending to", "waits for")
             )
             raise ScheduleError(f"round {t}: worker {a} {done} worker {b}, which {missing} worker {a}")
-        listed.append(_round(num_workers, sorted(sent)))
-    return schedule(name, listed, cluster)
+        collected.append(_round(num_workers, sorted(sent)))
+    return schedule(name, collected, cluster)
 
 
 def _sample(make: Callable[[int], Iterator[Ranks]], worker: int, count: int, rounds: int) -> list[Ranks]:

@@ -7,15 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.entry import hint
-from preduce.schedulers.imports import (
-    adjacency,
-    base_graph_json,
-    decentralizepy,
-    edge_list,
-    graphml,
-    matcha_matchings,
-    node_link,
-)
+from preduce.schedulers.imports import adjacency, edge_lists, networkx_graphs, schedule_files
 from preduce.schedulers.imports.base import Imported, round_of, schedule
 from preduce.schedulers.imports.bluefog import one_peer_rounds
 from preduce.topo.document.reader import parse_json, read_bytes
@@ -30,18 +22,18 @@ if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
 
 _GRAPHS: dict[str, Callable[..., Imported]] = {
-    "node-link": node_link.read,
-    "graphml": graphml.read,
-    "edge-list": edge_list.read,
+    "node-link": networkx_graphs.read_node_link,
+    "graphml": networkx_graphs.read_graphml,
+    "edge-list": edge_lists.read_edge_list,
     "npy": adjacency.read_npy,
     "csv": adjacency.read_csv,
     "mtx": adjacency.read_mtx,
-    "decentralizepy-edges": decentralizepy.read_edges,
-    "decentralizepy-adj": decentralizepy.read_adjacency,
+    "decentralizepy-edges": edge_lists.read_decentralizepy_edges,
+    "decentralizepy-adj": edge_lists.read_decentralizepy_adjacency,
 }
 _SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "base-graph": base_graph_json.read,
-    "matcha": matcha_matchings.read,
+    "base-graph": schedule_files.read_base_graph,
+    "matcha": schedule_files.read_matcha,
 }
 _BY_SUFFIX = {
     ".graphml": "graphml",
@@ -94,8 +86,8 @@ def import_schedule(
     known = set(keywords) - {"cluster", "name"}
     for key in options:
         if key not in known:
-            listed = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
-            raise ScheduleError(f"format {chosen}: no option {key!r}; {listed}")
+            choice = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+            raise ScheduleError(f"format {chosen}: no option {key!r}; {choice}")
     if chosen in _SCHEDULES:
         return _SCHEDULES[chosen](data, name, cluster=cluster, **options)
     try:
@@ -128,7 +120,7 @@ def _sniff(data: bytes, name: str) -> str:
         return _sniff_json(data, name)
     if text[:1] == b"<":
         return "graphml"
-    first = next((words for _, words in edge_list.lines_of(data, name)), [])
+    first = next((words for _, words in edge_lists.lines_of(data, name)), []) if text else []
     if len(first) == 1:
         return "decentralizepy-edges"
     if len(first) in (2, 3):
@@ -141,9 +133,9 @@ def _sniff_json(data: bytes, name: str) -> str:
     if isinstance(value, list) or (isinstance(value, dict) and "matchings" in value):
         return "matcha"
     if isinstance(value, dict):
-        for key, found in (("format", "preduce"), ("n_nodes", "base-graph"), ("nodes", "node-link")):
+        for key, format_ in (("format", "preduce"), ("n_nodes", "base-graph"), ("nodes", "node-link")):
             if key in value:
-                return found
+                return format_
     raise InputError(
         f"{name}: JSON without `nodes`, `n_nodes`, `matchings` or `format`; give format=, one of {', '.join(formats())}"
     )

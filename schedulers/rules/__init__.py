@@ -1,1 +1,1 @@
-"""Rule families: one a file, written with the algebra of `schedulers.rules.algebra`."""
+"""Rule families grouped by topic, written with `algebra`; `schedulers.catalogue.rules` lists them."""

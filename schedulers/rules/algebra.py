@@ -1,8 +1,7 @@
-"""Rule algebra: compose, repeat, interleave and overlay rules; make schedules of them for any cluster."""
+"""Rule algebra: compose, repeat, interleave and overlay rules; make strategies of them for any cluster."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm, prod
 from typing import TYPE_CHECKING
@@ -12,9 +11,7 @@ import numpy as np
 from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block, RulePhase, strides_of
-from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, RulePhases
-from preduce.topo.strategies.static import Static
+from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,45 +19,32 @@ if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Rule phases with the node radices that their digits refer to."""
-
-    radices: tuple[int, ...]
-    phases: tuple[RulePhase, ...]
-
-    @property
-    def digits(self) -> tuple[int, ...]:
-        """All digits: a block across them spans all nodes."""
-        return tuple(range(len(self.radices)))
-
-
-def compose(*rules: Rule) -> Rule:
+def compose(*rules: RulePhases) -> RulePhases:
     """One rule after the other; digits are refined to common ones.
 
     Raises:
         ScheduleError: the rules number the nodes in digits that have no common refinement.
     """
     refined = _aligned(rules)
-    return Rule(refined[0].radices, tuple(phase for rule in refined for phase in rule.phases))
+    return RulePhases(refined[0].node_radices, tuple(phase for rule in refined for phase in rule.phases))
 
 
-def repeat(rule: Rule, times: int) -> Rule:
+def repeat(rule: RulePhases, times: int) -> RulePhases:
     """The rule's phases `times` times over."""
     if times < 1:
         raise ScheduleError(f"repeat: {times} times; a rule is repeated at least once")
-    return Rule(rule.radices, rule.phases * times)
+    return RulePhases(rule.node_radices, rule.phases * times)
 
 
-def interleave(*rules: Rule) -> Rule:
+def interleave(*rules: RulePhases) -> RulePhases:
     """One phase of each rule in turn, until all of them end together (the period is the rules' common multiple)."""
     refined = _aligned(rules)
     length = lcm(*(len(rule.phases) for rule in refined))
     phases = tuple(rule.phases[t % len(rule.phases)] for t in range(length) for rule in refined)
-    return Rule(refined[0].radices, phases)
+    return RulePhases(refined[0].node_radices, phases)
 
 
-def overlay(*rules: Rule) -> Rule:
+def overlay(*rules: RulePhases) -> RulePhases:
     """The rules at the same time, phase by phase: they have to use different local ranks.
 
     Raises:
@@ -76,47 +60,47 @@ def overlay(*rules: Rule) -> Rule:
             twice = next(rank for rank in ranks if ranks.count(rank) > 1)
             raise ScheduleError(f"overlay: local rank {twice} stands in two blocks of phase {t}; blocks are disjoint")
         phases.append(phase)
-    return Rule(refined[0].radices, tuple(phases))
+    return RulePhases(refined[0].node_radices, tuple(phases))
 
 
-def refine(rule: Rule, radices: Sequence[int]) -> Rule:
+def refine(rule: RulePhases, radices: Sequence[int]) -> RulePhases:
     """The same groups written in finer digits: radix 6 may become radices 2, 3.
 
     Raises:
         ScheduleError: the new radices do not split the old ones.
     """
-    if tuple(radices) == rule.radices:
+    if tuple(radices) == rule.node_radices:
         return rule
     children: list[tuple[int, ...]] = []
     position = 0
-    for radix in rule.radices:
+    for radix in rule.node_radices:
         taken: list[int] = []
         while prod(radices[d] for d in taken) < radix and position < len(radices):
             taken.append(position)
             position += 1
         if prod(radices[d] for d in taken) != radix:
-            raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.radices)}")
+            raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.node_radices)}")
         children.append(tuple(taken))
     if position != len(radices):
-        raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.radices)}")
+        raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.node_radices)}")
 
     def split(block: Block) -> Block:
         return Block(block.local, tuple(d for old in block.across for d in children[old]), block.relax)
 
-    return Rule(tuple(radices), tuple(tuple(split(block) for block in phase) for phase in rule.phases))
+    return RulePhases(tuple(radices), tuple(tuple(split(block) for block in phase) for phase in rule.phases))
 
 
-def _aligned(rules: Sequence[Rule]) -> list[Rule]:
+def _aligned(rules: Sequence[RulePhases]) -> list[RulePhases]:
     if not rules:
         raise ScheduleError("compose: no rules given; give at least 1")
-    if all(rule.radices == rules[0].radices for rule in rules):
+    if all(rule.node_radices == rules[0].node_radices for rule in rules):
         return list(rules)
-    sizes = {prod(rule.radices) for rule in rules}
+    sizes = {prod(rule.node_radices) for rule in rules}
     if len(sizes) > 1:
         raise ScheduleError(f"rules for different numbers of nodes, {sorted(sizes)}, cannot be combined")
-    strides = sorted({stride for rule in rules for stride in strides_of(rule.radices)} | sizes, reverse=True)
+    strides = sorted({stride for rule in rules for stride in strides_of(rule.node_radices)} | sizes, reverse=True)
     if any(larger % smaller for larger, smaller in pairwise(strides)):
-        shown = ", ".join(str(list(rule.radices)) for rule in rules)
+        shown = ", ".join(str(list(rule.node_radices)) for rule in rules)
         raise ScheduleError(f"radices {shown} have no common refinement; write the rules in the same radices")
     radices = tuple(larger // smaller for larger, smaller in pairwise(strides))
     return [refine(rule, radices) for rule in rules]
@@ -134,13 +118,13 @@ def local_ranks(cluster: Cluster) -> tuple[int, ...]:
     return tuple(range(int(cluster.node_sizes().max())))
 
 
-def schedule(name: str, cluster: Cluster, rule: Rule) -> Schedule:
-    """A schedule of kind `static`: in rule form for equal nodes, in explicit groups otherwise.
+def static(cluster: Cluster, rule: RulePhases) -> Static:
+    """The rule on a cluster: in rule form for equal nodes, in explicit groups otherwise.
 
     Blocks that would hold one worker only are left out, so that every group has at least two. On an irregular cluster
     a block holds those of its local ranks that exist.
     """
-    sizes = rule.radices
+    sizes = rule.node_radices
     phases = tuple(
         tuple(
             sorted(
@@ -151,12 +135,12 @@ def schedule(name: str, cluster: Cluster, rule: Rule) -> Schedule:
         for phase in rule.phases
     )
     if cluster.is_regular:
-        return Schedule(name, cluster, Static(phases=RulePhases(rule.radices, phases)))
+        return Static(phases=RulePhases(rule.node_radices, phases))
     expanded: dict[RulePhase, Phase] = {}
     for phase in phases:
         if phase not in expanded:
-            expanded[phase] = _on_irregular(phase, cluster, rule.radices)
-    return Schedule(name, cluster, Static(phases=GroupPhases(tuple(expanded[phase] for phase in phases))))
+            expanded[phase] = _on_irregular(phase, cluster, rule.node_radices)
+    return Static(phases=GroupPhases(tuple(expanded[phase] for phase in phases)))
 
 
 def _on_irregular(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:

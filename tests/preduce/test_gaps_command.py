@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
 from preduce.report.gaps import draw_gaps, draw_trace
+from preduce.schedulers.imports import import_schedule
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import HopSetting
 from preduce.topo.errors import DocumentError, InputError, UnknownError
@@ -91,6 +92,52 @@ def test_broken_graph_files_are_one_line(tmp_path, content, words):
     with pytest.raises(DocumentError, match=words) as caught:
         load_graph(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "format_"),
+    [
+        ("0\n", "edge-list"),
+        ("0 1\n0 1 2 3\n", "edge-list"),
+        ("# nothing\n", "edge-list"),
+        ("", "edge-list"),
+        ('{"nodes": [{"id": 0}], "edges": [{"source": 0, "target": 7}]}', "node-link"),
+        ('{"nodes": [{"id": 0}, {"id": 0}], "links": []}', "node-link"),
+        ('{"nodes": [{"id": true}], "links": []}', "node-link"),
+        ('{"nodes": [{"id": 0}, {"id": 1}], "directed": "false", "links": []}', "node-link"),
+        (
+            '{"nodes": [0, 1], "links": [{"source": 0, "target": 1}, {"source": 1, "target": 0}]}',
+            "node-link",
+        ),
+        ('{"nodes": [0, 1]}', "node-link"),
+    ],
+)
+def test_gaps_and_import_refuse_a_broken_graph_in_the_same_words(tmp_path, content, format_):
+    path = tmp_path / "graph"
+    path.write_text(content)
+    with pytest.raises(DocumentError) as imported:
+        import_schedule(path, format=format_)
+    with pytest.raises(DocumentError) as read:
+        load_graph(str(path))
+    assert (read.value.place, read.value.problem) == (imported.value.place, imported.value.problem)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_gaps_and_import_read_the_same_edges_in_the_same_direction(tmp_path, directed):
+    """An edge 0→1 means that 0 sends to 1; without a direction both send. Weights do not matter to gaps."""
+    edges = [(0, 1), (1, 2), (2, 0), (0, 3), (3, 2), (1, 3)] if directed else [(0, 1), (1, 2), (2, 3)]
+    graph = (nx.DiGraph if directed else nx.Graph)(edges)
+    lines, links, distances = tmp_path / "lines.txt", tmp_path / "links.json", tmp_path / "distances.json"
+    lines.write_text("\n".join(f"{a} {b}" for a, b in edges))
+    links.write_text(json.dumps(nx.node_link_data(graph, edges="links")))
+    nx.set_edge_attributes(graph, 7.5, "weight")
+    distances.write_text(json.dumps(nx.node_link_data(graph, edges="links")))
+    arcs = tuple(sorted(set(edges) | (set() if directed else {(b, a) for a, b in edges})))
+    assert load_graph(str(lines), directed=directed).edges == arcs
+    assert load_graph(str(links)).edges == load_graph(str(distances)).edges == arcs
+    for path, options in ((lines, {"directed": directed}), (links, {})):
+        round_ = import_schedule(path, weights="uniform", **options).strategy.rounds[0]
+        assert tuple(sorted((a, b) for a, b, _ in round_.edges())) == arcs
 
 
 @pytest.mark.parametrize("text", ["nosuch:4", "nosuch", "ring-based:7", "ring:1", "double-ring:6"])

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from math import ceil, lcm, log
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import pytest
 
-from preduce.schedulers import base_graph, registry
-from preduce.schedulers.constructions import ceca_2p
-from preduce.schedulers.constructions.ou_equidyn import matching
-from preduce.schedulers.constructions.random_partitions import phase as random_phase
+from helpers.golden import GOLDEN
+from preduce.schedulers import registry
+from preduce.schedulers.constructions import base_graph, ceca_2p
+from preduce.schedulers.constructions.moshpit import random_phase
+from preduce.schedulers.constructions.shifts import draw_shifts, matching, mean_of_shifts
 from preduce.schedulers.imports import one_peer
-from preduce.schedulers.shifts import round_of, shifts
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.figures import n_eff
 from preduce.topo.strategies import Neighbor
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
 
 def build(name, n, **parameters):
@@ -192,11 +188,11 @@ def test_od_equidyn_expected_factor(n):
 
 
 def test_equistatic_matrices():
-    directed = round_of(10, [3, 3, 7], undirected=False)
+    directed = mean_of_shifts(10, [3, 3, 7], undirected=False)
     assert directed.weights == (Fraction(9, 30), Fraction(18, 30))
-    undirected = round_of(10, [3, 3, 7], undirected=True)
+    undirected = mean_of_shifts(10, [3, 3, 7], undirected=True)
     assert undirected.weights == (Fraction(27, 60),)
-    assert shifts(12, 3, seed=5) == shifts(12, 3, seed=5)
+    assert draw_shifts(12, 3, seed=5) == draw_shifts(12, 3, seed=5)
     for n in (16, 64, 100):
         schedule = build("u-equistatic", n, num_shifts=ceil(8 * log(2 * n / 0.01) / (3 * 0.6**2)))
         assert contraction(schedule) < 0.6

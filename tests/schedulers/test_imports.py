@@ -14,11 +14,11 @@ from scipy.sparse import coo_array
 
 from preduce.schedulers import registry
 from preduce.schedulers.imports import formats, from_networkx, import_schedule, one_peer, sampled_generator
-from preduce.schedulers.imports.balance import balanced
+from preduce.schedulers.imports.exact import balanced
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import FileProblem, InputError, ScheduleError
-from preduce.topo.graphs.exponential import exponential
-from preduce.topo.graphs.ring import ring
+from preduce.topo.graphs.classic import ring
+from preduce.topo.graphs.directed import exponential
 from preduce.topo.graphs.weights import weigh
 
 
@@ -276,6 +276,8 @@ BAD = [
     ("c.json", '{"nodes": [{"id": 0}, {"id": 1}], "links": [{"source": 0, "target": 7}]}', r"links\[0\]: needs"),
     ("d.json", '{"nodes": [{"id": 0}, {"id": 1}], "links": [{"source": 0, "target": 1, "weight": -1}]}', "negative"),
     ("e.json", '{"nodes": [{}], "links": []}', r"nodes\[0\]: has no `id`"),
+    ("j.json", '{"nodes": [0, 1, 0], "links": [{"source": 0, "target": 1}]}', r"nodes\[2\]: two nodes share an id, 0"),
+    ("k.json", '{"nodes": [0, 1], "directed": "false", "links": []}', 'directed: is "false"'),
     ("f.json", '{"n_nodes": true}', "n_nodes: is not a number of workers"),
     ("g.json", "[1, 2]", r"matchings\[0\]: is not a list of pairs"),
     ("h.json", "[[[0, 1]], [[2, 3]]]", "workers 0 and 2 do not reach"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 from fractions import Fraction
+from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -13,7 +15,11 @@ import numpy as np
 import pytest
 
 from preduce.schedulers import registry
+from preduce.schedulers.catalogue.graphs import GRAPHS
+from preduce.schedulers.catalogue.rounds import PER_ROUND
+from preduce.schedulers.catalogue.rules import RULES
 from preduce.schedulers.entry import Entry
+from preduce.schedulers.rules import algebra
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.canonical import canonical_bytes
 from preduce.topo.document.schedule import parse_schedule
@@ -21,6 +27,8 @@ from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies import AllReduce, Neighbor, Static
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from preduce.topo.schedule import Schedule
 
 CLUSTERS = ["2x4", "4x4", "3x4", "5x3", "8x2", "1x8", "9x1", "16x1", "3,3,2", "5,3", "1,1,4"]
@@ -133,14 +141,56 @@ def test_one_worker_is_refused_in_one_line(name):
     assert "\n" not in str(caught.value)
 
 
+def public_functions(package: str) -> dict[str, Callable[..., object]]:
+    """The functions that the modules of a package define themselves, by dotted name."""
+    modules = [
+        import_module(module.name)
+        for module in pkgutil.iter_modules(import_module(package).__path__, package + ".")
+        if not module.ispkg
+    ]
+    return {
+        f"{module.__name__}.{name}": function
+        for module in modules
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def first_parameter(function: Callable[..., object]) -> str:
+    return next(iter(inspect.signature(function).parameters), "")
+
+
 @pytest.mark.parametrize("package", ["preduce.schedulers.rules", "preduce.schedulers.constructions"])
-def test_every_file_in_the_folder_is_registered(package):
-    registered = set(registry.modules().values())
-    for module in pkgutil.iter_modules(import_module(package).__path__, package + "."):
-        defines_entry = hasattr(import_module(module.name), "ENTRY")
-        helper = module.name.rsplit(".", 1)[-1] in {"algebra", "common"}
-        assert defines_entry != helper, f"{module.name}: a construction defines ENTRY"
-        assert (module.name in registered) == defines_entry, f"{module.name}: add its line to the registry"
+def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
+    rows = [registry.entry(name).make for name in registry.names()]
+    built = {make.func if isinstance(make, partial) else make for make in rows}
+    builders = {
+        name: function
+        for name, function in public_functions(package).items()
+        if first_parameter(function) == "cluster"
+        and {"Static", "Neighbor", "AllReduce", "NoReturn"}
+        & set(str(inspect.signature(function).return_annotation).split(" | "))
+        and function is not algebra.static
+    }
+    assert builders
+    missing = [name for name, function in builders.items() if function not in built]
+    assert not missing, f"{missing}: add a row to a table of schedulers/catalogue/"
+
+
+def test_every_graph_has_a_row_of_its_name():
+    graphs = {
+        name.rpartition(".")[2].replace("_", "-")
+        for name, function in public_functions("preduce.topo.graphs").items()
+        if inspect.signature(function).return_annotation == "Graph"
+    }
+    assert {"ring", "kautz", "random-regular"} <= graphs
+    missing = graphs - set(registry.names())
+    assert not missing, f"{missing}: add a row to schedulers/catalogue/graphs.py"
+
+
+def test_names_are_given_once():
+    tables = (*RULES, *GRAPHS, *PER_ROUND)
+    assert [row.name for row in tables] == registry.names()
 
 
 def test_unknown_name_gets_a_suggestion():

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from preduce.schedulers import registry
 from preduce.schedulers.factors import divisors, fewest_factors, largest_power, prime_factors, smallest_prime_factor
-from preduce.schedulers.rules import prague_figure_10
-from preduce.schedulers.rules.algebra import Rule, compose, interleave, overlay, refine, repeat
+from preduce.schedulers.rules.algebra import compose, interleave, overlay, refine, repeat
+from preduce.schedulers.rules.prague import figure_10_rule
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.rule import Block, RuleView
@@ -78,9 +78,9 @@ def test_figure_10_golden_figures(nodes):
 
 @pytest.mark.parametrize("nodes", [2, 4, 10, 250_000])
 def test_figure_10_is_the_published_one_for_four_workers_and_even_nodes(nodes):
-    rule = prague_figure_10.rule(nodes, 4)
+    rule = figure_10_rule(nodes, 4)
     everyone = (0, 1) if nodes > 2 else (0,)
-    assert rule.radices == ((2, nodes // 2) if nodes > 2 else (2,))
+    assert rule.node_radices == ((2, nodes // 2) if nodes > 2 else (2,))
     assert rule.phases == (
         (Block((0,), everyone), Block((2, 3))),
         (Block((0, 1, 2, 3)),),
@@ -191,7 +191,7 @@ def _rule(radices, seed):
             if (roles == role).any()
         ]
         phases.append(tuple(blocks))
-    return Rule(tuple(radices), tuple(phases))
+    return RulePhases(tuple(radices), tuple(phases))
 
 
 FACTORINGS = st.sampled_from([(12,), (2, 6), (6, 2), (2, 2, 3), (3, 4), (4, 3), (2, 3, 2)])
@@ -208,12 +208,14 @@ def test_compose_keeps_the_groups_of_both_rules(first, second, seed):
         return
     joined = compose(a, b)
     separate = [
-        RuleView(rule.radices, (phase,), cluster.workers_per_node).expand(0) for rule in (a, b) for phase in rule.phases
+        RuleView(rule.node_radices, (phase,), cluster.workers_per_node).expand(0)
+        for rule in (a, b)
+        for phase in rule.phases
     ]
     assert [
-        RuleView(joined.radices, (phase,), cluster.workers_per_node).expand(0) for phase in joined.phases
+        RuleView(joined.node_radices, (phase,), cluster.workers_per_node).expand(0) for phase in joined.phases
     ] == separate
-    Static(phases=RulePhases(joined.radices, joined.phases)).check(cluster)
+    Static(phases=joined).check(cluster)
 
 
 @given(FACTORINGS, st.integers(0, 1000), st.integers(1, 4))
@@ -226,20 +228,20 @@ def test_repeat_and_interleave(radices, seed, times):
 
 
 def test_overlay_refuses_shared_local_ranks():
-    a = Rule((2,), ((Block((0, 1)),),))
-    b = Rule((2,), ((Block((2,), (0,)),), (Block((3,), (0,)),)))
+    a = RulePhases((2,), ((Block((0, 1)),),))
+    b = RulePhases((2,), ((Block((2,), (0,)),), (Block((3,), (0,)),)))
     assert overlay(a, b).phases == ((Block((0, 1)), Block((2,), (0,))), (Block((0, 1)), Block((3,), (0,))))
     with pytest.raises(ScheduleError, match="local rank 1 stands in two blocks of phase 0"):
-        overlay(a, Rule((2,), ((Block((1,), (0,)),),)))
+        overlay(a, RulePhases((2,), ((Block((1,), (0,)),),)))
 
 
 def test_algebra_refuses_what_does_not_fit():
-    a = Rule((2, 2), ((Block((0,), (0,)),),))
+    a = RulePhases((2, 2), ((Block((0,), (0,)),),))
     with pytest.raises(ScheduleError, match="different numbers of nodes"):
-        compose(a, Rule((3,), ()))
+        compose(a, RulePhases((3,), ()))
     with pytest.raises(ScheduleError, match="at least once"):
         repeat(a, 0)
     with pytest.raises(ScheduleError, match="do not refine"):
-        refine(Rule((2, 3), ()), (3, 2))
+        refine(RulePhases((2, 3), ()), (3, 2))
     with pytest.raises(ScheduleError, match="at least 1"):
         compose()

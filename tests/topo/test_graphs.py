@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import inspect
 from fractions import Fraction
 from math import ceil, cos, log2, pi
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -13,28 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.golden import GOLDEN
 from preduce.topo.errors import ScheduleError
 from preduce.topo.graphs import Graph
-from preduce.topo.graphs.complete import complete
-from preduce.topo.graphs.de_bruijn import de_bruijn
-from preduce.topo.graphs.double_ring import double_ring
-from preduce.topo.graphs.erdos_renyi import erdos_renyi
-from preduce.topo.graphs.exponential import exponential
-from preduce.topo.graphs.grid import grid
-from preduce.topo.graphs.hop_figure_21 import hop_figure_21
-from preduce.topo.graphs.hypercube import hypercube
-from preduce.topo.graphs.kautz import kautz
+from preduce.topo.graphs import fastest as fastest_module
+from preduce.topo.graphs import weights as weights_module
+from preduce.topo.graphs.classic import complete, grid, hypercube, ring, star, torus
+from preduce.topo.graphs.directed import de_bruijn, exponential, kautz
+from preduce.topo.graphs.hop import double_ring, hop_figure_21, ring_based
 from preduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
-from preduce.topo.graphs.random_regular import random_regular
-from preduce.topo.graphs.ring import ring
-from preduce.topo.graphs.ring_based import ring_based
-from preduce.topo.graphs.star import star
-from preduce.topo.graphs.torus import torus
-from preduce.topo.graphs.weights import METHODS, weigh
-from preduce.topo.graphs.weights.best_constant import best_constant
-from preduce.topo.graphs.weights.constant import constant
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
+from preduce.topo.graphs.random_graphs import erdos_renyi, random_regular
+from preduce.topo.graphs.weights import METHODS, best_constant_weight, constant, weigh
 
 
 def dense(round_):
@@ -236,7 +224,7 @@ def test_best_constant_is_optimal_on_edge_transitive_graphs():
         assert norm(dense(weigh(graph, "best-constant"))) == pytest.approx(
             norm(dense(weigh(graph, "fastest"))), abs=1e-5
         )
-    assert best_constant(hypercube(3)) == pytest.approx(2 / (2 + 6))
+    assert best_constant_weight(hypercube(3)) == pytest.approx(2 / (2 + 6))
 
 
 def test_weights_refuse_in_one_line():
@@ -256,10 +244,16 @@ def test_weights_refuse_in_one_line():
         Graph.directed(4, [0], [5])
 
 
-def test_every_weight_file_is_listed():
-    folder = Path(__file__).parents[2] / "topo" / "graphs" / "weights"
-    methods = {path.stem for path in folder.glob("*.py")} - {"__init__", "constant"}
-    assert methods == {module.rsplit(".", 1)[1] for module in METHODS.values()}
+def test_every_way_to_weigh_a_graph_is_in_the_table():
+    """A function Graph → Round is a method, and has its row under its own name."""
+    methods = {
+        name.replace("_", "-"): function
+        for module in (weights_module, fastest_module)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if list(inspect.signature(function).parameters) == ["graph"]
+        and inspect.signature(function).return_annotation == "Round"
+    }
+    assert methods == METHODS
 
 
 @given(graph=GRAPHS)
@@ -287,7 +281,7 @@ def test_matcha_with_full_budget_is_the_best_constant_weight(graph):
     probabilities = activation(listed, 1.0)
     assert set(probabilities.tolist()) == {1.0}
     alpha, rho = mixing_weight(listed, probabilities)
-    assert alpha == pytest.approx(best_constant(graph), abs=1e-6)
+    assert alpha == pytest.approx(best_constant_weight(graph), abs=1e-6)
     assert rho == pytest.approx(norm(dense(constant(graph, Fraction(alpha)))) ** 2, abs=1e-9)
 
 

@@ -1,3 +1,3 @@
-"""Topologies: fixed graphs over the workers as edge arrays, one family a file; their weights live in `weights`."""
+"""Topologies: fixed graphs over the workers as edge arrays, grouped by topic as in networkx; `weights` weighs them."""
 
 from preduce.topo.graphs.base import Graph as Graph

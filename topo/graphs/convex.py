@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from preduce.topo.errors import UnknownError
 
@@ -46,6 +45,8 @@ def minimise(cost: Array, barrier: Barrier, start: Array, *, parameter: float, g
 
 def _centre(cost: Array, barrier: Barrier, point: Array) -> Array:
     """Newton's method with backtracking on cost·x + barrier(x)."""
+    from scipy.linalg import cho_factor, cho_solve  # late: `preduce catalogue` reads the tables that name this file
+
     state = barrier(point)
     assert state is not None, "the starting point lies inside"
     for _ in range(MAX_STEPS):
@@ -78,6 +79,8 @@ def edge_gram(inverse: Array, ends: npt.NDArray[np.int32], others: npt.NDArray[n
 
 def inverse_and_logdet(matrix: Array) -> tuple[Array, float] | None:
     """X⁻¹ and logdet X of a symmetric matrix, or None unless it is positive definite. O(n³)."""
+    from scipy.linalg import cho_solve
+
     try:
         lower = np.linalg.cholesky(matrix)
     except np.linalg.LinAlgError:

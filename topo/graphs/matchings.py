@@ -34,15 +34,15 @@ def matchings(graph: Graph) -> list[Graph]:
     graph.require_undirected("matchings")
     graph.require_connected()
     rest = graph.to_networkx()
-    found = []
+    parts = []
     while rest.number_of_edges():
         chosen = sorted(tuple(sorted(pair)) for pair in nx.max_weight_matching(rest, maxcardinality=True))
         rest.remove_edges_from(chosen)
-        found.append(Graph.undirected(graph.num_workers, [a for a, _ in chosen], [b for _, b in chosen]))
-    return found
+        parts.append(Graph.undirected(graph.num_workers, [a for a, _ in chosen], [b for _, b in chosen]))
+    return parts
 
 
-def activation(listed: Sequence[Graph], budget: float) -> Array:
+def activation(parts: Sequence[Graph], budget: float) -> Array:
     """Probabilities p that maximise λ₂(Σ p_j L_j) with 0 ≤ p ≤ 1 and Σp ≤ budget·(number of matchings).
 
     Raises:
@@ -51,14 +51,14 @@ def activation(listed: Sequence[Graph], budget: float) -> Array:
     """
     if not 0 < budget <= 1:
         raise ScheduleError(f"budget: is {budget:g}; it is a share of the matchings, above 0 and at most 1")
-    number, count = len(listed), listed[0].num_workers
+    number, count = len(parts), parts[0].num_workers
     if budget == 1 or number == 1:
         return np.full(number, budget)
-    ends = np.concatenate([m.sources[m.sources < m.targets] for m in listed])
-    others = np.concatenate([m.targets[m.sources < m.targets] for m in listed])
-    owner = np.repeat(np.arange(number), [len(m) // 2 for m in listed])
-    spread = np.eye(number)[owner]  # edges × matchings
-    laplacians = np.array([m.laplacian() for m in listed])
+    ends = np.concatenate([m.sources[m.sources < m.targets] for m in parts])
+    others = np.concatenate([m.targets[m.sources < m.targets] for m in parts])
+    owner = np.repeat(np.arange(number), [len(m) // 2 for m in parts])
+    spread = np.eye(number)[owner]  # (edges, matchings)
+    laplacians = np.array([m.laplacian() for m in parts])  # (matchings, workers, workers)
     total = budget * number
 
     def barrier(point: Array) -> tuple[float, Array, Array] | None:
@@ -89,7 +89,7 @@ def activation(listed: Sequence[Graph], budget: float) -> Array:
     return np.clip(minimise(cost, barrier, start, parameter=count + 2 * number + 1)[:-1], 0, 1)
 
 
-def mixing_weight(listed: Sequence[Graph], probabilities: Array) -> tuple[float, float]:
+def mixing_weight(parts: Sequence[Graph], probabilities: Array) -> tuple[float, float]:
     """(α, ρ): the weight that minimises ρ = ‖E[W²] − J‖₂ for W = I − α Σ_active L_j, and the least ρ.
 
     E[W²] = I − 2αL̄ + α²(L̄² + 2L̃) with L̄ = Σ p_j L_j, L̃ = Σ p_j(1−p_j)L_j. For every direction this is a convex
@@ -97,7 +97,7 @@ def mixing_weight(listed: Sequence[Graph], probabilities: Array) -> tuple[float,
     """
     from scipy.optimize import minimize_scalar
 
-    laplacians = np.array([m.laplacian() for m in listed])
+    laplacians = np.array([m.laplacian() for m in parts])
     count = laplacians.shape[1]
     mean = np.tensordot(probabilities, laplacians, 1)
     second = mean @ mean + 2 * np.tensordot(probabilities * (1 - probabilities), laplacians, 1)
@@ -108,18 +108,18 @@ def mixing_weight(listed: Sequence[Graph], probabilities: Array) -> tuple[float,
 
     # ρ(α) ≥ 1 beyond 2/λ₂(second), and λ_max(second) ≥ every p_j: a bracket that always holds the minimum.
     upper = 2 / max(float(np.linalg.eigvalsh(mean)[1]), 1e-9)
-    found = minimize_scalar(rho, bounds=(0.0, min(upper, 2.0)), method="bounded", options={"xatol": 1e-10})
-    return float(found.x), float(found.fun)
+    least = minimize_scalar(rho, bounds=(0.0, min(upper, 2.0)), method="bounded", options={"xatol": 1e-10})
+    return float(least.x), float(least.fun)
 
 
 def sample(
-    listed: Sequence[Graph], probabilities: Array, alpha: Fraction, rounds: int, rng: np.random.Generator
+    parts: Sequence[Graph], probabilities: Array, alpha: Fraction, rounds: int, rng: np.random.Generator
 ) -> list[Round]:
     """`rounds` draws of active matchings, as rounds of weight α; drawn again until they connect all."""
-    count = listed[0].num_workers
+    count = parts[0].num_workers
     for _ in range(1000):
-        active = rng.random((rounds, len(listed))) < probabilities
-        used = [m for m, hit in zip(listed, np.asarray(active.any(axis=0)).tolist(), strict=True) if hit]
+        active = rng.random((rounds, len(parts))) < probabilities
+        used = [m for m, hit in zip(parts, np.asarray(active.any(axis=0)).tolist(), strict=True) if hit]
         union = _union(count, used)
         if union.is_connected:
             break
@@ -129,17 +129,17 @@ def sample(
         )
     drawn = []
     for row in active.tolist():
-        graph = _union(count, [m for m, hit in zip(listed, row, strict=True) if hit])
+        graph = _union(count, [m for m, hit in zip(parts, row, strict=True) if hit])
         drawn.append(
             Round.from_arrays(count, graph.sources, graph.targets, [alpha], np.zeros(len(graph), dtype=np.int32))
         )
     return drawn
 
 
-def _union(count: int, listed: Sequence[Graph]) -> Graph:
+def _union(count: int, parts: Sequence[Graph]) -> Graph:
     none = np.zeros(0, dtype=np.int32)
     return Graph.directed(
         count,
-        np.concatenate([none, *(m.sources for m in listed)]),
-        np.concatenate([none, *(m.targets for m in listed)]),
+        np.concatenate([none, *(m.sources for m in parts)]),
+        np.concatenate([none, *(m.targets for m in parts)]),
     )

@@ -1,0 +1,230 @@
+"""Fixed graphs: one round that repeats. The functions that draw them are in `topo.graphs`, their weights too."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from preduce.schedulers.constructions import fixed, shifts, sizes
+from preduce.schedulers.entry import SEED, Entry, Parameter
+from preduce.topo.graphs.classic import complete, grid, ring, star, torus
+from preduce.topo.graphs.directed import exponential
+from preduce.topo.graphs.hop import double_ring, ring_based
+from preduce.topo.graphs.random_graphs import random_regular
+from preduce.topo.graphs.weights import METHODS
+
+WEIGHTS = Parameter(
+    name="weights", kind="text", default="metropolis", choices=tuple(METHODS), help="how edges are weighed"
+)
+_graph = partial(Entry, kind="graph", period="1")
+
+GRAPHS = (
+    _graph(
+        name="ring",
+        summary="Two neighbours a worker: the least traffic of all fixed graphs, and the slowest consensus.",
+        source="Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017",
+        make=fixed.weighed(ring),
+        refuse=sizes.at_least(3, "a ring has at least 3 workers; use allreduce for 2"),
+        parameters=(WEIGHTS,),
+        condition="n ≥ 3",
+        degree="2",
+        figures="slem gap 1 − max_k |1 + 2cos(2πk/n)|/3 ≈ 4π²/(3n²)",
+    ),
+    _graph(
+        name="ring-based",
+        summary="A ring whose workers also hear from the most distant worker.",
+        source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019",
+        make=fixed.weighed(ring_based),
+        refuse=sizes.multiple_of(2, least=4, called="an even number ≥ 4"),
+        parameters=(WEIGHTS,),
+        condition="n even, ≥ 4",
+        degree="3",
+        figures="n = 8: hop gap 2/3, with self-loops 1/2; n = 16: hop gap 0.1953",
+    ),
+    _graph(
+        name="double-ring",
+        summary="Two ring-based graphs joined worker to worker.",
+        source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019",
+        make=fixed.weighed(double_ring),
+        refuse=sizes.multiple_of(4, least=8, called="a multiple of 4 from 8 on"),
+        parameters=(WEIGHTS,),
+        condition="n divisible by 4, ≥ 8",
+        degree="4",
+    ),
+    _graph(
+        name="hop-figure-21",
+        summary="Three graphs over 8 workers on machines of 4, 2 and 2, with gaps that the paper prints.",
+        source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019, Figure 21",
+        make=fixed.weighed(fixed.figure_21),
+        refuse=fixed.figure_21_refusal,
+        parameters=(
+            Parameter(
+                name="setting",
+                kind="text",
+                default="a",
+                choices=("a", "b", "c"),
+                help="a: ring-based; b: one gateway worker a machine; c: links at different workers",
+            ),
+            WEIGHTS,
+        ),
+        condition="n = 8",
+        degree="3 (a), up to 5 (b), up to 4 (c)",
+        figures="hop gaps 2/3, 0.268192, 0.268848",
+    ),
+    _graph(
+        name="torus",
+        summary="Workers on a grid that closes in both directions: four neighbours each.",
+        source="folklore; figures as in Ying et al., NeurIPS 2021",
+        make=fixed.weighed(fixed.rectangular(torus, 3)),
+        refuse=sizes.rectangle(3),
+        parameters=(
+            Parameter(name="shape", kind="ints", help="rows x columns; auto: as square as possible"),
+            WEIGHTS,
+        ),
+        condition="n = a·b with a, b ≥ 3",
+        degree="4",
+        figures="slem gap 1 − max |1 + 2cos(2πi/a) + 2cos(2πj/b)|/5",
+    ),
+    _graph(
+        name="grid",
+        summary="Workers on a rectangle, with the neighbours that exist.",
+        source="folklore; figures as in Ying et al., NeurIPS 2021",
+        make=fixed.weighed(fixed.rectangular(grid, 2)),
+        refuse=sizes.rectangle(2),
+        parameters=(
+            Parameter(name="shape", kind="ints", help="rows x columns; auto: as square as possible"),
+            WEIGHTS,
+        ),
+        condition="n = a·b with a, b ≥ 2",
+        degree="up to 4",
+    ),
+    _graph(
+        name="star",
+        summary="Everybody talks to worker 0 only; what a parameter server looks like as a graph.",
+        source="folklore",
+        make=fixed.weighed(star),
+        parameters=(WEIGHTS,),
+        condition="any n",
+        degree="n − 1 at the hub, 1 elsewhere",
+        figures="Metropolis weights: contraction 1 − 1/n",
+    ),
+    _graph(
+        name="complete",
+        summary="Everybody talks to everybody: the mean in one round, at n − 1 messages a worker.",
+        source="folklore",
+        make=fixed.weighed(complete),
+        refuse=fixed.complete_refusal,
+        parameters=(WEIGHTS,),
+        condition="n ≤ 5000",
+        degree="n − 1",
+        figures="exact (contraction 0)",
+    ),
+    _graph(
+        name="hypercube",
+        summary="Neighbours differ in one bit: logarithmic degree and gap, all edges at once.",
+        source="folklore; figures as in Ying et al., NeurIPS 2021",
+        make=fixed.weighed(fixed.hypercube_of_size),
+        refuse=sizes.power_of_two(),
+        parameters=(WEIGHTS,),
+        condition="n = 2^d",
+        degree="log₂ n",
+        figures="slem gap 2/(1 + log₂ n)",
+    ),
+    _graph(
+        name="exponential",
+        summary="Directed edges to the workers 1, 2, 4, … further on: logarithmic degree, large gap, any n.",
+        source="Ying et al., Exponential graph is provably efficient, NeurIPS 2021",
+        make=fixed.weighed(exponential),
+        parameters=(WEIGHTS,),
+        condition="any n",
+        degree="⌈log₂ n⌉",
+        figures="slem gap 2/(1 + ⌈log₂ n⌉) for even n, larger for odd n",
+    ),
+    _graph(
+        name="de-bruijn",
+        summary="A fixed directed graph that reaches the exact mean: log_m n rounds with m edges a worker.",
+        source="Delvenne, Carli, Zampieri, Optimal strategies in the average consensus problem, 2009",
+        make=fixed.de_bruijn_graph,
+        refuse=sizes.power_of_base,
+        parameters=(
+            Parameter(name="base", minimum=2, help="m, edges a worker; auto: the smallest of which n is a power"),
+        ),
+        condition="n = m^L",
+        degree="m",
+        figures="W^L = J exactly, although ‖W − J‖₂ = 1 for L > 1",
+    ),
+    _graph(
+        name="kautz",
+        summary="The largest directed graphs for their degree and diameter; no weight on oneself.",
+        source="Kautz 1968; weights as for de Bruijn graphs",
+        make=fixed.kautz_graph,
+        refuse=sizes.kautz_size,
+        parameters=(
+            Parameter(name="degree", minimum=2, maximum=64, help="edges a worker; auto: the smallest that fits"),
+        ),
+        condition="n = d^D + d^(D−1), D ≥ 2",
+        degree="d",
+        figures="|λ₂| = 1/d; ‖W^t − J‖₂ = 1 for t < D, then d^−(t−D+1)",
+    ),
+    _graph(
+        name="random-regular",
+        summary="Every worker has the same number of random neighbours: nearly the largest gap for its degree.",
+        source="Friedman 2008 (near-Ramanujan); pairing model of Bollobás 1980",
+        make=fixed.weighed(random_regular),
+        refuse=fixed.random_regular_refusal,
+        parameters=(
+            Parameter(name="degree", default=4, minimum=2, help="neighbours a worker"),
+            SEED,
+            WEIGHTS,
+        ),
+        condition="n·d even, d < n",
+        degree="d",
+        figures="second singular value about (1 + 2√(d−1))/(d + 1)",
+    ),
+    _graph(
+        name="erdos-renyi",
+        summary="Every pair of workers is joined with the same probability.",
+        source="Erdős and Rényi 1959",
+        make=fixed.weighed(fixed.erdos_renyi_of_size),
+        refuse=fixed.erdos_renyi_refusal,
+        parameters=(
+            Parameter(
+                name="probability",
+                kind="float",
+                minimum=0,
+                maximum=1,
+                help="of each edge; auto: 2 ln n / n (at most 1)",
+            ),
+            SEED,
+            WEIGHTS,
+        ),
+        condition="probability above ln n / n",
+        degree="about 2 ln n",
+        figures="constant gap with high probability",
+    ),
+    _graph(
+        name="d-equistatic",
+        summary="A few random cyclic shifts at once (directed): a gap that does not shrink with n.",
+        source="Song et al., Communication-efficient topologies for decentralized learning, NeurIPS 2022",
+        make=partial(shifts.equistatic, undirected=False),
+        refuse=shifts.equistatic_refusal,
+        parameters=(
+            Parameter(name="num_shifts", minimum=1, help="M, shifts drawn; auto: ⌈ln n⌉"),
+            SEED,
+        ),
+        degree="M",
+        figures="‖W − J‖₂ < ε with probability 1 − p for M = 8 ln(2n/p)/(3ε²)",
+    ),
+    _graph(
+        name="u-equistatic",
+        summary="A few random cyclic shifts at once (undirected): a gap that does not shrink with n.",
+        source="Song et al., Communication-efficient topologies for decentralized learning, NeurIPS 2022",
+        make=partial(shifts.equistatic, undirected=True),
+        refuse=shifts.equistatic_refusal,
+        parameters=(
+            Parameter(name="num_shifts", minimum=1, help="M, shifts drawn; auto: ⌈ln n⌉"),
+            SEED,
+        ),
+        degree="2M",
+        figures="‖W − J‖₂ < ε with probability 1 − p for M = 8 ln(2n/p)/(3ε²)",
+    ),
+)

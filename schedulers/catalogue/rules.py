@@ -1,0 +1,186 @@
+"""Rules: phases for any number of nodes, one page long for a million workers. All-reduce is one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.schedulers.constructions import sizes
+from preduce.schedulers.entry import Entry, Parameter
+from preduce.schedulers.rules import grids, nested, prague
+from preduce.topo.strategies.allreduce import AllReduce
+
+if TYPE_CHECKING:
+    from preduce.topo.cluster import Cluster
+
+
+def _all_reduce(cluster: Cluster, every: int) -> AllReduce:
+    """One average over everybody in `every` steps."""
+    del cluster
+    return AllReduce(pace=every)
+
+
+RULES = (
+    Entry(
+        name="prague-figure-10",
+        summary="The published static schedule: one head per node meets globally, the rest average inside their node.",
+        source="Luo et al., Prague: heterogeneity-aware asynchronous decentralized training, ASPLOS 2020, Figure 10",
+        kind="rule",
+        make=prague.figure_10,
+        refuse=sizes.shared_nodes("Figure 10 averages inside nodes; use allreduce or hyper-cuboid"),
+        condition="2 or more workers on the largest node",
+        degree="up to the number of nodes − 1",
+        period="4",
+        figures="4 workers a node: contraction √3/2 for every even number of nodes ≥ 4, 3√3/8 for 2",
+    ),
+    Entry(
+        name="prague-inter-intra",
+        summary="Head workers meet across nodes while the others average inside; then every node averages.",
+        source="Luo et al., Prague, ASPLOS 2020: inter-intra synchronisation, here without randomness",
+        kind="rule",
+        make=prague.inter_intra,
+        refuse=sizes.shared_nodes("the intra phase averages inside nodes; use allreduce or hyper-cuboid"),
+        condition="2 or more workers on the largest node",
+        degree="up to the number of nodes − 1",
+        period="2",
+    ),
+    Entry(
+        name="allreduce",
+        summary="Everybody averages with everybody, each step (as DDP does) or every H steps.",
+        source="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009",
+        kind="allreduce",
+        make=_all_reduce,
+        parameters=(
+            Parameter(name="every", default=1, minimum=1, maximum=10**6, help="steps between two averages (H)"),
+        ),
+        degree="n − 1",
+        period="1",
+        figures="contraction 0; disagreement (n−1)/n · (H−1)/2",
+    ),
+    Entry(
+        name="local-sgd",
+        summary="H steps alone, then one average over everybody: 1/H of the traffic, more disagreement.",
+        source="Stich, Local SGD converges fast and communicates little, ICLR 2019",
+        kind="allreduce",
+        make=_all_reduce,
+        parameters=(
+            Parameter(name="every", default=4, minimum=2, maximum=10**6, help="steps between two averages (H)"),
+        ),
+        degree="n − 1",
+        period="1",
+        figures="contraction 0; disagreement (n−1)/n · (H−1)/2",
+    ),
+    Entry(
+        name="node-then-all",
+        summary=(
+            "Cheap averages inside each node, a global one now and then: little traffic, nearly free on shuffled data."
+        ),
+        source="hierarchical local SGD: Lin et al., Don't use large mini-batches, use local SGD, ICLR 2020, section 5",
+        kind="rule",
+        make=nested.node_then_all,
+        refuse=nested.node_then_all_refusal,
+        parameters=(
+            Parameter(
+                name="node_rounds",
+                default=3,
+                minimum=1,
+                maximum=10**5,
+                help="rounds inside the nodes before a global one",
+            ),
+        ),
+        condition="2 or more workers on the largest node",
+        degree="n − 1 in global rounds",
+        period="node_rounds + 1",
+        figures="contraction 0; 4x4 with 3 node rounds: disagreement 9/32",
+    ),
+    Entry(
+        name="pairs-pairs-all",
+        summary="Pairs inside each node (the cheapest groups there are), then one global average.",
+        source="this project; pairs as in Shi et al., Finite-time convergent gossiping, IEEE/ACM ToN 2016",
+        kind="rule",
+        make=nested.pairs_pairs_all,
+        refuse=nested.pairs_pairs_all_refusal,
+        parameters=(
+            Parameter(
+                name="pair_rounds", default=2, minimum=1, maximum=10**5, help="rounds of pairs before a global one"
+            ),
+        ),
+        condition="2 or more workers on the largest node",
+        degree="n − 1 in global rounds",
+        period="pair_rounds + 1",
+        figures="contraction 0; 4x4: drift 23/48 (worker), 5/4 (node)",
+    ),
+    Entry(
+        name="hierarchy",
+        summary="Node, rack and cluster averages nested: each level runs several times before the next larger one.",
+        source="hierarchical local SGD: Lin et al., Don't use large mini-batches, use local SGD, ICLR 2020",
+        kind="rule",
+        make=nested.hierarchy,
+        refuse=nested.hierarchy_refusal,
+        parameters=(
+            Parameter(
+                name="levels",
+                kind="ints",
+                help="racks x nodes in a rack x …; auto: as the switches say, else as square as possible",
+            ),
+            Parameter(
+                name="rounds", default=2, minimum=1, maximum=1000, help="rounds of a level before the next larger one"
+            ),
+        ),
+        condition="2 or more levels (workers on a node, nodes in a rack, racks)",
+        degree="n − 1 in global rounds",
+        period="with L levels above the node and k rounds: k^L + k^(L−1) + … + 1",
+        figures="contraction 0",
+    ),
+    Entry(
+        name="rotating-heads",
+        summary=(
+            "As prague-inter-intra, but the head changes, so that every worker's network card carries the same load."
+        ),
+        source="this project, after Luo et al., Prague, ASPLOS 2020: inter-intra synchronisation",
+        kind="rule",
+        make=prague.rotating_heads,
+        refuse=prague.rotating_heads_refusal,
+        condition="2 to 256 workers on the largest node",
+        degree="up to the number of nodes − 1",
+        period="2 × workers on a node",
+    ),
+    Entry(
+        name="node-digits",
+        summary="Exact consensus in one phase per digit of the node number, with groups of whole nodes.",
+        source="hyper-cuboid over nodes; see hyper-cuboid",
+        kind="rule",
+        make=grids.node_digits,
+        refuse=grids.node_digits_refusal,
+        parameters=(
+            Parameter(name="radices", kind="ints", help="factors of the number of nodes; auto: its prime factors"),
+        ),
+        condition="2 or more nodes",
+        degree="workers on a node × radix − 1",
+        period="number of radices",
+        figures="exact (contraction 0) on equally sized nodes",
+    ),
+    Entry(
+        name="hyper-cuboid",
+        summary=(
+            "Exact consensus in the fewest phases that plain group means allow; one axis of a grid of workers a phase."
+        ),
+        source="mixed-radix grid; k-peer hyper-hypercube of Takezawa et al., Beyond exponential graph, NeurIPS 2023",
+        kind="rule",
+        make=grids.hyper_cuboid,
+        refuse=grids.hyper_cuboid_refusal,
+        parameters=(
+            Parameter(
+                name="max_group",
+                minimum=2,
+                help="largest group; auto: a node, or the largest prime factor of n if larger",
+            ),
+            Parameter(
+                name="factors", kind="ints", help="the grid's sides; auto: as few as possible, along nodes if it fits"
+            ),
+        ),
+        condition="every prime factor of n is at most max_group",
+        degree="largest side − 1",
+        period="number of sides",
+        figures="exact (contraction 0)",
+    ),
+)

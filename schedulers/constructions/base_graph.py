@@ -1,0 +1,206 @@
+"""Simple Base-(k+1) and Base-(k+1): exact consensus for any number of workers with at most k partners a round.
+
+Workers are split into parts of a_l·(k+1)^{p_l}, the digits of n in base k+1. Every part averages along a hyper-cuboid
+of its own; then each part in turn exchanges with all smaller ones, one worker to one worker of each of its a_l blocks,
+with the weight that moves the right share of the smaller parts' means into each block; blocks then average once more.
+Source: Takezawa, Sato, Bao, Niwa, Yamada, Beyond exponential graph, NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.schedulers.factors import fewest_factors, prime_factors
+from preduce.topo.phase import Phase
+from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.strategies.static import GroupPhases, Static
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preduce.topo.cluster import Cluster
+
+    Ints = npt.NDArray[np.int64]
+
+
+def base_k_plus_1(cluster: Cluster, k: int) -> Static | Neighbor:
+    """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid."""
+    return _strategy(base(cluster.num_workers, k))
+
+
+def simple_base_k_plus_1(cluster: Cluster, k: int) -> Static | Neighbor:
+    """Parts of n by its digits in base k + 1."""
+    return _strategy(simple_base(cluster.num_workers, k))
+
+
+def base_refusal(cluster: Cluster, k: int) -> str | None:
+    """A worker has at most n − 1 partners."""
+    count = cluster.num_workers
+    return None if k < count else f"k {k} partners need more than {k} workers; the largest k here is {count - 1}"
+
+
+def _strategy(exchanges: list[Exchange]) -> Static | Neighbor:
+    """Groups with relaxed pairs where every round allows it (always for k = 1), weighted edges otherwise."""
+    phases = [as_phase(exchange) for exchange in exchanges]
+    if all(phase is not None for phase in phases):
+        return Static(phases=GroupPhases(tuple(phase for phase in phases if phase is not None)))
+    return Neighbor(rounds=tuple(as_round(exchange) for exchange in exchanges))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Plain means inside `labels` (equal ones average, −1 is in none) and weighted undirected edges beside them."""
+
+    labels: Ints
+    ends: Ints
+    others: Ints
+    weight_of: Ints
+    weights: tuple[Fraction, ...]
+
+
+def simple_base(num_workers: int, k: int) -> list[Exchange]:
+    """Simple Base-(k+1): p₁ + [a₁ > 1] rounds for n = a₁(k+1)^{p₁}, else p₁ more and one more. O(n) a round."""
+    parts = _parts(num_workers, k)
+    (first_size, first_count), *rest = parts
+    power = _log(first_size // first_count, k + 1)
+    opening = power + (first_count > 1)
+    rounds = [_averages(num_workers, parts, k, t) for t in range(opening)]
+    if rest:
+        rounds.extend(_exchange(num_workers, parts, k, t) for t in range(1 + power))
+    return rounds
+
+
+def base(num_workers: int, k: int) -> list[Exchange]:
+    """Base-(k+1): Simple Base-(k+1) on n without its small primes, then a hyper-cuboid; simple alone if not longer."""
+    smooth = 1
+    for prime in prime_factors(num_workers):
+        smooth *= prime if prime <= k + 1 else 1
+    direct = simple_base(num_workers, k)
+    factors = fewest_factors(smooth, k + 1)
+    assert factors is not None
+    rough = num_workers // smooth
+    first = simple_base(rough, k) if rough > 1 else []
+    if len(first) + len(factors) >= len(direct):
+        return direct
+    workers = np.arange(num_workers, dtype=np.int64)
+    rounds = [_copies(round_, rough, smooth) for round_ in first]
+    stride = rough
+    for factor in factors:
+        rounds.append(_means(workers - workers // stride % factor * stride))
+        stride *= factor
+    return rounds
+
+
+def as_phase(exchange: Exchange) -> Phase | None:
+    """The round as groups, pairs relaxed by twice their weight; None if an edge is part of a larger star."""
+    ends = np.concatenate([exchange.ends, exchange.others])
+    if len(np.unique(ends)) != len(ends):
+        return None
+    count = len(exchange.labels)
+    labels = exchange.labels.copy()
+    names = count + np.arange(len(exchange.ends), dtype=np.int64)
+    labels[exchange.ends] = labels[exchange.others] = names
+    relax = {
+        count + e: 2 * exchange.weights[w]
+        for e, w in enumerate(exchange.weight_of.tolist())
+        if exchange.weights[w] * 2 != 1
+    }
+    return Phase.from_labels(labels, relax)
+
+
+def as_round(exchange: Exchange) -> Round:
+    """The round as weighted edges."""
+    phase = Phase.from_labels(exchange.labels)
+    weights = list(exchange.weights)
+    sources, targets, index = (
+        [exchange.ends, exchange.others],
+        [exchange.others, exchange.ends],
+        [exchange.weight_of] * 2,
+    )
+    for size in np.unique(phase.sizes).tolist():
+        members = np.concatenate(
+            [phase.members[phase.offsets[:-1][phase.sizes == size][:, None] + np.arange(size)]]
+        ).astype(np.int64)
+        for hop in range(1, size):
+            sources.append(members.reshape(-1))
+            targets.append(np.roll(members, -hop, axis=1).reshape(-1))
+            index.append(np.full(members.size, len(weights), dtype=np.int64))
+        weights.append(Fraction(1, size))
+    return Round.from_arrays(
+        len(exchange.labels), np.concatenate(sources), np.concatenate(targets), weights, np.concatenate(index)
+    )
+
+
+def _parts(number: int, k: int) -> list[tuple[int, int]]:
+    """(size, a_l) of the parts, the largest first; every part is a_l blocks of a power of k + 1."""
+    parts, power = [], 1
+    while number:
+        number, digit = divmod(number, k + 1)
+        if digit:
+            parts.append((digit * power, digit))
+        power *= k + 1
+    return parts[::-1]
+
+
+def _log(value: int, base_: int) -> int:
+    exponent = 0
+    while value > 1:
+        value, exponent = value // base_, exponent + 1
+    return exponent
+
+
+def _averages(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
+    """Opening round t: every part walks its own hyper-cuboid, short ones again from the start (a no-op by then)."""
+    labels = np.full(count, -1, dtype=np.int64)
+    start = 0
+    for size, digit in parts:
+        sides = [k + 1] * _log(size // digit, k + 1) + ([digit] if digit > 1 else [])
+        if sides:
+            axis = t % len(sides)
+            labels[start : start + size] = start + _line(np.arange(size), (k + 1) ** axis, sides[axis])
+        start += size
+    return _means(labels)
+
+
+def _exchange(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
+    """Round t after the opening: part t exchanges with all smaller parts, earlier parts average inside their blocks."""
+    labels = np.full(count, -1, dtype=np.int64)
+    empty = np.zeros(0, dtype=np.int64)
+    ends, others, weights = empty, empty, (Fraction(0),)
+    start = 0
+    for index, (size, digit) in enumerate(parts):
+        block = size // digit
+        if index < t and t - 1 - index < _log(block, k + 1):
+            stride = (k + 1) ** (t - 1 - index)
+            labels[start : start + size] = start + _line(np.arange(size), stride, k + 1)
+        elif index == t and t < len(parts) - 1:
+            smaller = np.arange(start + size, count, dtype=np.int64)
+            ends = np.repeat(smaller, digit)
+            taken = start + np.arange(digit)[None, :] * block + np.arange(len(smaller))[:, None]
+            others = taken.reshape(-1).astype(np.int64)
+            weights = (Fraction(size, digit * (count - start)),)
+            free = np.setdiff1d(np.arange(start, start + size), others)
+            labels[free] = start + np.arange(len(free)) // (k + 1)
+        start += size
+    return Exchange(labels, ends, others, np.zeros(len(ends), dtype=np.int64), weights)
+
+
+def _line(workers: Ints, stride: int, side: int) -> Ints:
+    return workers - workers // stride % side * stride
+
+
+def _means(labels: Ints) -> Exchange:
+    empty = np.zeros(0, dtype=np.int64)
+    return Exchange(labels, empty, empty, empty, ())
+
+
+def _copies(exchange: Exchange, size: int, copies: int) -> Exchange:
+    """The same round in `copies` disjoint sets of `size` workers."""
+    bases = np.arange(copies, dtype=np.int64)[:, None] * size
+    labels = np.where(exchange.labels >= 0, exchange.labels + bases, -1).reshape(-1)
+    ends, others = ((part + bases).reshape(-1) for part in (exchange.ends, exchange.others))
+    return Exchange(labels, ends, others, np.tile(exchange.weight_of, copies), exchange.weights)

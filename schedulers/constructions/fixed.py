@@ -1,0 +1,111 @@
+"""Fixed graphs on a cluster: from its size and the entry's parameters to a weighed graph, or to why there is none."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import log
+from typing import TYPE_CHECKING
+
+from preduce.schedulers.constructions import sizes
+from preduce.schedulers.constructions.matcha import likely_connected
+from preduce.schedulers.factors import ceil_log2
+from preduce.topo.graphs.classic import hypercube
+from preduce.topo.graphs.directed import de_bruijn, kautz
+from preduce.topo.graphs.hop import hop_figure_21
+from preduce.topo.graphs.random_graphs import erdos_renyi
+from preduce.topo.graphs.weights import constant, weigh
+from preduce.topo.strategies.neighbor import Neighbor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.graphs.base import Graph
+
+MAX_COMPLETE = 5000
+"""A complete graph has n²/2 edges; all-reduce gives the same mean."""
+
+
+def weighed(graph_of: Callable[..., Graph]) -> Callable[..., Neighbor]:
+    """What builds the graph `graph_of(n, **parameters)` over all workers in rank order, weighed as `weights` says."""
+
+    def make(cluster: Cluster, *, weights: str, **parameters: object) -> Neighbor:
+        return Neighbor(rounds=(weigh(graph_of(cluster.num_workers, **parameters), weights),))
+
+    return make
+
+
+def rectangular(graph_of: Callable[[int, int], Graph], least: int) -> Callable[..., Graph]:
+    """A graph of rows and columns for n workers: of the given shape, else as square as possible."""
+
+    def of_size(num_workers: int, shape: tuple[int, ...] | None) -> Graph:
+        chosen = shape or sizes.sides(num_workers, least)
+        assert chosen is not None
+        return graph_of(chosen[0], chosen[1])
+
+    return of_size
+
+
+def hypercube_of_size(num_workers: int) -> Graph:
+    """The hypercube of n = 2^d workers."""
+    return hypercube(ceil_log2(num_workers))
+
+
+def figure_21(num_workers: int, setting: str) -> Graph:
+    """One of the three settings."""
+    assert num_workers == 8
+    return hop_figure_21(setting)
+
+
+def figure_21_refusal(cluster: Cluster, **_: object) -> str | None:
+    """The figure shows 8 workers."""
+    if cluster.num_workers == 8:
+        return None
+    return f"the figure shows 8 workers, not {cluster.num_workers}; use ring-based for other sizes"
+
+
+def complete_refusal(cluster: Cluster, **_: object) -> str | None:
+    """A complete graph has n²/2 edges."""
+    count = cluster.num_workers
+    if count <= MAX_COMPLETE:
+        return None
+    return f"{count} workers have {count * (count - 1) // 2} edges; use allreduce, the same mean with less traffic"
+
+
+def de_bruijn_graph(cluster: Cluster, base: int | None) -> Neighbor:
+    """Weight 1/base on every edge i → base·i + a mod n."""
+    chosen = sizes.smallest_base(cluster.num_workers) if base is None else base
+    length = sizes.exponent(cluster.num_workers, chosen)
+    assert length is not None
+    return Neighbor(rounds=(constant(de_bruijn(chosen, length), Fraction(1, chosen)),))
+
+
+def kautz_graph(cluster: Cluster, degree: int | None) -> Neighbor:
+    """Weight 1/degree on every edge, none on oneself."""
+    shape = sizes.kautz_shape(cluster.num_workers, degree)
+    assert shape is not None
+    return Neighbor(rounds=(constant(kautz(*shape), Fraction(1, shape[0])),))
+
+
+def random_regular_refusal(cluster: Cluster, degree: int, **_: object) -> str | None:
+    """Degree < n and n·degree even."""
+    count = cluster.num_workers
+    if degree >= count:
+        return f"degree {degree} needs more than {degree} workers; the largest degree here is {count - 1}"
+    if count * degree % 2:
+        near = degree + 1 if degree + 1 < count else degree - 1
+        return f"{count} workers of degree {degree} have half an edge too many; use an even degree such as {near}"
+    return None
+
+
+def erdos_renyi_of_size(num_workers: int, probability: float | None, seed: int) -> Graph:
+    """Of the given probability, else one that very likely connects."""
+    return erdos_renyi(num_workers, likely_connected(num_workers) if probability is None else probability, seed)
+
+
+def erdos_renyi_refusal(cluster: Cluster, probability: float | None, **_: object) -> str | None:
+    """Too small a probability leaves the graph in pieces."""
+    threshold = log(cluster.num_workers) / cluster.num_workers
+    if probability is not None and probability < 0.5 * threshold:
+        return f"probability {probability:g} leaves the graph in pieces; use more than ln n / n = {threshold:.4f}"
+    return None

@@ -1,0 +1,134 @@
+"""For which clusters a family exists, and the nearest one where it does not: the refusals that entries share.
+
+The functions that end in a `Refusal` are what `Entry.refuse` takes: one sentence, or None where the family exists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.schedulers.factors import divisors
+from preduce.schedulers.rules.algebra import local_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.topo.cluster import Cluster
+
+    Refusal = Callable[..., str | None]
+
+MAX_BASE = 64
+"""De Bruijn graphs with more edges a worker than this are not chosen by themselves."""
+
+MAX_PERIOD_EDGES = 10**8
+"""Edges in a period of drawn rounds: more would fill the memory."""
+
+
+def at_least(least: int, otherwise: str) -> Refusal:
+    """N ≥ `least`; `otherwise` is the sentence."""
+
+    def refuse(cluster: Cluster, **_: object) -> str | None:
+        return None if cluster.num_workers >= least else otherwise
+
+    return refuse
+
+
+def multiple_of(step: int, *, least: int, called: str) -> Refusal:
+    """N divisible by `step`, at least `least`; `called` says so in words."""
+
+    def refuse(cluster: Cluster, **_: object) -> str | None:
+        count = cluster.num_workers
+        if count >= least and count % step == 0:
+            return None
+        return f"{count} workers are not {called}; the nearest is {max(least, -(-count // step) * step)}"
+
+    return refuse
+
+
+def power_of_two(instead: str = "") -> Refusal:
+    """N = 2^d; `instead` names what fits other n."""
+
+    def refuse(cluster: Cluster, **_: object) -> str | None:
+        count = cluster.num_workers
+        if count & (count - 1) == 0:
+            return None
+        low = 2 ** (count.bit_length() - 1)
+        return f"{count} is not a power of 2; the nearest are {low} or {2 * low}{instead}"
+
+    return refuse
+
+
+def shared_nodes(otherwise: str) -> Refusal:
+    """The largest node has 2 or more workers; `otherwise` says what that is needed for and what to use."""
+
+    def refuse(cluster: Cluster, **_: object) -> str | None:
+        return None if len(local_ranks(cluster)) >= 2 else f"every node has 1 worker and {otherwise}"
+
+    return refuse
+
+
+def rectangle(least: int) -> Refusal:
+    """N is a product of two sides ≥ `least`, and the entry's parameter `shape`, if given, is such a product."""
+
+    def refuse(cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
+        count = cluster.num_workers
+        best = sides(count, least)
+        if shape is None and best is None:
+            larger = next(m for m in range(count + 1, 2 * count + 10) if sides(m, least))
+            return f"{count} is not a product of two sides ≥ {least}; the next number that is: {larger}"
+        if shape is not None and (len(shape) != 2 or min(shape) < least or shape[0] * shape[1] != count):
+            near = f"{best[0]}x{best[1]} fits" if best else "no shape fits; use ring"
+            return f"shape {'x'.join(map(str, shape))} is not two sides ≥ {least} with product {count}; {near}"
+        return None
+
+    return refuse
+
+
+def sides(number: int, least: int) -> tuple[int, int] | None:
+    """Two factors ≥ `least` of the number, as equal as possible, the smaller first; None if there are none."""
+    fitting = [d for d in divisors(number) if d * d <= number and d >= least]
+    return (fitting[-1], number // fitting[-1]) if fitting else None
+
+
+def power_of_base(cluster: Cluster, base: int | None) -> str | None:
+    """N is a power of the base; without one, of some number that is not too large."""
+    count = cluster.num_workers
+    if base is not None and not exponent(count, base):
+        return f"{count} is not a power of {base}; use base={smallest_base(count)}"
+    if base is None and smallest_base(count) > MAX_BASE:
+        return f"{count} is a power of nothing up to {MAX_BASE}: {smallest_base(count)} edges a worker; use exponential"
+    return None
+
+
+def exponent(number: int, base: int) -> int | None:
+    """L with base^L = number, if there is one."""
+    length, rest = 0, number
+    while rest % base == 0:
+        length, rest = length + 1, rest // base
+    return length if rest == 1 else None
+
+
+def smallest_base(number: int) -> int:
+    """The smallest base of which the number is a power; the number itself at worst."""
+    return next(d for d in divisors(number) if d > 1 and exponent(number, d))
+
+
+def kautz_size(cluster: Cluster, degree: int | None) -> str | None:
+    """N = d^D + d^(D−1), for the given degree d if there is one."""
+    count = cluster.num_workers
+    if kautz_shape(count, degree):
+        return None
+    larger = next(m for m in range(count + 1, 64 * count + 100) if kautz_shape(m, degree))
+    wanted = "d" if degree is None else str(degree)
+    return f"{count} is not {wanted}^D + {wanted}^(D−1) with D ≥ 2; the next number that is: {larger}"
+
+
+def kautz_shape(num_workers: int, degree: int | None) -> tuple[int, int] | None:
+    """(degree, diameter) with n = d^D + d^(D−1) and D ≥ 2, the smallest degree first; None if there is none."""
+    for d in (degree,) if degree is not None else range(2, 65):
+        count, diameter = d + 1, 1
+        while count < num_workers:
+            count, diameter = count * d, diameter + 1
+        if count == num_workers and diameter >= 2:
+            return d, diameter
+    return None

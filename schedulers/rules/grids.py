@@ -1,0 +1,133 @@
+"""Workers or whole nodes on a mixed-radix grid average along one axis a phase, which is exact after the last axis.
+
+Hyper-cuboid, its pairs (one-peer hypercube) and its form over whole nodes (node digits).
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.schedulers.factors import ceil_log2, fewest_factors, largest_prime_factor, prime_factors
+from preduce.schedulers.rules.algebra import local_ranks, static
+from preduce.topo.phase import Phase
+from preduce.topo.rule import Block, RulePhase, strides_of
+from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
+
+if TYPE_CHECKING:
+    from preduce.topo.cluster import Cluster
+
+MAX_RULE_NODE = 4096
+"""A rule names every local rank; nodes with more workers than this get explicit groups."""
+
+
+def grid_rule(node_radices: tuple[int, ...], local_radices: tuple[int, ...]) -> RulePhases:
+    """Axes inside the node first, then across nodes: one phase per radix, each worker in one group per phase."""
+    size = prod(local_radices)
+    phases: list[RulePhase] = [_local_axis(local_radices, axis) for axis in range(len(local_radices))]
+    phases.extend(
+        tuple(Block((rank,), (digit,)) for rank in range(size)) for digit in range(len(node_radices) - 1, -1, -1)
+    )
+    return RulePhases(node_radices, tuple(phases))
+
+
+def _local_axis(radices: tuple[int, ...], axis: int) -> RulePhase:
+    strides = strides_of(radices)
+    others = [range(0, r * s, s) for d, (r, s) in enumerate(zip(radices, strides, strict=True)) if d != axis]
+    line = range(0, radices[axis] * strides[axis], strides[axis])
+    return tuple(Block(tuple(sum(base) + step for step in line)) for base in sorted(product(*others)))
+
+
+def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]:
+    """One phase per factor: the blocks {i + m·Π_{j<l} f_j}. O(n log n) per phase, vectorised.
+
+    The grid may have empty cells (factors whose product is above n): groups at its edge are then smaller.
+    """
+    workers = np.arange(num_workers, dtype=np.int64)
+    phases = []
+    stride = 1
+    for factor in factors:
+        phases.append(Phase.from_labels(workers - workers // stride % factor * stride))
+        stride *= factor
+    return tuple(phases)
+
+
+def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> Static:
+    """Rule form when the axes can be chosen to respect the nodes without costing a phase, explicit groups otherwise."""
+    count = cluster.num_workers
+    if factors is None:
+        limit = default_group(cluster) if max_group is None else max_group
+        shortest = fewest_factors(count, limit)
+        assert shortest is not None
+        if cluster.workers_per_node is not None:
+            inside = fewest_factors(cluster.workers_per_node, limit)
+            across = fewest_factors(cluster.num_nodes, limit)
+            assert inside is not None
+            assert across is not None
+            if len(inside) + len(across) == len(shortest) and cluster.workers_per_node <= MAX_RULE_NODE:
+                return static(cluster, grid_rule(across, inside))
+        factors = shortest
+    return Static(phases=GroupPhases(grid_phases(count, factors)))
+
+
+def default_group(cluster: Cluster) -> int:
+    """The largest node, or what the prime factors of the number of workers force."""
+    return max(
+        int(cluster.node_sizes().max()) if not cluster.is_regular else cluster.workers_per_node or 1,
+        largest_prime_factor(cluster.num_workers),
+        2,
+    )
+
+
+def hyper_cuboid_refusal(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> str | None:
+    """Plain means of at most g workers are exact only if every prime factor of n is at most g."""
+    count = cluster.num_workers
+    prime = largest_prime_factor(count)
+    if factors is not None:
+        if max_group is not None:
+            return "max_group and factors are both given; give one of them"
+        if any(factor < 2 for factor in factors) or prod(factors) != count:
+            near = ",".join(map(str, fewest_factors(count, default_group(cluster)) or ()))
+            return f"factors {list(factors)} do not multiply to {count} workers; use factors ≥ 2 such as {near}"
+        return None
+    if max_group is not None and max_group > count:
+        return f"max_group {max_group} is more than the {count} workers there are; the largest group is {count}"
+    if max_group is not None and prime > max_group:
+        return (
+            f"{count} workers have the prime factor {prime}, so plain means of groups ≤ {max_group} are never exact; "
+            f"use max_group={prime}, or base-k-plus-1, which is exact for any number"
+        )
+    return None
+
+
+def one_peer_hypercube(cluster: Cluster) -> Static:
+    """Phase k pairs i with i xor 2^k; in rule form when nodes are equal."""
+    if cluster.workers_per_node is not None and cluster.workers_per_node <= MAX_RULE_NODE:
+        across, inside = ceil_log2(cluster.num_nodes), ceil_log2(cluster.workers_per_node)
+        rule = grid_rule((2,) * across, (2,) * inside)
+        local, rest = rule.phases[:inside], rule.phases[inside:]  # local digits are written most significant first
+        return static(cluster, RulePhases(rule.node_radices, local[::-1] + rest))
+    pairs = grid_phases(cluster.num_workers, (2,) * ceil_log2(cluster.num_workers))
+    return Static(phases=GroupPhases(pairs))
+
+
+def node_digits(cluster: Cluster, radices: tuple[int, ...] | None) -> Static:
+    """Phase d averages all workers of the nodes that agree on every digit but d."""
+    chosen = prime_factors(cluster.num_nodes) if radices is None else radices
+    ranks = local_ranks(cluster)
+    return static(cluster, RulePhases(chosen, tuple((Block(ranks, (d,)),) for d in range(len(chosen)))))
+
+
+def node_digits_refusal(cluster: Cluster, radices: tuple[int, ...] | None) -> str | None:
+    """Radices have to multiply to the number of nodes."""
+    if cluster.num_nodes < 2:
+        return "there is 1 node; use allreduce"
+    if radices is not None and (any(radix < 2 for radix in radices) or prod(radices) != cluster.num_nodes):
+        nearest = ",".join(map(str, prime_factors(cluster.num_nodes)))
+        return (
+            f"radices {list(radices)} do not multiply to {cluster.num_nodes} nodes; use factors ≥ 2 such as {nearest}"
+        )
+    return None
