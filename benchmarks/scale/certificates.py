@@ -32,7 +32,7 @@ from preduce.verify import Proof, prove
 from preduce.verify.certificate import certificate_bytes
 from preduce.verify.conflict import prove_conflict_free
 
-CHECKER = Path(__file__).parents[2] / "verify" / "checker.py"
+CHECKER = Path(__file__).parents[2] / "verify" / "checker"
 
 
 def timed(function: Callable[..., Any], *arguments: object) -> tuple[Any, float]:

@@ -5,7 +5,7 @@
 Every measurement runs in a process of its own, which reports its own peak memory; this script imports nothing heavy, so
 that none of its memory is counted. "In process" leaves out the interpreter's start and imports (a rule for 32 workers
 goes the whole way first); "commands" are `preduce design CLUSTER --using RULE -o FILE`, `preduce verify FILE
---certificate CERTIFICATE` and `python -I verify/checker.py CERTIFICATE FILE` from start to exit. CPU seconds tell more
+--certificate CERTIFICATE` and `python -I verify/checker CERTIFICATE FILE` from start to exit. CPU seconds tell more
 than wall-clock seconds on a machine that is shared; tables hold medians of the repeats. Writes FILE.json and FILE.md.
 """
 
@@ -86,7 +86,7 @@ def measure(rule: str, workers: int, folder: Path) -> Row:
         "in process": json.loads(report.read_text()),
         "design": command([*preduce, "design", cluster, "--using", rule, "-o", str(schedule)]),
         "verify": command([*preduce, "verify", str(schedule), "--certificate", str(certificate)]),
-        "check": command([sys.executable, "-I", str(ROOT / "verify" / "checker.py"), str(certificate), str(schedule)]),
+        "check": command([sys.executable, "-I", str(ROOT / "verify" / "checker"), str(certificate), str(schedule)]),
         "schedule_bytes": schedule.stat().st_size,
         "certificate_bytes": certificate.stat().st_size,
         "load": os.getloadavg()[0],

@@ -120,7 +120,7 @@ def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
     assert figures["disagreement"] == pytest.approx(8 / 7)
     assert set(figures["drift"]) == {"worker", "node"}
     assert set(figures["spectral_gap"]) == {"hop", "slem", "sigma"}
-    checker = [sys.executable, "-I", str(ROOT / "verify" / "checker.py"), str(certificate), str(figure_10)]
+    checker = [sys.executable, "-I", str(ROOT / "verify" / "checker"), str(certificate), str(figure_10)]
     assert subprocess.run(checker, capture_output=True, check=False).returncode == 0
 
 
