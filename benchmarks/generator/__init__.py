@@ -3,5 +3,4 @@
 import sys
 from pathlib import Path
 
-_TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path += [str(_TESTS), str(_TESTS / "runtime")]
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from generator_rig import check_orders, randomised_run
+from helpers.generator_rig import check_orders, randomised_run
 
 
 def many(seeds: range) -> int:

@@ -8,6 +8,7 @@ member, from a common start. Writes benchmarks/results/placement.json and .md.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -95,6 +96,8 @@ def main() -> int:
     from benchmarks.lab.network import Network, why_not
     from benchmarks.lab.run import RESULTS, machine
 
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.parse_args()
     if (reason := why_not()) is not None:
         print(f"lab: skipped: {reason}")
         return 0

@@ -222,7 +222,7 @@ def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule 
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
     alpha = None
     if "drift_correction" in contestant.options:
-        from preduce.runtime.averaging.drift_correction import chosen_alpha
+        from preduce.runtime.strategies.drift_correction import chosen_alpha
 
         alpha = chosen_alpha("auto", schedule, torch.optim.SGD([torch.zeros(1)], lr=rehearsal.rate))
     return by_schedule(rehearsal, schedule, alpha)

@@ -34,12 +34,12 @@ def measure(megabytes: list[int], repetitions: int) -> None:
     """Run by every worker; rank 0 prints one line of JSON per size."""
     import torch
 
+    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.commit import commit_mean
-    from preduce.runtime.averaging.flat_model import Lane
     from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.liveness.heartbeat import Watch
+    from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.recorder import Recorder
-    from preduce.runtime.transport.communicators import GlooWorld
+    from preduce.runtime.transport.gloo import GlooWorld
     from preduce.runtime.transport.rendezvous import connect_store
     from preduce.topo.phase import Group
 
@@ -51,20 +51,22 @@ def measure(megabytes: list[int], repetitions: int) -> None:
     communicator = world.create(everyone.members)
     for amount in megabytes:
         count = amount * 10**6 // 4 // 16 * 16
-        lane = Lane(torch.device("cpu"), torch.float32, count, torch.rand(count), length=count)
+        bucket = Bucket(torch.device("cpu"), torch.float32, count, torch.rand(count), length=count)
         bare_buffer = torch.rand(count)
-        reducer = Reducer(world, [lane], Recorder(rank), Watch(store, rank, "b", beats=False), key="b", timeout=120)
+        reducer = Reducer(
+            world, [bucket], Recorder(rank), Heartbeat(store, rank, "b", beats=False), key="b", timeout=120
+        )
 
-        def p_reduce(step: int, lane: Lane = lane, reducer: Reducer = reducer) -> None:
+        def p_reduce(step: int, bucket: Bucket = bucket, reducer: Reducer = reducer) -> None:
             reduction = reducer.begin("average", step, step, everyone)
             reducer.wait(reduction)
-            commit_mean(lane, 1.0, None, swap=True)
+            commit_mean(bucket, 1.0, None, swap=True)
 
         def bare(_step: int, buffer: torch.Tensor = bare_buffer) -> None:
             communicator.all_reduce(buffer).wait()
 
         def timed(
-            action: Callable[[int], None], step: int, live: Lane = lane, other: torch.Tensor = bare_buffer
+            action: Callable[[int], None], step: int, live: Bucket = bucket, other: torch.Tensor = bare_buffer
         ) -> float:
             # What an optimizer's step does just before: the live array is written (and sums never reach infinity).
             (other if action.__name__ == "bare" else live.flat).fill_(1.0)

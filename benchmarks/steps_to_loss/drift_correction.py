@@ -60,7 +60,7 @@ def nic_share(schedule: Schedule) -> float:
 
 
 class Corrections:
-    """The runtime's rule (runtime/averaging/drift_correction.py), for all workers at once. α = 0: none."""
+    """The runtime's rule (runtime/strategies/drift_correction.py), for all workers at once. α = 0: none."""
 
     def __init__(self, alpha: float, shape: tuple[int, int], *, guarded: bool) -> None:
         self.alpha, self.guarded, self.trust, self.doubts = alpha, guarded, 1.0, 0

@@ -5,7 +5,7 @@ Every worker keeps a correction h_i, steps with gradient − h_i, and at each me
 and for gradients that are constant, a period maps (x, h) linearly; its spectral radius off the mean says how fast the
 corrections find the gradients' differences: below 1 they do, at 1 or above they run away. The same operator says how
 much of the gradients' noise the corrections follow. These are the control variates of ProxSkip/Scaffnew (Mishchenko et
-al., ICML 2022), applied to groups. Curvature is left out here; runtime.drift_correction guards against it.
+al., ICML 2022), applied to groups. Curvature is left out here; runtime.strategies.drift_correction guards against it.
 
 For a rule the operator splits into one of size 2G per class of characters (G workers on a node), for any number of
 nodes.

@@ -23,11 +23,12 @@ import torch
 from preduce.runtime.strategies.group_means import GroupMeans
 from preduce.topo.errors import InputError
 from preduce.topo.figures.correction import best_alpha, correction_radius, refuse_schedule
+from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.averaging.flat_model import Lane
+    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.reducer import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.schedule import Schedule
@@ -63,7 +64,7 @@ def chosen_alpha(asked: float | str | None, schedule: Schedule, optimizer: torch
 
 
 EVIDENCE = 2
-"""Numbers of a lane's note beside one per parameter: Σ⟨g, h⟩ and Σ‖h‖²."""
+"""Numbers of a bucket's note beside one per parameter: Σ⟨g, h⟩ and Σ‖h‖²."""
 
 DOUBTED = 0.5
 """Below this κ the gradients, corrected, are longer than they are uncorrected."""
@@ -79,26 +80,26 @@ class CorrectedMeans(GroupMeans):
 
     Costs two more arrays of model size. Weight decay counts as part of the gradient.
 
-    Each lane's note holds the sum of rates of every parameter since its last mean, then Σ⟨g, h⟩ and Σ‖h‖² over first
+    Each bucket's note holds the sum of rates of every parameter since its last mean, then Σ⟨g, h⟩ and Σ‖h‖² over first
     steps after means, since all workers met.
     """
 
     def __init__(self, run: Run, optimizer: torch.optim.Optimizer, alpha: float) -> None:
-        super().__init__(run, overlap=False)
+        super().__init__(run, averaging=Averaging.MEAN, overlap=False)
         self.optimizer, self.alpha = optimizer, alpha
-        self.corrections = [torch.zeros_like(lane.flat) for lane in run.flat.lanes]
-        self._change = [torch.empty_like(lane.flat) for lane in run.flat.lanes]
-        for lane in run.flat.lanes:
-            lane.carry(torch.zeros(len(lane.slots) + EVIDENCE, dtype=lane.dtype, device=lane.device))
+        self.corrections = [torch.zeros_like(bucket.flat) for bucket in run.flat.buckets]
+        self._change = [torch.empty_like(bucket.flat) for bucket in run.flat.buckets]
+        for bucket in run.flat.buckets:
+            bucket.carry(torch.zeros(len(bucket.slots) + EVIDENCE, dtype=bucket.dtype, device=bucket.device))
         self._together = True
         self.trust = [_wide(correction.new_ones(())) for correction in self.corrections]
-        """For each lane what α is multiplied by, in [1/64, 1]."""
+        """For each bucket what α is multiplied by, in [1/64, 1]."""
         self.doubts = [_wide(correction.new_zeros(())) for correction in self.corrections]
-        """For each lane how often all workers met and halved α."""
+        """For each bucket how often all workers met and halved α."""
         self._places = {
-            slot.parameter: (lane, index, slot.view(correction))
-            for lane, correction in zip(run.flat.lanes, self.corrections, strict=True)
-            for index, slot in enumerate(lane.slots)
+            slot.parameter: (bucket, index, slot.view(correction))
+            for bucket, correction in zip(run.flat.buckets, self.corrections, strict=True)
+            for index, slot in enumerate(bucket.slots)
         }
         self._hooks = [
             optimizer.register_step_pre_hook(self._before),
@@ -109,28 +110,28 @@ class CorrectedMeans(GroupMeans):
         """Leave the wrapped optimizer as it was."""
         for hook in self._hooks:
             hook.remove()
-        for lane in self.run.flat.lanes:
-            lane.note = None
+        for bucket in self.run.flat.buckets:
+            bucket.note = None
 
     def state(self) -> dict[str, torch.Tensor]:
         """The corrections and the sums of rates, for checkpoints."""
         named: dict[str, torch.Tensor] = {}
-        for index, (lane, correction) in enumerate(zip(self.run.flat.lanes, self.corrections, strict=True)):
-            assert lane.note is not None, "made with this strategy"
-            named |= {f"correction/{index}": correction, f"rates/{index}": lane.note}
+        for index, (bucket, correction) in enumerate(zip(self.run.flat.buckets, self.corrections, strict=True)):
+            assert bucket.note is not None, "made with this strategy"
+            named |= {f"correction/{index}": correction, f"rates/{index}": bucket.note}
             named |= {f"trust/{index}": self.trust[index], f"doubts/{index}": self.doubts[index]}
         return named
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         """Put back what `state` gave."""
-        for index, (lane, correction) in enumerate(zip(self.run.flat.lanes, self.corrections, strict=True)):
-            assert lane.note is not None, "made with this strategy"
+        for index, (bucket, correction) in enumerate(zip(self.run.flat.buckets, self.corrections, strict=True)):
+            assert bucket.note is not None, "made with this strategy"
             correction.copy_(state[f"correction/{index}"])
-            lane.note.copy_(state[f"rates/{index}"])
+            bucket.note.copy_(state[f"rates/{index}"])
             self.trust[index].copy_(state[f"trust/{index}"])
             self.doubts[index].copy_(state[f"doubts/{index}"])
         self._together = not any(
-            bool(lane.note[: len(lane.slots)].any()) for lane in self.run.flat.lanes if lane.note is not None
+            bool(bucket.note[: len(bucket.slots)].any()) for bucket in self.run.flat.buckets if bucket.note is not None
         )
 
     def _before(
@@ -170,20 +171,20 @@ class CorrectedMeans(GroupMeans):
 
     def _compare(self) -> None:
         """Add ⟨g, h⟩ and ‖h‖² to the notes."""
-        lanes = self.run.flat.lanes
+        buckets = self.run.flat.buckets
         agreements = [_wide(correction.new_zeros(())) for correction in self.corrections]
         for group in self.optimizer.param_groups:
             sign = -1 if group.get("maximize") else 1
             for parameter in group["params"]:
                 place = self._places.get(parameter)
                 if place is not None and parameter.grad is not None:
-                    index = next(i for i, lane in enumerate(lanes) if lane is place[0])
+                    index = next(i for i, bucket in enumerate(buckets) if bucket is place[0])
                     agreements[index] += sign * _dot(parameter.grad, place[2])
-        for lane, correction, agreement in zip(lanes, self.corrections, agreements, strict=True):
-            assert lane.note is not None, "made with this strategy"
-            evidence = lane.note[len(lane.slots) :]
+        for bucket, correction, agreement in zip(buckets, self.corrections, agreements, strict=True):
+            assert bucket.note is not None, "made with this strategy"
+            evidence = bucket.note[len(bucket.slots) :]
             pair = _wide(evidence) + torch.stack([agreement, _dot(correction, correction)])
-            most = torch.full_like(agreement, torch.finfo(lane.dtype).max / 8)
+            most = torch.full_like(agreement, torch.finfo(bucket.dtype).max / 8)
             # What is not finite has run away and agrees with nothing; what the dtype cannot hold is scaled as a pair.
             pair = torch.where(pair.isfinite().all(), pair, torch.stack([torch.zeros_like(most), most]))
             evidence.copy_(pair * (most / pair.abs().max().maximum(most)))
@@ -200,48 +201,48 @@ class CorrectedMeans(GroupMeans):
     def _commit(self, reduction: Reduction) -> None:
         everybody = len(reduction.group.members) == self.run.schedule.num_workers
         with torch.no_grad():
-            for index, lane in enumerate(self.run.flat.lanes):
-                with self.run.reducer.stream(lane.device):
+            for index, bucket in enumerate(self.run.flat.buckets):
+                with self.run.reducer.stream(bucket.device):
                     if everybody:
-                        self._keep_what_predicts(index, lane, reduction.ok)
-                    self._learn(index, lane, reduction.ok)
+                        self._keep_what_predicts(index, bucket, reduction.ok)
+                    self._learn(index, bucket, reduction.ok)
         super()._commit(reduction)
         self._together = True
 
-    def _keep_what_predicts(self, index: int, lane: Lane, ok: torch.Tensor | None) -> None:
+    def _keep_what_predicts(self, index: int, bucket: Bucket, ok: torch.Tensor | None) -> None:
         """Commit h ← κ h and the trust in α with the κ of everybody's evidence, and begin to gather evidence anew."""
-        assert lane.note is not None, "made with this strategy"
+        assert bucket.note is not None, "made with this strategy"
         correction, trust = self.corrections[index], self.trust[index]
-        first = lane.tail + len(lane.slots)
-        agreement, size = _wide(lane.scratch()[first : first + EVIDENCE])
-        kept = torch.where(size > 0, (agreement / size).clamp(0, 1), torch.ones_like(size))
+        first = bucket.tail + len(bucket.slots)
+        agreement, size = _wide(bucket.scratch()[first : first + EVIDENCE])
+        kappa = torch.where(size > 0, (agreement / size).clamp(0, 1), torch.ones_like(size))
         if ok is not None:
-            kept = torch.where(ok, kept, torch.ones_like(kept))
-        doubted = kept < DOUBTED
+            kappa = torch.where(ok, kappa, torch.ones_like(kappa))
+        doubted = kappa < DOUBTED
         # What is not finite becomes zero, not a product.
-        correction.copy_(torch.where(kept > 0, correction * kept, torch.zeros_like(correction)))
+        correction.copy_(torch.where(kappa > 0, correction * kappa, torch.zeros_like(correction)))
         trust.copy_(torch.where(doubted, trust / 2, trust * RECOVERY).clamp(LEAST_TRUST, 1))
         self.doubts[index] += doubted
-        lane.note[len(lane.slots) :].mul_(0 if ok is None else ~ok)
-        if lane.device.type == "cpu":  # on CUDA the host waits for nothing
-            with self.run.reducer.recorder.span("drift correction", kept=float(kept), trust=float(trust)):
+        bucket.note[len(bucket.slots) :].mul_(0 if ok is None else ~ok)
+        if bucket.device.type == "cpu":  # on CUDA the host waits for nothing
+            with self.run.reducer.recorder.span("drift correction", kept=float(kappa), trust=float(trust)):
                 pass
 
-    def _learn(self, index: int, lane: Lane, ok: torch.Tensor | None) -> None:
+    def _learn(self, index: int, bucket: Bucket, ok: torch.Tensor | None) -> None:
         """Commit h ← h + α (mean − x) / s̄, parameter by parameter, since groups of parameters have their own rates."""
-        assert lane.note is not None, "made with this strategy"
+        assert bucket.note is not None, "made with this strategy"
         correction, change = self.corrections[index], self._change[index]
-        torch.sub(lane.scratch()[: lane.size], lane.flat, out=change)
-        rates = lane.scratch()[lane.tail : lane.tail + len(lane.slots)]
+        torch.sub(bucket.scratch()[: bucket.size], bucket.flat, out=change)
+        rates = bucket.scratch()[bucket.tail : bucket.tail + len(bucket.slots)]
         # Where nobody took a step there is nothing to learn; a host that looked would wait for the device.
         factors = torch.where(
             rates > 0, (self.alpha * self.trust[index]).to(rates.dtype) / rates, torch.zeros_like(rates)
         )
         if ok is not None:
             factors = factors * ok
-        for factor, slot in zip(factors, lane.slots, strict=True):
+        for factor, slot in zip(factors, bucket.slots, strict=True):
             slot.view(correction).addcmul_(slot.view(change), factor)
-        own = lane.note[: len(lane.slots)]
+        own = bucket.note[: len(bucket.slots)]
         own.mul_(0 if ok is None else ~ok)
 
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
+from helpers import children
 from preduce.runtime.generator.client import GeneratorClient
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.log import Log
@@ -18,8 +18,6 @@ from preduce.runtime.generator.wire import ask_of
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.schedulers.protocols.group_generator.service import GroupGenerator
 from preduce.topo.strategies.generated import Division, InitiatorRule
-
-ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def setting_of(seed, n=4):
@@ -169,8 +167,7 @@ KILL_POINTS = [
 
 CHILD = """
 import os, signal, sys
-sys.path.insert(0, {root!r}); sys.path.insert(0, {tests!r})
-from generator_rig import setting_of
+from helpers.generator_rig import setting_of
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.service import GeneratorService
 left = {after}
@@ -192,12 +189,16 @@ class ServiceProcess:
 
     def __init__(self, folder, keys, *, seed, address="tcp://127.0.0.1:*", point="", after=0):
         code = CHILD.format(
-            root=ROOT, tests=str(Path(__file__).parent), point=point, after=after, seed=seed,
+            point=point, after=after, seed=seed,
             keys=str(folder / "keys"), address=address, log=str(folder / "log"),
         )  # fmt: skip
         began = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", code],
+            env=children.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         line = self.process.stdout.readline().split()
         assert line, self.process.stderr.read()

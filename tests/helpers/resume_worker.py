@@ -11,9 +11,6 @@ import sys
 from collections import OrderedDict
 from datetime import timedelta
 from fractions import Fraction
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 import torch

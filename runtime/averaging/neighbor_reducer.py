@@ -1,4 +1,4 @@
-"""Neighbourhood: one round of weighted averaging, from point-to-point messages instead of a reduction over a group.
+"""Neighbor reducer: one round of weighted averaging, from point-to-point messages instead of a reduction over a group.
 
 Each worker sends its whole scratch array (parameters, riders, tag) to its out-neighbours and receives one from each
 in-neighbour; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in the scratch array, in one order, and committed as a
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.reducer import GoneError, Reducer, Reduction, load_riders
-from preduce.runtime.averaging.tags import TAG_LENGTH, sums_agree, tag_of
+from preduce.runtime.averaging.reducer import Reducer, Reduction
+from preduce.runtime.averaging.riders import load_riders
+from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
+from preduce.runtime.transport.waiting import GoneError, OwnWork
 from preduce.topo.errors import UnavailableError
 from preduce.topo.phase import Group
 
@@ -21,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
-    from preduce.runtime.averaging.flat_model import Lane
+    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.recorder import Operation
     from preduce.runtime.transport.communicators import Communicator
-    from preduce.runtime.transport.torch_api import Work
+    from preduce.runtime.transport.waiting import RunningWork
     from preduce.topo.strategies.neighbor import Neighbor
 
 
@@ -48,9 +50,9 @@ class PeerReducer(Reducer):
     """
 
     def __init__(self, base: Reducer, neighbourhoods: Sequence[Neighbourhood]) -> None:
-        super().__init__(base.world, base.lanes, base.recorder, base.watch, key=base.key, timeout=base.timeout)
+        super().__init__(base.world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
         self.neighbourhoods = tuple(neighbourhoods)
-        self._kept: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def begin(self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False) -> Reduction:
         """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round.
@@ -60,18 +62,18 @@ class PeerReducer(Reducer):
         """
         assert not gradients, "neighbours average parameters"
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
-        num_bytes = sum(lane.num_bytes for lane in self.lanes) * len(near.targets)
+        num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes)
-        self.watch.doing(f"entered {operation}")
+        self.heartbeat.doing(f"entered {operation}")
         tag = tag_of(self.key, kind, round_, "neighbours")
         everyone = self.world.everyone()
         reduction = PeerReduction(everyone, group, operation, tag, near)
         try:
             self._look_at_deferred()
-            for index, lane in enumerate(self.lanes):
-                with self.stream(lane.device):
-                    self._load(reduction, index, lane)
-                    arrays = [lane.scratch(), *([] if lane.exact else [reduction.sides[index]])]
+            for index, bucket in enumerate(self.buckets):
+                with self.stream(bucket.device):
+                    self._load(reduction, index, bucket)
+                    arrays = [bucket.scratch(), *([] if bucket.exact else [reduction.sides[index]])]
                     heard = [self._arrays(reduction, place, arrays, index) for place in range(len(near.sources))]
                     sends = [(to, array) for to in near.targets for array in arrays]
                     receives = [
@@ -82,8 +84,8 @@ class PeerReducer(Reducer):
                     reduction.works += everyone.exchange(sends, receives)
         except UnavailableError as error:
             raise self.failed(reduction, error) from None
-        if self.lanes[0].device.type != "cuda":
-            reduction.works = [_InThread(reduction.works)]  # type: ignore[list-item]
+        if self.buckets[0].device.type != "cuda":
+            reduction.works = [_InThread(reduction.works)]
         return reduction
 
     def wait(self, reduction: Reduction) -> None:
@@ -99,50 +101,50 @@ class PeerReducer(Reducer):
                 self._await(work, reduction)
             reduction.works.clear()
             verdicts = []
-            for index, lane in enumerate(self.lanes):
-                with self.stream(lane.device):
+            for index, bucket in enumerate(self.buckets):
+                with self.stream(bucket.device):
                     for place in range(len(near.sources)):
                         heard = reduction.heard[index, place]
                         verdicts.append(sums_agree(heard[-1][-TAG_LENGTH:], reduction.tag, 1))
-                    self._combine(reduction, index, lane)
-            if self.lanes[0].device.type == "cuda" and verdicts:
+                    self._combine(reduction, index, bucket)
+            if self.buckets[0].device.type == "cuda" and verdicts:
                 self._defer(reduction, verdicts)
             elif not all(bool(verdict) for verdict in verdicts):
                 raise GoneError("its members were in different rounds at the same time (their tags differ)")
         except (RuntimeError, GoneError) as error:
             raise self.failed(reduction, error) from None
         self.recorder.end(operation)
-        self.watch.doing(f"finished {operation}")
+        self.heartbeat.doing(f"finished {operation}")
 
-    def _load(self, reduction: Reduction, index: int, lane: Lane) -> None:
-        scratch = lane.scratch()
+    def _load(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
+        scratch = bucket.scratch()
         with torch.no_grad():
-            scratch[: lane.size].copy_(lane.flat)
-            load_riders(lane, scratch, 1, is_first=True)
-            if lane.exact:
-                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=lane.dtype), non_blocking=True)
+            scratch[: bucket.size].copy_(bucket.flat)
+            load_riders(bucket, scratch, 1, is_first=True)
+            if bucket.exact:
+                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype), non_blocking=True)
             else:
-                reduction.sides[index] = torch.tensor(reduction.tag, dtype=torch.float32, device=lane.device)
+                reduction.sides[index] = torch.tensor(reduction.tag, dtype=torch.float32, device=bucket.device)
 
     def _arrays(
         self, reduction: PeerReduction, place: int, like: Sequence[torch.Tensor], index: int
     ) -> list[torch.Tensor]:
         """Where the arrays of one in-neighbour go; kept from round to round."""
-        kept = self._kept.setdefault((index, place), [torch.empty_like(array) for array in like])
-        reduction.heard[index, place] = kept
-        return kept
+        arrays = self._received.setdefault((index, place), [torch.empty_like(array) for array in like])
+        reduction.heard[index, place] = arrays
+        return arrays
 
-    def _combine(self, reduction: PeerReduction, index: int, lane: Lane) -> None:
+    def _combine(self, reduction: PeerReduction, index: int, bucket: Bucket) -> None:
         near = reduction.neighbourhood
-        mean = lane.scratch()[: lane.length]
+        mean = bucket.scratch()[: bucket.length]
         with torch.no_grad():
             mean.mul_(float(near.own_weight))
             for place, (_, weight) in enumerate(near.sources):
-                mean.add_(reduction.heard[index, place][0][: lane.length], alpha=float(weight))
+                mean.add_(reduction.heard[index, place][0][: bucket.length], alpha=float(weight))
 
 
 class PeerReduction(Reduction):
-    """A running exchange: what was heard, by (lane, place of the in-neighbour)."""
+    """A running exchange: what was heard, by (bucket, place of the in-neighbour)."""
 
     def __init__(
         self,
@@ -157,15 +159,15 @@ class PeerReduction(Reduction):
         self.heard: dict[tuple[int, int], list[torch.Tensor]] = {}
 
 
-class _InThread:
+class _InThread(OwnWork):
     """Several point-to-point works as one that can be polled."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: Sequence[RunningWork]) -> None:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(list(works),), name="preduce-exchange", daemon=True)
         self._thread.start()
 
-    def _run(self, works: list[Work]) -> None:
+    def _run(self, works: list[RunningWork]) -> None:
         try:
             while works:
                 works[0].wait()

@@ -122,7 +122,7 @@ def groups_of_round(schedule: Schedule, round_: int) -> list[Group]:
     strategy = schedule.strategy
     if isinstance(strategy, AllReduce) or round_ < strategy.prologue:
         return [Group(tuple(range(schedule.num_workers)))]
-    return list(strategy.phases[(round_ - strategy.prologue) % len(strategy.phases)])
+    return list(strategy.phases.phases[(round_ - strategy.prologue) % len(strategy.phases)])
 
 
 class Quadratic(torch.nn.Module):
@@ -157,7 +157,7 @@ def run_case(case: Case, world) -> str | None:
     for step in range(steps):
         model.set_gradient(float(case.decay[rank]), case.push[rank, step])
         optimizer.step()
-    optimizer._strategy.drain()
+    optimizer.runner.drain()
     wanted, largest = reference(case)
     got = model.values().double().numpy()
     error = float(np.abs(got - wanted[rank]).max())

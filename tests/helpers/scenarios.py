@@ -1,10 +1,10 @@
 """What real worker processes do in the tests, and the driver that forks them.
 
-`python scenarios.py` reads names of scenarios from standard input and answers each with one line of JSON: exit code of
-the launcher, what the workers printed, seconds. torch is imported once; every scenario forks fresh workers.
+`python -m helpers.scenarios` reads names of scenarios from standard input and answers each with one line of JSON: exit
+code of the launcher, what the workers printed, seconds. torch is imported once; every scenario forks fresh workers.
 """
 
-# ruff: noqa: E402, T201 - the paths come first when this runs as a script; its output is what the tests read
+# ruff: noqa: T201 - its output is what the tests read
 from __future__ import annotations
 
 import io
@@ -15,24 +15,21 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import torch
-from random_schedules import make_case, run_case
 
+from helpers.random_schedules import make_case, run_case
 from preduce.runtime.averaging.p_reduce import p_reduce
 from preduce.runtime.launch import launch
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.rendezvous import connect_store
 from preduce.runtime.transport.torch_api import PrefixStore
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases
+from preduce.topo.strategies import GroupPhases, Late, Lockstep
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.static import Static
@@ -237,10 +234,10 @@ def lost_from_generated(when) -> None:
         for parameter in model.parameters():
             parameter.fill_(float(rank() + 1))
             parameter.grad = torch.zeros_like(parameter)
-    client, store = optimizer._strategy.client, optimizer._world.store
+    client, store = optimizer.runner.client, optimizer.run.reducer.world.store
 
     def die_inside_a_group() -> None:
-        while not (optimizer.steps > 4 and optimizer._watch._doing.startswith("entered the average")):
+        while not (optimizer.steps > 4 and optimizer.run.reducer.heartbeat._doing.startswith("entered the average")):
             time.sleep(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -337,10 +334,14 @@ def unequal(schedule, joined, evaluated=False) -> None:
 
 def mean_model() -> None:
     """Inside: the mean; outside: bit for bit what was; with overlap an operation is in flight meanwhile."""
-    for overlap in (False, True):
+    for when in (Lockstep(), Late()):
         model = torch.nn.Sequential(network(), torch.nn.BatchNorm1d(1))
         optimizer = DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(overlap=overlap), timeout=20, buffers="local"
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model,
+            pairs(when=when),
+            timeout=20,
+            buffers="local",
         )
         train(optimizer, model, 5)
         own, statistics = weights(model).clone(), model[1].running_mean.clone()
@@ -354,7 +355,7 @@ def mean_model() -> None:
         same = bool((weights(model) == own).all() and (model[1].running_mean == statistics).all())
         train(optimizer, model, 5)
         report(
-            overlap=overlap,
+            overlap=when.lag > 0,
             own=own.tolist(),
             inside=inside,
             statistics=statistics.tolist(),
@@ -467,7 +468,7 @@ SCENARIOS = {
     "infinite gradient, all-reduce": (4, lambda: infinite_gradient(everyone())),
     "nan guard": (4, nan_guard),
     "unequal, joined, static": (4, lambda: unequal(pairs(), joined=True)),
-    "unequal, joined, overlap": (4, lambda: unequal(pairs(overlap=True), joined=True)),
+    "unequal, joined, overlap": (4, lambda: unequal(pairs(when=Late()), joined=True)),
     "unequal, joined, all-reduce": (4, lambda: unequal(everyone(), joined=True)),
     "unequal, joined, pace": (4, lambda: unequal(pairs(pace=(1, 2, 3, 1)), joined=True)),
     "unequal, not joined": (4, lambda: unequal(pairs(), joined=False)),
