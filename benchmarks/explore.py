@@ -1,6 +1,6 @@
 """Explore the larger configurations of Hop's worker and of the group generator.
 
-    python benchmarks/explore.py [--all] [--only WORD] [--json FILE] [--trace FILE.svg]
+    python -m benchmarks.explore [--all] [--only WORD] [--json FILE] [--trace FILE.svg]
 
 Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all only the large
 ones run; with it those of the tests as well. Every property must hold, and every gap bound of Hop must be attained, or

@@ -21,8 +21,8 @@ from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from lab.setting import Setting
 
+    from benchmarks.lab.setting import Setting
     from preduce.topo.schedule import Schedule
 
 CLOSE = 0.15

@@ -1,7 +1,7 @@
 """Rehearse: train every contestant in one process, without network or clock, at the learning rates of one grid.
 
-    python benchmarks/lab/rehearse.py                     # digits, shuffled and sorted; text
-    python benchmarks/lab/rehearse.py --only "digits shuffled" --contestants "flat ring;AD-PSGD"
+    python -m benchmarks.lab.rehearse                     # digits, shuffled and sorted; text
+    python -m benchmarks.lab.rehearse --only "digits shuffled" --contestants "flat ring;AD-PSGD"
 
 The order of updates is that of the schedule; for strategies whose order depends on timing it is that of their protocol
 in virtual time, all workers equally fast and the network free. Models, shards and batches are those of the lab's first
@@ -21,24 +21,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from lab.contestants import Contestant, contestants
-from lab.gates import Clock
-from lab.job import Job
-from lab.plan import Planner
-from lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting
-from lab.tasks import evaluated, make_model, read_data, shard, write_data
 
 from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
 from preduce.runtime.virtual_time.machine import VirtualMachine
 from preduce.runtime.virtual_time.pairs import PairTiming
 from preduce.schedulers.protocols.adpsgd import pairing_of
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from benchmarks import compact
+from benchmarks.lab.contestants import Contestant, contestants
+from benchmarks.lab.gates import Clock
+from benchmarks.lab.job import Job
+from benchmarks.lab.plan import Planner
+from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting
+from benchmarks.lab.tasks import evaluated, make_model, read_data, shard, write_data
 from preduce.topo.cluster import Cluster
 from preduce.topo.mixing import mixing_matrix
 from preduce.topo.strategies.base import Averaging
@@ -46,8 +45,7 @@ from preduce.topo.strategies.base import Averaging
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lab.tasks import Samples
-
+    from benchmarks.lab.tasks import Samples
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.generated import Generated
     from preduce.topo.strategies.pairwise import Pairwise
@@ -297,7 +295,7 @@ def main() -> int:
         for name, by_rate in rehearse(case, wanted, size=4, nodes=4):
             content = json.loads(RATES.read_text()) if RATES.exists() else {}
             content.setdefault(case, {})[name] = by_rate
-            RATES.write_text(json.dumps(content, indent=1) + "\n")
+            RATES.write_text(compact.text(content))
     return 0
 
 
