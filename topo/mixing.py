@@ -15,7 +15,7 @@ import numpy as np
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from preduce.topo.schedule import Schedule
 
-Step = Phase | Round
-"""What one round averages: disjoint groups, or a weighted graph."""
 
 MAX_DENSE_WORKERS = 20_000
 MAX_EXACT_WORKERS = 2_000

@@ -26,11 +26,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
-from preduce.runtime.virtual_time.machine import VirtualMachine
-from preduce.runtime.virtual_time.pairs import PairTiming
-from preduce.schedulers.protocols.adpsgd import pairing_of
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from benchmarks import compact
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
@@ -38,6 +33,11 @@ from benchmarks.lab.job import Job
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting
 from benchmarks.lab.tasks import evaluated, make_model, read_data, shard, write_data
+from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
+from preduce.runtime.virtual_time.machine import VirtualMachine
+from preduce.runtime.virtual_time.pairs import PairTiming
+from preduce.schedulers.protocols.adpsgd import pairing_of
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.cluster import Cluster
 from preduce.topo.mixing import mixing_matrix
 from preduce.topo.strategies.base import Averaging

@@ -16,7 +16,7 @@ from preduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
 from preduce.runtime.virtual_time.timeline import Timeline
 from preduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from preduce.schedulers.protocols.base import Received
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.timing.cost import round_seconds
 from preduce.topo.timing.stages import size_or_one

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import LinearOperator
 
-    from preduce.topo.mixing import Step
+    from preduce.topo.round import Step
     from preduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     from preduce.topo.figures.decomposition import Limits
-    from preduce.topo.mixing import Step
+    from preduce.topo.round import Step
     from preduce.topo.schedule import Schedule
 
 NEARLY_1 = 0.999

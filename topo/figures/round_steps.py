@@ -17,7 +17,7 @@ from preduce.topo.strategies.base import Averaging
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.mixing import Step
+    from preduce.topo.round import Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
