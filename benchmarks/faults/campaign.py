@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks.faults import verdicts
 from benchmarks.faults.cell import Cell, Outcome, Task
-from benchmarks.faults.injectors import FAULTS, LONG, NEEDS_GENERATOR, SHORT, SURVIVES, squat, tiny_disk
+from benchmarks.faults.injectors import FAULTS, LONG, NEEDS_GENERATOR, SHORT, squat, tiny_disk
 from benchmarks.faults.kinds import KINDS, WORKERS
-from benchmarks.faults.processes import belonging, command_of, end, fork_session
-from benchmarks.faults.running import START_SECONDS, Running
+from benchmarks.faults.processes import command_of, end, fork_session, show_stacks
+from benchmarks.faults.running import Running
 from benchmarks.lab.network import Network, why_not
 from preduce.topo.document.writer import write_schedule
 
@@ -44,7 +44,7 @@ def import_once() -> None:
     import preduce.__main__
     import preduce.commands
     import preduce.runtime
-    import preduce.topo.document.schedule  # noqa: F401 - as said
+    import preduce.topo.document.schedule
     from benchmarks.faults import launchers  # noqa: F401 - as said
 
     for package in (preduce.runtime, preduce.commands):
@@ -127,7 +127,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
     chance, fault = cell.random, FAULTS[cell.fault]
     (folder / "tmp").mkdir()
     write_schedule(folder / "schedule.json", KINDS[cell.kind].schedule)
-    steps = SHORT if cell.kind in SURVIVES and fault.steps == LONG else fault.steps
+    steps = SHORT if KINDS[cell.kind].is_free and fault.steps == LONG else fault.steps
     task = Task(
         folder=str(folder),
         schedule=str(folder / "schedule.json"),
@@ -176,7 +176,7 @@ def _to_the_end(running: Running) -> Iterator[None]:
     cell = running.cell
     if not running.outcome.fired:
         running.outcome.note = running.outcome.note or "the run ended, or did not begin, before the instant came"
-    goes_on = running.must_finish or cell.kind in SURVIVES
+    goes_on = running.must_finish or KINDS[cell.kind].is_free
     limit = RUN_SECONDS if goes_on else cell.timeout + verdicts.SLACK_SECONDS + verdicts.GRACE_SECONDS
     limit += 3 * cell.timeout if "pause" in cell.fault else 0.0
     begun = running.fault_time or time.monotonic()
@@ -184,7 +184,8 @@ def _to_the_end(running: Running) -> Iterator[None]:
         yield
     running.outcome.over = time.monotonic() - begun
     if not running.is_over and running.outcome.fired:
-        left = [command_of(pid)[:80] for pid in running.processes()]
+        left = [f"{running.role_of(pid)} {command_of(pid)[:80]}" for pid in running.processes()]
+        show_stacks([pid for pid in running.processes() if running.role_of(pid)])
         running.outcome.violations.append(f"hang: after {limit:g} s there still run {left}")
 
 
@@ -219,6 +220,3 @@ def _keep(running: Running) -> None:
         if path.exists():
             shutil.copy(path, kept)
     (kept / "outcome.json").write_text(json.dumps(json.loads(running.outcome.line()), indent=1))
-
-
-__all__ = ["START_SECONDS", "belonging", "combinations", "import_once", "run_cells", "what_is_left_out"]

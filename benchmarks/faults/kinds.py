@@ -1,7 +1,7 @@
 """The strategy kinds that are put under faults, each with a reference of its own for what every worker must hold.
 
-Four workers. Worker w adds 1 to row w of its parameters in each step and nothing to the last row, which begins as ones;
-so a row tells how much of one worker entered an average, and the last row whether the weights of an average summed to 1.
+Four workers. Worker w adds 1 to row w of its parameters in each step and nothing to the last row, which begins as
+ones; so a row tells how much of one worker entered an average, and the last row whether its weights summed to 1.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class Kind:
     num_nodes: int = 1
 
     @property
+    def is_free(self) -> bool:
+        """Whether some workers may go on for long without noticing that another one is lost or stands still."""
+        return self.rounds is None
+
+    @property
     def schedule(self) -> Schedule:
         return Schedule("under-faults", Cluster.regular(self.num_nodes, WORKERS // self.num_nodes), self.strategy)
 
@@ -80,7 +85,7 @@ def _one_peer(hop: int) -> Round:
 
 
 def _peer_matrix(hop: int) -> npt.NDArray[np.float64]:
-    return np.array([[0.5 * (i == j) + 0.5 * (j == (i - hop) % WORKERS) for j in range(WORKERS)] for i in range(WORKERS)])
+    return (np.eye(WORKERS) + np.roll(np.eye(WORKERS), hop, axis=0)) / 2
 
 
 def _phases() -> GroupPhases:

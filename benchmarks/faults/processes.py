@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,10 +82,10 @@ def fork_session(action: Callable[[], int | None], output: Path, variables: Mapp
     if pid:
         return pid
     os.setsid()
-    become(action, output, variables)
+    return become(action, output, variables)
 
 
-def become(action: Callable[[], int | None], output: Path | None, variables: Mapping[str, str]) -> None:
+def become(action: Callable[[], int | None], output: Path | None, variables: Mapping[str, str]) -> NoReturn:
     """What a forked process does until it ends, here and nowhere else."""
     code = 70
     try:
@@ -91,11 +93,12 @@ def become(action: Callable[[], int | None], output: Path | None, variables: Map
             file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(file, 1)
             os.dup2(file, 2)
-            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123 - as long as the process
-            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123 - as above
+            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - as long as the process
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - as above
         os.environ.update(variables)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         code = action() or 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
@@ -107,6 +110,14 @@ def become(action: Callable[[], int | None], output: Path | None, variables: Map
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def show_stacks(pids: list[int]) -> None:
+    """Let processes write to their output where they are; `become` has told them how."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.3)
 
 
 def end(pids: list[int]) -> None:

@@ -100,6 +100,11 @@ class Running:
         """The running processes of this cell."""
         return belonging(self.pid, str(self.folder))
 
+    def role_of(self, pid: int) -> str:
+        """What a process is to this cell: `launcher`, `worker 2`, or nothing that is known."""
+        roles = {self.pid_of(rank): f"worker {rank}" for rank in range(WORKERS)} | {self.pid: "launcher"}
+        return roles.get(pid, "")
+
     def is_paused(self, pid: int) -> bool:
         seen = look_at(pid)
         return seen is not None and seen.state == "T"

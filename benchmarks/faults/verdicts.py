@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.faults.injectors import STORE
 from benchmarks.faults.kinds import KINDS, WORKERS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy.typing as npt
 
     from benchmarks.faults.cell import Record
@@ -48,8 +50,9 @@ def judge_ends(running: Running) -> None:
         ended = end.time if end is not None else running.gone.get(rank)
         if rank in finished or running.pid_of(rank) is None:
             continue
-        if ended is None or ended - running.fault_time > limit:
-            took = "never" if ended is None else f"after {ended - running.fault_time:.1f} s"
+        held_up_since = _held_up_since(running, rank)
+        if ended is None or ended - held_up_since > limit:
+            took = "never" if ended is None else f"after {ended - held_up_since:.1f} s"
             outcome.violations.append(f"late: worker {rank} ended {took}, limit {limit:g} s")
     everybody = range(WORKERS) if running.must_finish else survivors
     if all((end := ends[rank]) is not None and end.what == "finished" for rank in everybody):
@@ -63,14 +66,29 @@ def judge_ends(running: Running) -> None:
         _judge_names(running)
 
 
+def _held_up_since(running: Running, rank: int) -> float:
+    """The fault; where a kind lets others go on, this worker's last step after it."""
+    if not KINDS[running.cell.kind].is_free:
+        return running.fault_time
+    steps = [r.time for r in running.records(rank) if r.what in ("enters", "leaves", "finishes")]
+    return max([running.fault_time, *steps])
+
+
 def _judge_names(running: Running) -> None:
-    outcome = running.outcome
-    unnamed = {rank: text for rank, text in outcome.texts.items() if not re.search(running.culprit, text, re.IGNORECASE)}
-    output = output_of(running)
-    if outcome.texts and unnamed:
-        outcome.violations.append(f"unnamed: {unnamed}")
-    elif not outcome.texts and not re.search(running.culprit, output, re.IGNORECASE):
-        outcome.violations.append(f"unnamed: no survivor spoke, and the output is {output[-300:]!r}")
+    outcome, texts = running.outcome, running.outcome.texts
+    if not texts:
+        if not _names(running.culprit, output := output_of(running)):
+            outcome.violations.append(f"unnamed: no survivor spoke, and the output ends with {output[-300:]!r}")
+        return
+    # By hand worker 0 hosts the store, which goes with it when it has said its part: the others may lose that first.
+    allowed = f"{running.culprit}|{STORE}" if running.cell.launcher == "by hand" else running.culprit
+    unnamed = {rank: text for rank, text in texts.items() if not _names(allowed, text)}
+    if unnamed or not any(_names(running.culprit, text) for text in texts.values()):
+        outcome.violations.append(f"unnamed: {unnamed or texts}")
+
+
+def _names(culprit: str, text: str) -> bool:
+    return re.search(culprit, text, re.IGNORECASE) is not None
 
 
 def output_of(running: Running) -> str:

@@ -22,6 +22,7 @@ from preduce.topo.errors import FileProblem, PreduceError
 
 TASK = "FAULTS_TASK"
 CHECKPOINT_STEPS = 60
+STEP_SECONDS = 0.012
 
 
 class Diary:
@@ -30,10 +31,10 @@ class Diary:
     def __init__(self, folder: Path, rank: int, rows: torch.Tensor) -> None:
         path = folder / f"worker-{rank}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._rows = rows
+        self.rows = rows
 
     def note(self, what: str, step: int, more: Any = None) -> None:  # noqa: ANN401 - anything JSON holds
-        low, high = self._rows.detach().aminmax(dim=1)
+        low, high = self.rows.detach().aminmax(dim=1)
         rows = torch.stack([low, high], dim=1).tolist()
         os.write(self._file, (json.dumps([what, time.monotonic(), step, rows, more]) + "\n").encode())
 
@@ -55,10 +56,13 @@ def work() -> None:
         diary.note("ready", 0)
         gradient = torch.zeros_like(start)
         gradient[rank] = -1.0
-        chance = random.Random(rank)
+        chance, start_time = random.Random(rank), time.monotonic()
         for step in range(task.steps):
-            _step(task, rank, step, optimizer, model, gradient, diary)
-            time.sleep(chance.uniform(0.001, 0.008))
+            _step(task, step, optimizer, gradient, diary)
+            # By the clock, so that one that was held up catches up: nobody waits for the others in between under some
+            # kinds, and `finish` waits for one timeout only.
+            due = start_time + STEP_SECONDS * (step + chance.random())
+            time.sleep(max(0.0, due - time.monotonic()))
         step = task.steps
         diary.note("finishes", step)
         optimizer.finish()
@@ -73,17 +77,15 @@ def work() -> None:
 
 def _step(
     task: Task,
-    rank: int,
     step: int,
     optimizer: DistributedOptimizer,
-    model: torch.nn.ParameterDict,
     gradient: torch.Tensor,
     diary: Diary,
 ) -> None:
-    if rank == task.raising and step == task.raising_step:
+    if optimizer.rank == task.raising and step == task.raising_step:
         diary.note("raises", step)
         raise ValueError("a bug in the data loader")
-    model["rows"].grad = gradient.clone()
+    diary.rows.grad = gradient.clone()
     executed = getattr(getattr(optimizer.runner, "client", None), "executed", [])
     before = len(executed)
     diary.note("enters", step)
