@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-.PHONY: demo test test-computing test-others check docs bench lab explore format clean
+.PHONY: demo test test-computing test-others check docs bench lab faults explore format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -55,6 +55,10 @@ bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/r
 lab: export OMP_NUM_THREADS = 1
 lab: $(STAMP)  ## four emulated nodes, shaped links, every strategy side by side (root; about 9 minutes)
 	$(BIN)/python -m benchmarks.lab.run
+
+faults: export OMP_NUM_THREADS = 1
+faults: $(STAMP)  ## every strategy kind under every fault at random instants: make faults MINUTES=10 (links and disks need root)
+	$(BIN)/python -m benchmarks.faults.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 explore: $(STAMP)  ## larger protocol configurations than the tests have time for
 	$(BIN)/python -m benchmarks.explore

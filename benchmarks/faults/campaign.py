@@ -106,7 +106,7 @@ def _cell(cell: Cell, lane: int) -> Iterator[Outcome | None]:
         for _ in _judge(running):
             yield None
         outcome = running.outcome
-        if outcome.violations:
+        if outcome.violations or not outcome.fired:
             _keep(running)
     finally:
         if running is not None:
