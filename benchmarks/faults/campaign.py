@@ -134,6 +134,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         timeout=cell.timeout,
         steps=steps,
         columns=chance.choice([64, 20_000]),
+        meets=KINDS[cell.kind].is_free,
         trace=str(folder / "disk") if cell.fault == "full disk for traces" else None,
         checkpoints=str(folder / "disk") if cell.fault == "full disk for checkpoints" else None,
         raising=chance.randrange(WORKERS) if cell.fault == "exception" else None,

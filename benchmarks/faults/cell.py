@@ -70,6 +70,8 @@ class Task:
     timeout: float
     steps: int
     columns: int
+    meets: bool = False
+    """Whether workers wait for one another before they finish."""
     trace: str | None = None
     checkpoints: str | None = None
     raising: int | None = None
