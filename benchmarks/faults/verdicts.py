@@ -28,6 +28,7 @@ GRACE_SECONDS = 10.0
 TOLERANCE = 2e-3
 """Of a value; a member too many or too few changes it by at least a sixteenth."""
 CRASH = re.compile(r"terminate called|Fatal Python error|signal (6|11) |SIGABRT|SIGSEGV|internal error")
+SOMEBODY = r"\b(worker|rank) \d|store|generator"
 ENDS = ("finished", "failed", "raised")
 
 
@@ -76,6 +77,9 @@ def _held_up_since(running: Running, rank: int) -> float:
 
 def _judge_names(running: Running) -> None:
     outcome, texts = running.outcome, running.outcome.texts
+    if running.cell.launcher == "torchrun":
+        # Nobody tells workers there who died, but the agent says it itself; they must not blame anybody else.
+        texts = {rank: text for rank, text in texts.items() if _names(SOMEBODY, text)}
     if not texts:
         if not _names(running.culprit, output := output_of(running)):
             outcome.violations.append(f"unnamed: no survivor spoke, and the output ends with {output[-300:]!r}")

@@ -9,7 +9,9 @@ import pytest
 
 from benchmarks.faults.campaign import combinations
 from benchmarks.faults.cell import Cell
+from benchmarks.faults.kinds import KINDS
 from helpers import children
+from preduce.topo.document.strategies import KINDS as DOCUMENTS
 
 CELLS = (
     "static/kill worker/run/1",
@@ -48,6 +50,10 @@ def test_faults_end_in_time_named_right_and_leave_nothing_behind():
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == f"{len(cells)} faults (0 cells in which none fired), 0 with a violation"
+
+
+def test_every_strategy_kind_is_put_under_faults():
+    assert {kind.strategy.kind for kind in KINDS.values()} == set(DOCUMENTS)
 
 
 def test_names_of_cells_are_read_back():
