@@ -76,8 +76,9 @@ def torchrun_worker(_timeout: float) -> None:
         sys.last_value = error
         code = 1
         traceback.print_exc()
-    atexit._run_exitfuncs()  # noqa: SLF001 - a forked process skips them, an ordinary script does not
-    os._exit(code)
+    if code:  # the agent waits for what a forked worker returns when all is well
+        atexit._run_exitfuncs()  # noqa: SLF001 - a forked process skips them, an ordinary script does not
+        os._exit(code)
 
 
 def by_hand(port: int, network: Network | None = None, *, store_port_file: Path | None = None) -> int:

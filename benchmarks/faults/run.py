@@ -10,6 +10,7 @@ gives. `--write` adds what was run to benchmarks/results/faults.json and writes 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import time
@@ -61,7 +62,8 @@ def main() -> int:
         slowest = max(outcome.detection.values(), default=0.0)
         print(f"{outcome.cell.name}: {outcome.note}: {verdict} ({slowest:.2f} s)", flush=True)
 
-    run_cells(cells, note, at_once=options.at_once)
+    with contextlib.suppress(KeyboardInterrupt):  # what was run counts
+        run_cells(cells, note, at_once=options.at_once)
     fired = [outcome for outcome in outcomes if outcome.fired]
     bad = [outcome for outcome in fired if outcome.violations]
     print(f"{len(fired)} faults ({len(outcomes) - len(fired)} cells in which none fired), {len(bad)} with a violation")
