@@ -24,7 +24,7 @@ from benchmarks.lab.network import Network, why_not
 from preduce.topo.document.writer import write_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
 POLL_SECONDS = 0.03
 THEIRS = "torchelastic_"
@@ -76,24 +76,26 @@ def what_is_left_out() -> list[str]:
 def run_cells(cells: Iterable[Cell], on_outcome: Callable[[Outcome], None], *, at_once: int = 2) -> None:
     """Run them all; the verdict of each is handed on as it comes."""
     waiting = iter(cells)
-    lanes: list[Iterator[Outcome | None]] = []
+    lanes: dict[int, Generator[Outcome | None]] = {}
+    """By a number that no other cell has meanwhile: networks are named after it."""
     exhausted = False
     while lanes or not exhausted:
         while len(lanes) < at_once and not exhausted:
             cell = next(waiting, None)
             exhausted = cell is None
             if cell is not None:
-                lanes.append(_cell(cell, len(lanes)))
-        for lane in list(lanes):
+                number = next(free for free in range(at_once) if free not in lanes)
+                lanes[number] = _cell(cell, number)
+        for number, lane in list(lanes.items()):
             outcome = next(lane)
             if outcome is not None:
-                lane.close()  # type: ignore[attr-defined]
-                lanes.remove(lane)
+                lane.close()
+                del lanes[number]
                 on_outcome(outcome)
         time.sleep(POLL_SECONDS)
 
 
-def _cell(cell: Cell, lane: int) -> Iterator[Outcome | None]:
+def _cell(cell: Cell, lane: int) -> Generator[Outcome | None]:
     """One cell, polled; the last value is its outcome."""
     folder = Path(tempfile.mkdtemp(prefix="preduce-faults-"))
     running = None
