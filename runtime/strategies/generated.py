@@ -51,6 +51,7 @@ class GeneratedMeans(Runner):
             )
         self.world = world
         self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
+        self.needs_round_start = self.normalises
         self._starts: list[torch.Tensor] = []
         address, keys = os.environ.get(ADDRESS), os.environ.get(KEYS)
         if not address or not keys:
@@ -92,6 +93,10 @@ class GeneratedMeans(Runner):
     def drain(self) -> None:
         """Nothing is in flight after `settle`."""
         self.leave()
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+        """Inside a round whose progress will be scaled."""
+        return self.normalises and not first and bool(self._starts)
 
     def lost(self) -> frozenset[int]:
         """The workers that are gone for good: nothing waits for them any more."""
