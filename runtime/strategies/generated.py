@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 ADDRESS = "PREDUCE_GENERATOR"
 KEYS = "PREDUCE_GENERATOR_KEYS"
+
+
+_running: WeakKeyDictionary[GlooWorld, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
 
 
 class GeneratedMeans(Runner):
@@ -59,11 +63,18 @@ class GeneratedMeans(Runner):
                 f"schedule {run.schedule.name!r}: needs the group generator; start with `preduce run --schedule`, or "
                 f"start `preduce generator` and set {ADDRESS} and {KEYS}"
             )
+        others = _running.setdefault(world, WeakSet())
+        if any(other.client.address == address for other in others):
+            raise InputError(
+                f"schedule {run.schedule.name!r}: a group generator hands out groups for one optimizer of a process, "
+                "and another one runs; give each a generator of its own, or finish() the first"
+            )
         reducer = run.reducer
         self.client = GeneratorClient(address, JobKeys.parse(keys, KEYS), run.rank, timeout=reducer.timeout)
         self.others = Survivors(
             world, reducer.heartbeat, lambda: self.client.lost, key=reducer.key, timeout=reducer.timeout
         )
+        others.add(self)
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Ask for the round's group, and remember where the round began."""
@@ -112,6 +123,7 @@ class GeneratedMeans(Runner):
 
     def close(self) -> None:
         """End the client's thread."""
+        _running.get(self.world, WeakSet()).discard(self)
         self.client.close()
 
     def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:

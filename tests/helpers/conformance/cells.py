@@ -24,16 +24,34 @@ class Cell:
 
     def __init__(self, kind, rank, *, world=None, table=None):
         self.kind, self.rank, self.world, self.table = kind, rank, world, table
-        self.notes, self.made = [], []
+        self.notes, self.made, self.groups = [], [], []
 
     def wrap(self, inner, model):
         """The optimizer under test, or the reference's."""
         if self.world is None:
-            made = PlainOptimizer(self.kind, self.table, self.rank, inner, model, len(self.made))
+            made = PlainOptimizer(self.kind, self.table, self.rank, inner, model, number=len(self.made))
         else:
             made = DistributedOptimizer(inner, model, self.kind.schedule, timeout=WAIT, world=self.world)
+            if self.kind.free == "generated":
+                self._record(made)
         self.made.append(made)
         return made
+
+    def _record(self, optimizer):
+        """Note the groups that really averaged, as `Table` takes them."""
+        runner, pausing = optimizer.runner, []
+        average, leave = runner._average, runner.leave
+
+        def averaging(step, seq, members):
+            self.groups.append((optimizer.steps, not pausing, seq, members))
+            average(step, seq, members)
+
+        def leaving():
+            pausing.append(1)
+            leave()
+            pausing.pop()
+
+        runner._average, runner.leave = averaging, leaving
 
     def scheduled(self, optimizer):
         """What a learning-rate scheduler is given."""
@@ -127,9 +145,9 @@ def drive(idiom, cell, turns):
         raise
 
 
-def run_reference(idiom, kind):
-    """What the reference gives, by rank."""
-    table, turns = Table(), Turns() if kind.free else None
+def run_reference(idiom, kind, groups):
+    """What the reference gives, by rank; `groups` are those that a generated schedule ran."""
+    table, turns = Table(groups), Turns() if kind.in_turn else None
     results, problems = [None] * N, []
 
     def work(rank):
@@ -150,6 +168,11 @@ def run_reference(idiom, kind):
 
 
 def run_time(ranks, idiom, kind, **options):
-    """What the run-time gives, by rank."""
-    turns = Turns() if kind.free else None
-    return ranks.run(N, lambda world: drive(idiom, Cell(kind, world.rank, world=world), turns), **options)
+    """What the run-time gives, by rank: its notes, and the groups that a generated schedule ran."""
+    turns = Turns() if kind.in_turn else None
+
+    def work(world):
+        cell = Cell(kind, world.rank, world=world)
+        return drive(idiom, cell, turns), cell.groups
+
+    return ranks.run(N, work, **options)

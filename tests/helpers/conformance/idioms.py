@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STEPS = 6
 GRADIENTS = [name for name, kind in KINDS.items() if kind.gradients]
-PROGRESS = [name for name, kind in KINDS.items() if kind.free or kind.late]
+PROGRESS = [name for name, kind in KINDS.items() if kind.in_turn or kind.late]
 _building = threading.Lock()
 
 
@@ -58,10 +58,14 @@ def idiom(name, says, **otherwise):
     return register
 
 
-def network(seed=1):
+def network(seed=1, *, tied=False):
     with _building:  # the seed belongs to the process, and the workers are threads of it
         torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+        if tied:
+            model.append(torch.nn.Linear(3, 4, bias=False).double())
+            model[3].weight = model[0].weight
+        return model
 
 
 def batch(rank, step, part=0):
@@ -253,9 +257,7 @@ def ema(cell):
 
 @idiom("tied weights", "one parameter in two layers")
 def tied(cell):
-    model = network()
-    model.append(torch.nn.Linear(3, 4, bias=False).double())
-    model[3].weight = model[0].weight
+    model = network(tied=True)
     optimizer = cell.wrap(sgd(model), model)
     for number in range(STEPS):
         yield
@@ -295,7 +297,14 @@ def unfreezing(cell):
     step(cell, optimizer, model, 0)
 
 
-@idiom("several optimizers", "two models that are trained in turn, as in a GAN")
+@idiom(
+    "several optimizers",
+    "two models that are trained in turn, as in a GAN",
+    generated=(
+        ["generated"],
+        Outcome("refused", "hands out groups for one optimizer", "its groups would mix the two"),
+    ),
+)
 def several(cell):
     models = [network(), network(2)]
     optimizers = [cell.wrap(sgd(model), model) for model in models]

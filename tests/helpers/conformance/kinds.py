@@ -35,7 +35,12 @@ class Kind:
     gradients: bool = False
     late: bool = False
     free: str = ""
-    """`server` or `pairwise`: nobody waits for all, so the suite lets workers step in turn, and results are exact."""
+    """`server`, `pairwise` or `generated`: whom a worker averages with, and when, is known while it runs only."""
+
+    @property
+    def in_turn(self):
+        """Whether nobody waits for others, so that workers can step in turn, and results are exact."""
+        return self.free in ("server", "pairwise")
 
     @property
     def schedule(self):
@@ -57,7 +62,7 @@ KINDS = {
     ),
     "neighbor": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
     "neighbor, late": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Late()), (RING,), late=True),
-    "generated": Kind(Generated(group_size=N, division=Division.GLOBAL)),
+    "generated": Kind(Generated(group_size=N, division=Division.GLOBAL), free="generated"),
     "server": Kind(Server(hosts=(0, 2)), gradients=True),
     "server, asynchronous": Kind(Server(hosts=(0,), synchronous=False), free="server"),
     "pairwise": Kind(Pairwise(active=(1, 2)), free="pairwise"),

@@ -1,7 +1,8 @@
 """The reference: plain torch on three threads that exchange vectors over a barrier; nothing of the run-time is used.
 
 A `PlainOptimizer` does by the book what a kind promises: the mean gradient before the step, x ← W x after a round, with
-late averaging x ← W x_before + u, a server's sum of progress, or a pair's mean.
+late averaging x ← W x_before + u, a server's sum of progress, or a pair's mean. The groups of a generated schedule are
+known afterwards only, so the reference forms the means of those that the run-time reports to have run.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ HOST = 0
 
 
 class Table:
-    """Where the threads of a reference lay down what the others may see."""
+    """Where the threads of a reference lay down what the others may see.
 
-    def __init__(self):
+    `groups` are those of a generated schedule: for each worker (steps, whether at a round's end, number, members).
+    """
+
+    def __init__(self, groups=((),) * N):
         self.barrier = threading.Barrier(N)
+        self.groups = groups
+        self.meetings = {}
+        self.lock = threading.Lock()
         self.places = [None] * N
         self.models = [[None] * N for _ in range(2)]
         """For each optimizer the server's model at `HOST`, or pairwise's models."""
@@ -35,11 +42,19 @@ class Table:
         self.barrier.wait(WAIT)
         return everything
 
+    def meet(self, rank, number, members, vector):
+        """The mean over a group that all its members come to."""
+        with self.lock:
+            barrier, said = self.meetings.setdefault(number, (threading.Barrier(len(members)), {}))
+            said[rank] = vector
+        barrier.wait(WAIT)
+        return sum(said[member] for member in members) / len(members)
+
 
 class PlainOptimizer:
     """An optimizer that trains one of three models as a kind says."""
 
-    def __init__(self, kind, table, rank, inner, model, number=0):
+    def __init__(self, kind, table, rank, inner, model, *, number=0):
         self.kind, self.table, self.rank, self.inner = kind, table, rank, inner
         self.models = table.models[number]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -47,6 +62,8 @@ class PlainOptimizer:
         self.start = None
         """Late: where the round began. Free kinds: where progress is counted from."""
         self.averaged = False
+        self.taken = 0
+        """Groups of a generated schedule that this worker has done."""
 
     # The model as a vector
 
@@ -106,7 +123,7 @@ class PlainOptimizer:
 
     def serve(self, steps):
         """Data ended: the model stays in the averages, or follows the others' gradients."""
-        while self.steps < steps and not self.kind.free:
+        while self.steps < steps and self.kind.free not in ("server", "pairwise"):
             if self.kind.gradients:
                 self.skip()
             else:
@@ -129,6 +146,7 @@ class PlainOptimizer:
 
     def load_state_dict(self, state):
         self.inner.load_state_dict(copy.deepcopy(state["inner"]))
+        self.follow(at_end=False)
         self.steps, self.start = state["steps"], None
 
     # What a kind does
@@ -151,6 +169,8 @@ class PlainOptimizer:
                 models[self.rank] = models[HOST] = (models[self.rank] + models[HOST]) / 2
             self.put(models[self.rank])
             self.start = self.get()
+        elif self.kind.free == "generated":
+            self.follow(at_end=True)
         else:
             weights = self.kind.matrices[(self.steps // self.kind.pace - 1) % len(self.kind.matrices)][self.rank]
             now = self.get()
@@ -159,9 +179,18 @@ class PlainOptimizer:
             self.put(mixed + now - self.start if self.kind.late else mixed)
             self.start = self.get()
 
+    def follow(self, *, at_end):
+        """Average with the groups that ran after these steps, at a round's end or before a pause of all."""
+        mine = self.table.groups[self.rank]
+        while self.taken < len(mine) and mine[self.taken][:2] == (self.steps, at_end):
+            self.put(self.table.meet(self.rank, *mine[self.taken][2:], self.get()))
+            self.taken += 1
+
     def settle(self):
         """The newest model, with what was learned since."""
-        if self.kind.free and self.start is not None:
+        if self.kind.free == "generated":
+            self.follow(at_end=False)
+        elif self.kind.free and self.start is not None:
             newest = self.models[HOST if self.kind.free == "server" else self.rank]
             self.put(newest + self.get() - self.start)
             self.start = newest.clone()
