@@ -1,4 +1,4 @@
-"""Write docs/conformance.md from the suite's idioms and kinds: `python docs/make_conformance.py`; `--check` compares."""
+"""Write docs/conformance.md from the suite: `python docs/make_conformance.py`; `--check` only compares."""
 
 from __future__ import annotations
 

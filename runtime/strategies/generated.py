@@ -45,6 +45,7 @@ class GeneratedMeans(Runner):
     """
 
     outlives_lost_workers = True
+    client: GeneratorClient
 
     def __init__(self, strategy: Generated, run: Run) -> None:
         super().__init__(run)
