@@ -26,7 +26,7 @@ def command(
     compute: options.Compute = None,
     slow: options.Slow = None,
     jitter: options.Jitter = None,
-    form: Annotated[str, typer.Option(help="How groups average: ring, tree or hierarchical.")] = "ring",
+    form: options.FormName = "ring",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", "--plot", help="Picture: .png, .svg or .pdf.")
     ] = None,
@@ -61,21 +61,22 @@ def command(
 
 
 def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -> None:
-    from preduce.console import console, number, seconds, size, table
+    from preduce.console import console, number, seconds, size
+    from preduce.report.table import Column, table
     from preduce.report.terminal import switch_levels
 
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
-        "schedule", "period", "comm.", "step", "NIC bytes", "contr.", "disagr.", "drift", "node drift",
+        "schedule", Column("period", drop=4), "comm.", Column("step", drop=1), Column("NIC bytes", drop=5),
+        Column("contr.", drop=3), "disagr.", "drift", Column("node drift", drop=2),
     )  # fmt: skip
     for row in rows:
-        comparison.add_row(
+        comparison.add(
             row["name"], str(row["period"]), seconds(row["communication_seconds_per_step"]),
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
             number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
-    comparison.columns[0].min_width = 14
     console().print(comparison)
     console().print(
         "Per step: communication, whole step with waiting, bytes out of the busiest node. Per period: contraction. In "
