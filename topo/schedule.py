@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.cluster import Cluster
-    from preduce.topo.mixing import Step
     from preduce.topo.phase import Phase
+    from preduce.topo.round import Step
     from preduce.topo.rule import RuleView
     from preduce.topo.strategies.base import Strategy
 

@@ -41,19 +41,6 @@ def budgets(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def over_budget(found: dict[str, Any], *, communicators: int = 64, descriptors: int | None = None) -> str | None:
-    """One sentence if a rank needs more than the given numbers, else None."""
-    most = found.get("communicators_per_rank", 0)
-    if most > communicators:
-        return (
-            f"rank {found['rank']} needs {most} communicators; the budget is {communicators}; use fewer distinct groups"
-        )
-    needed = found.get("gloo", {}).get("descriptors", 0)
-    if descriptors is not None and needed > descriptors:
-        return f"rank {found['rank']} needs about {needed} file descriptors for gloo; the limit is {descriptors}"
-    return None
-
-
 def _rule_counts(rule: RuleView) -> npt.NDArray[np.int64]:
     """Distinct groups per local rank: equal blocks of different phases share their communicators."""
     counts = np.zeros(rule.workers_per_node, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The certificate: the proved claims of one schedule, in the closed format that `verify/checker.py` reads."""
+"""The certificate: the proved claims of one schedule, in the closed format that `verify/checker/` reads."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def confirm(schedule: Schedule) -> list[str]:
         json.loads(json.dumps(part)) for part in (dump_schedule(schedule), dict(schedule.certificate))
     )
     try:
-        return list(checker.check(certificate, checker.documents.Schedule(document)))
-    except checker.documents.Refusal as refusal:
-        raise RefutedError(f"schedule {schedule.name!r}: certificate: {refusal.args[0]}") from None
+        return list(checker.check(certificate, checker.read_schedule(document)))
+    except checker.Refusal as refusal:
+        raise RefutedError(f"schedule {schedule.name!r}: certificate: {refusal.sentence}") from None
 
 
 def certificate_bytes(certificate: Mapping[str, Any]) -> bytes:

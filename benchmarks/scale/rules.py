@@ -1,11 +1,11 @@
 """Rules at 10³ … 10⁶ workers: design, prove and check, in process and as whole commands.
 
-    python benchmarks/scale/rules.py [--sizes 1e3,1e4,1e5,1e6] [--repeats 3] [-o benchmarks/results/rules]
+    python -m benchmarks.scale.rules [--sizes 1e3,1e4,1e5,1e6] [--repeats 3] [-o benchmarks/results/rules]
 
 Every measurement runs in a process of its own, which reports its own peak memory; this script imports nothing heavy, so
 that none of its memory is counted. "In process" leaves out the interpreter's start and imports (a rule for 32 workers
 goes the whole way first); "commands" are `preduce design CLUSTER --using RULE -o FILE`, `preduce verify FILE
---certificate CERTIFICATE` and `python -I verify/checker.py CERTIFICATE FILE` from start to exit. CPU seconds tell more
+--certificate CERTIFICATE` and `python -I verify/checker CERTIFICATE FILE` from start to exit. CPU seconds tell more
 than wall-clock seconds on a machine that is shared; tables hold medians of the repeats. Writes FILE.json and FILE.md.
 """
 
@@ -86,7 +86,7 @@ def measure(rule: str, workers: int, folder: Path) -> Row:
         "in process": json.loads(report.read_text()),
         "design": command([*preduce, "design", cluster, "--using", rule, "-o", str(schedule)]),
         "verify": command([*preduce, "verify", str(schedule), "--certificate", str(certificate)]),
-        "check": command([sys.executable, "-I", str(ROOT / "verify" / "checker.py"), str(certificate), str(schedule)]),
+        "check": command([sys.executable, "-I", str(ROOT / "verify" / "checker"), str(certificate), str(schedule)]),
         "schedule_bytes": schedule.stat().st_size,
         "certificate_bytes": certificate.stat().st_size,
         "load": os.getloadavg()[0],
@@ -150,7 +150,7 @@ def write(options: argparse.Namespace, rows: list[Row]) -> None:
     """Both files, after every row, so that a run that is stopped loses nothing."""
     loads = [float(str(run["load"])) for row in rows for run in row["runs"]]  # type: ignore[attr-defined]
     about = {
-        "command": f"python benchmarks/scale/rules.py --sizes {options.sizes} --repeats {options.repeats}",
+        "command": f"python -m benchmarks.scale.rules --sizes {options.sizes} --repeats {options.repeats}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "load_average": [min(loads), max(loads)],
     }

@@ -91,8 +91,8 @@ def _print(planned: Plan, job: Job) -> None:
     rows = table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
-        "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "disagr.", "drift", Column("steps", drop=4),
-        "time", Column("status", drop=1),
+        "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "disagr.", "drift",
+        Column("steps", drop=4), "time", Column("status", drop=1),
     )  # fmt: skip
     for option in _shown(planned):
         rows.add(

@@ -65,10 +65,11 @@ def command(
     else:
         _print(found, graph)
         if certificate is not None:
-            from preduce.verify import checker_gaps
+            from preduce.verify import checker
 
             console().print(f"certificate written to {certificate}; check it with", style="dim", markup=False)
-            console().print(f"  python -I {Path(checker_gaps.__file__)} {certificate}", style="dim", markup=False)
+            folder = Path(checker.__file__).parent
+            console().print(f"  python -I {folder} {certificate}", style="dim", markup=False)
     if found.exploration is not None and not found.exhausted and found.live is not False:
         console(errors=True).print(
             f"exploration stopped at {found.exploration.states} states; `attained` comes from one run for each worker "

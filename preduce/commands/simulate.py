@@ -8,7 +8,7 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
-    from preduce.runtime.virtual_time.rounds import Timeline
+    from preduce.runtime.virtual_time.timeline import Timeline
     from preduce.topo.schedule import Schedule
 
 Disturb = Annotated[
@@ -45,9 +45,12 @@ def command(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict step times, waiting and communication; without --model-bytes communication takes no time."""
+    """Predict step times, waiting and communication; without --model-bytes communication takes no time.
+
+    Schedules of the kinds generated and pairwise run by their protocol, the one that runs between real workers.
+    """
     from preduce.console import emit_json
-    from preduce.runtime.virtual_time.rounds import simulate
+    from preduce.runtime.virtual_time.simulate import simulate
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
@@ -69,7 +72,7 @@ def command(
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
     timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=Form(form))
     facts = facts_of(loaded, timeline)
-    if times.is_fixed:
+    if times.is_fixed and not timeline.free_running:
         from preduce.topo.timing.event_graph import cycle_time
 
         steady = cycle_time(loaded, hardware, times, form=Form(form))
@@ -142,6 +145,8 @@ def _print(
         out.print(
             f"steady state: {seconds(facts['steady_seconds_per_step'])} per step, exactly; set by worker {critical}"
         )
+    if timeline.free_running:
+        out.print("Workers have no common rounds: the time per step is the mean over the steps of all.", style="dim")
     listed = table(
         "Where the time goes", "worker", "computing", "group operations", "waiting", Column("waiting share", drop=1)
     )

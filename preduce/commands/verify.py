@@ -84,7 +84,7 @@ def command(
             from preduce.verify import checker
 
             console().print(f"certificate written to {certificate}; check it with", style="dim")
-            console().print(f"  python -I {Path(checker.__file__)} {certificate} {schedule}", style="dim")
+            console().print(f"  python -I {Path(checker.__file__).parent} {certificate} {schedule}", style="dim")
     return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
 
 

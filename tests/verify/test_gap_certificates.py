@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import itertools
 import json
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,16 +20,21 @@ from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import HopSetting
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.errors import InputError, UnknownError
-from preduce.verify import checker_gaps
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce
+from preduce.verify import checker, prove
+from preduce.verify.checker.gaps import EventGraph
 from preduce.verify.gaps import gaps
 from preduce.verify.gaps.certificate import gap_certificate
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.exact import Distances
-from preduce.verify.properties.suite import diamond
+from preduce.verify.properties.hop_suite import diamond
 
-CHECKER = Path(checker_gaps.__file__)
-Refusal = checker_gaps.documents.Refusal
+CHECKER = Path(checker.__file__).parent
+Refusal = checker.Refusal
 COUNT = 1000
 
 SETTINGS = {
@@ -71,7 +76,7 @@ def fitting(graph, setting):
 
 def confirmed(document):
     """What the checker proves of a document, after a round trip through JSON."""
-    return dict(checker_gaps.check(json.loads(json.dumps(document))))
+    return dict(checker.check_gaps(json.loads(json.dumps(document))))
 
 
 def program(path, *options):
@@ -264,11 +269,11 @@ def test_of_all_small_distances_only_the_true_ones_are_accepted(name):
     for edges in ([(0, 1), (1, 0)], [(0, 1)]):
         graph = Digraph.of(2, edges)
         document = gap_certificate(graph, fitting(graph, SETTINGS[name]))
-        events = checker_gaps.Events(document)
+        events = EventGraph(document["graph"], document["setting"])
         accepted = []
         for given in itertools.product(range(-1, 4), repeat=6):
             try:
-                events.dense(0, list(given), "distances")
+                events.confirm_all_distances(0, list(given), "distances")
             except Refusal:
                 continue
             accepted.append(list(given))
@@ -330,12 +335,15 @@ def test_what_cannot_be_read_ends_with_65(name, tmp_path):
     assert not result.stderr
 
 
-def test_the_program_runs_with_nothing_but_python_beside_one_file(tmp_path):
-    for file in (CHECKER, CHECKER.with_name("checker_documents.py")):
-        (tmp_path / file.name).write_text(file.read_text())
+@pytest.mark.parametrize("name", ["checker", "a copy of version-1.0", "json"])
+def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_python(tmp_path, name):
+    """Also beside files that are called like modules of the standard library: nothing but the folder is imported."""
+    shutil.copytree(CHECKER, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for beside in ("fractions.py", "random.py", "refusal.py"):
+        (tmp_path / beside).write_text("raise ImportError('a stranger was imported')")
     (tmp_path / "c.json").write_text(json.dumps(gap_certificate(load_graph("ring:6"), HopSetting(max_ig=2))))
-    line = [sys.executable, "-I", "-S", str(tmp_path / CHECKER.name), str(tmp_path / "c.json")]
-    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    line = [sys.executable, "-I", "-S", str(tmp_path / name), "c.json"]
+    result = subprocess.run(line, env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
     assert [line.split(": ")[:2] for line in result.stdout.splitlines()] == [
         ["live", "proved"], ["queues", "proved"], ["pair", "proved"],
@@ -343,12 +351,24 @@ def test_the_program_runs_with_nothing_but_python_beside_one_file(tmp_path):
     assert "<= 3, attained" in result.stdout
 
 
-def test_the_checker_of_gaps_is_short_and_imports_the_standard_library_only():
-    assert len(CHECKER.read_text().splitlines()) < 200
-    for node in ast.walk(ast.parse(CHECKER.read_text())):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module] if isinstance(node, ast.ImportFrom) else []
-        assert all(name.split(".")[0] in sys.stdlib_module_names for name in names), names
+def test_one_program_checks_both_certificates_and_says_which_files_each_needs(tmp_path):
+    schedule = Schedule("all", Cluster.regular(2, 2), AllReduce())
+    for name, document in (
+        ("gaps", gap_certificate(load_graph("ring:6"), HopSetting())),
+        ("claims", dict(prove(schedule).certificate)),
+        ("schedule", dump_schedule(schedule)),
+    ):
+        (tmp_path / name).write_text(json.dumps(document))
+
+    def answer(*names):
+        line = [sys.executable, "-I", str(CHECKER), *(str(tmp_path / name) for name in names)]
+        result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+        return result.returncode, result.stdout.split(":")[0], "schedule" in result.stdout
+
+    assert answer("gaps") == (0, "live", False)
+    assert answer("claims", "schedule") == (0, "conflict-free", False)
+    assert answer("gaps", "schedule") == (65, "unreadable", True)
+    assert answer("claims") == (65, "unreadable", True)
 
 
 def test_the_part_on_queues_is_linear_in_edges_on_rings():
@@ -376,7 +396,7 @@ def run(*arguments):
 def test_the_command_writes_a_certificate_that_the_program_confirms(tmp_path):
     path = tmp_path / "c.json"
     shown = run("ring:6", "--max-ig", "2", "--backup", "1", "--certificate", str(path), "--every-pair").stdout
-    assert "checker_gaps.py" in shown
+    assert f"python -I {CHECKER} {path}" in shown.replace("\n", "")
     result = program(path)
     assert result.returncode == 0, result.stdout
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["live", "queues", "pair", "every-pair"]

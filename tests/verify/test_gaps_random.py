@@ -9,7 +9,6 @@ import pytest
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import HopSetting
 from preduce.verify.gaps import gaps
-from preduce.verify.gaps.backup import runaways
 
 SETTINGS = (
     "standard", "staleness", "tokens", "staleness and tokens", "NOTIFY-ACK", "NOTIFY-ACK and tokens", "backup",
@@ -51,6 +50,25 @@ def at_most(matrix, limit):
         for row, limits in zip(matrix, limit, strict=True)
         for a, b in zip(row, limits, strict=True)
     )
+
+
+def runaways(graph, backups, behind):
+    """The workers that can get ahead of worker `behind` without bound when there are no token queues.
+
+    They are the greatest set S without `behind` in which every worker has all its in-neighbours but its backups inside
+    S. Inside S nobody ever waits for anyone outside; and a worker that is thrown out while S shrinks waits in every
+    step for at least one that was thrown out before it. Exact, also under staleness. O(edges).
+    """
+    missing = [0] * graph.num_workers
+    outside = {behind}
+    waiting = [behind]
+    while waiting:
+        for v in graph.targets[waiting.pop()]:
+            missing[v] += 1
+            if v not in outside and missing[v] > backups[v]:
+                outside.add(v)
+                waiting.append(v)
+    return frozenset(range(graph.num_workers)) - outside
 
 
 @pytest.mark.parametrize("name", SETTINGS)

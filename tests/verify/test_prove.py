@@ -20,7 +20,7 @@ from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Rul
 from preduce.verify import Status, prove
 from preduce.verify.certificate import certificate_bytes
 
-CHECKER = Path(__file__).parents[2] / "verify" / "checker.py"
+CHECKER = Path(__file__).parents[2] / "verify" / "checker"
 ALL = Block((0, 1, 2, 3))
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
     from preduce.topo.phase import Phase
+    from preduce.topo.round import Round
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.neighbor import Round
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The certificate of iteration gaps, in the closed format that `verify/checker_gaps.py` reads."""
+"""The certificate of iteration gaps, in the closed format that `verify/checker/` reads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from preduce.schedulers.protocols.digraph import Digraph
     from preduce.schedulers.protocols.hop import HopSetting
-    from preduce.verify.gaps.event_graph import EventGraph, Need
+    from preduce.verify.gaps.event_graph import EventGraph
     from preduce.verify.gaps.lengths import Length
+    from preduce.verify.gaps.need import Need
 
 FORMAT = "preduce.gaps-certificate"
 VERSION = 1

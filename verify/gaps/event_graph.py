@@ -1,13 +1,7 @@
-"""The event graph of a Hop setting: what each event of a worker has to wait for.
+"""The event graph of a Hop setting: what every event of every worker has to wait for.
 
-Three events repeat at every worker: it *enters* a step, *sends* its update, *reduces*. A worker is in step k from the
-instant it enters k; it enters step 0 at the start, so after e further entries it is in step e. Write N(x) for how often
-event x has happened. Every rule of every setting has one form:
-
-    N(x) ≤ the (spare+1)-th smallest of N(y) + w over the sources (y, w) of a need,
-
-that is: all sources but `spare` of them must have happened often enough. With spare = 0 throughout this is a marked
-graph (an arc y → x with w tokens); backup workers are the needs with spare > 0.
+A worker is in step k from the instant it enters k; it enters step 0 at the start, so after e further entries it is in
+step e. The events and the form of a need stand in `need`; each setting adds its needs in a file of its own.
 """
 
 from __future__ import annotations
@@ -15,20 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from preduce.verify.gaps import notify_ack, standard, tokens
+from preduce.verify.gaps.need import Need
 
+if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph
     from preduce.schedulers.protocols.hop import HopSetting
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Event `event` waits for all but `spare` of `sources`, pairs of an event and its number of tokens."""
-
-    event: int
-    sources: tuple[tuple[int, int], ...]
-    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +41,6 @@ def event_graph(graph: Digraph, setting: HopSetting) -> EventGraph:
     Every setting: a step is entered, then its update is sent, then it is reduced, then the next is entered. The rest is
     one rule a file: `standard` (with staleness and backup workers as its parameters), `notify_ack`, `tokens`.
     """
-    from preduce.verify.gaps import notify_ack, standard, tokens
-
     n = graph.num_workers
     needs = [Need(n + v, ((v, 1),)) for v in range(n)]
     needs += [Need(2 * n + v, ((n + v, 0),)) for v in range(n)]
@@ -67,9 +51,3 @@ def event_graph(graph: Digraph, setting: HopSetting) -> EventGraph:
     if setting.max_ig is not None:
         needs += tokens.needs(graph, setting.max_ig)
     return EventGraph(n, tuple(needs))
-
-
-def least_count(need: Need, counts: Sequence[float]) -> float:
-    """What a need allows when its sources have happened `counts` times."""
-    values = sorted(counts[source] + tokens for source, tokens in need.sources)
-    return values[need.spare]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.verify.gaps.event_graph import Need
 from preduce.verify.gaps.lengths import scaled, smaller
+from preduce.verify.gaps.need import Need
 
 if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph

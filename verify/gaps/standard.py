@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.verify.gaps.event_graph import Need
+from preduce.verify.gaps.need import Need
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

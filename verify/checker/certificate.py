@@ -1,0 +1,92 @@
+"""Reading the certificate of a schedule: its claims in order, each with the check that decides it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .claims import (
+    conflict_free,
+    consensus,
+    contraction,
+    deadlock_free,
+    exact_consensus,
+    membership,
+    rounds,
+    spectral_gap,
+    stochastic,
+)
+from .refusal import confirm, confirm_equal, require
+from .strict_json import as_choice, as_list, as_object, as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .schedule import Schedule
+
+FORMAT = "preduce.certificate"
+
+
+class Claim(NamedTuple):
+    """The check of one kind of claim, and the members that its entry must have."""
+
+    check: Callable[[Schedule, dict[str, Any], str], None]
+    members: tuple[str, ...]
+
+
+GAP_MEMBERS = ("at_least", "less_than", "measure")
+
+CLAIMS: dict[str, Claim] = {
+    "conflict-free": Claim(conflict_free.check, ("phases",)),
+    "membership": Claim(membership.check, ("digits", "across", "steps", "to")),
+    "doubly-stochastic": Claim(stochastic.check_doubly_stochastic, ("smallest_weight",)),
+    "unit-sums": Claim(stochastic.check_unit_sums, ("smallest_weight",)),
+    "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
+    "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree")),
+    "consensus/power": Claim(consensus.check_by_power, ("periods", "squared", "classes", "pivots")),
+    "deadlock-free": Claim(deadlock_free.check, ("ticks", "height", "prologue")),
+    "contraction/pivots": Claim(contraction.check_by_pivots, ("squared", "classes", "pivots", "operator")),
+    "contraction/norms": Claim(contraction.check_by_norms, ("squared", "one", "infinity", "operator")),
+    "exact-consensus/product": Claim(exact_consensus.check_by_product, ("classes",)),
+    "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
+    "exact-consensus-probable": Claim(exact_consensus.check_probable, ("trials",)),
+    "rounds": Claim(rounds.check, ("group", "bound", "at_least", "prime")),
+    "spectral-gap-hop": Claim(spectral_gap.check, GAP_MEMBERS),
+    "spectral-gap-slem": Claim(spectral_gap.check, GAP_MEMBERS),
+    "spectral-gap-sigma": Claim(spectral_gap.check, GAP_MEMBERS),
+}
+"""Every claim by its name, or its name and method."""
+
+
+def check(certificate: object, schedule: Schedule) -> Iterator[str]:
+    """The name of each claim of a parsed certificate, once it is seen to hold for the schedule.
+
+    The certificate must name the schedule's own hash. No claim stands twice, and for groups `conflict-free` comes
+    first, because there is no mixing matrix to speak about without it.
+
+    Raises:
+        Refusal: the certificate is not what it must be, or an entry does not hold.
+    """
+    members = ("format", "version", "schedule_sha256", "num_workers", "period", "claims")
+    document = as_object(certificate, "certificate", members)
+    as_choice(document["format"], "certificate.format", (FORMAT,))
+    as_choice(document["version"], "certificate.version", (1,))
+    confirm_equal("schedule_sha256", document["schedule_sha256"], schedule.sha256)
+    confirm_equal("num_workers", document["num_workers"], schedule.num_workers)
+    confirm_equal("period", document["period"], schedule.period)
+    entries = as_list(document["claims"], "claims")
+    require(entries, "claims", "must be a list of at least 1")
+    proved: set[str] = set()
+    for number, entry in enumerate(entries):
+        place = f"claims[{number}]"
+        require(isinstance(entry, dict) and "claim" in entry, place, "must be an object with a claim")
+        claim = as_text(entry["claim"], f"{place}.claim")
+        name = claim if "method" not in entry else f"{claim}/{as_text(entry['method'], f'{place}.method')}"
+        place = f"{place} ({name[:60]})"
+        is_known = "/" not in claim and name in CLAIMS and claim not in proved
+        require(is_known, place, "is unknown or repeated")
+        has_ground = proved or schedule.form == "graph" or name == "conflict-free"
+        confirm(has_ground, place, name, "conflict-free, on which all else rests")
+        as_object(entry, place, ("claim", *CLAIMS[name].members), ("method",))
+        CLAIMS[name].check(schedule, entry, place)
+        proved.add(claim)
+        yield claim

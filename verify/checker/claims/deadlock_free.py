@@ -1,0 +1,42 @@
+"""Claim `deadlock-free`: every group operation completes, whatever the speeds of the workers.
+
+*Theorem.* Give every group operation one tick, the same at all its members and strictly increasing along each worker's
+list of operations. Then all operations complete. For of all unfinished operations take one with the smallest tick: what
+its members issue before it carries smaller ticks, so it is finished, and all members are ready for it.
+
+The ticks here are canonical: 1 + the largest tick that a member had before. One tick per operation is enough for a
+block of a rule, whose groups are one operation each: all of them get the tick of the block, and a worker meets at most
+one. Period q adds q times `height`, the largest tick. The operations of the prologue hold all workers and come first.
+
+*The check is sound because* it computes the ticks itself: that they can be computed is the proof. *It assumes* that
+each worker issues the operations of its rounds in order, one at a time, that members meet by round number (so paces do
+not matter; a late average is issued in the same order), and that groups are disjoint, which `conflict-free` confirms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..period import averages_on_class
+from ..refusal import confirm, confirm_equal
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+
+
+def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`ticks`: for each phase one number if its operations share it, else a list; `height`; `prologue`."""
+    confirm(schedule.form != "graph", place, "deadlock-free", "a schedule of groups")
+    last_tick: dict[int, int] = {}  # of the workers (local ranks) that are in a group at all
+    expected: list[int | list[int]] = []
+    for phase in schedule.phases:
+        ticks = []
+        for members, _, _ in averages_on_class(schedule, phase, ()):
+            tick = 1 + max(last_tick.get(worker, 0) for worker in members)
+            ticks.append(tick)
+            for worker in members:
+                last_tick[worker] = tick
+        expected.append(ticks[0] if len(set(ticks)) == 1 else ticks)
+    confirm_equal(f"{place}.ticks", entry["ticks"], expected)
+    confirm_equal(f"{place}.height", entry["height"], max(last_tick.values(), default=0))
+    confirm_equal(f"{place}.prologue", entry["prologue"], schedule.prologue)

@@ -1,0 +1,158 @@
+"""One period of a schedule as a matrix, exactly, and its distance from the mean.
+
+Write P = W_T … W_1 for the product of one period from phase 0, and J for the matrix of the mean (all entries 1/n).
+Contraction, consensus by a power and exact consensus are statements about M = Pᵏ − J.
+
+**Explicit groups and weighted graphs.** M is computed as it stands: n × n.
+
+**Rules.** A node's index has digits, and a block (L, D) averages over the local ranks L on all nodes that agree outside
+the digits D. Functions on the nodes are spanned by the characters of the group of digits, which are orthogonal. Let c
+be the set of digits along which a character varies, its *class*. Averaging over all values of a digit of c sends the
+character to 0, and averaging over another digit leaves it alone. So on a character of class c a block acts on the
+G local ranks of a node alone: as the mean over L if c ∩ D = ∅, and as 0 on L otherwise. W is therefore one G × G matrix
+for each class, the same for every number of nodes (each radix is at least 2, so every class has a character), and
+‖W‖₂ is the largest of the norms on the classes. The mean lies in the class of the empty set; in the others J is 0.
+Two classes on which the same blocks vanish have the same matrices, so one of each such pattern is enough.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
+from .refusal import Work, confirm, confirm_equal, require
+from .strict_json import as_fraction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .schedule import Average, Edge, Schedule
+
+MAX_DIGITS = 12
+"""Rules may have so many digits: 4,096 classes."""
+
+MAX_SIZE = 64
+"""Pivots are computed for matrices of up to so many rows."""
+
+MAX_MATRIX_BITS = 2**32
+MAX_ENTRY_BITS = 2**17
+
+ClassAverage = tuple["Sequence[int]", bool, Fraction]
+"""(members, whether the average is 0 on this class, relax)."""
+
+
+def averages_on_class(schedule: Schedule, phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
+    """How the averages of one phase act on the characters that vary along `digits`.
+
+    An explicit group has no digits, so it acts in one way. A block of one local rank across no digit is no group.
+    """
+    if schedule.form != "rule":
+        return [(members, False, relax) for members, _, relax in phase]
+    varying = frozenset(digits)
+    blocks = [block for block in phase if len(block.members) > 1 or block.across]
+    return [(members, not varying.isdisjoint(across), relax) for members, across, relax in blocks]
+
+
+def classes(schedule: Schedule, place: str) -> list[list[int]]:
+    """The first class of every pattern of blocks that vanish, by size and then in order; `[[]]` without digits.
+
+    The class of the empty set is a pattern of its own, because it alone holds the mean.
+    """
+    num_digits = len(schedule.radices)
+    require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")
+    all_across = {frozenset(block.across) for phase in schedule.phases for block in phase}
+    order = list(all_across)  # any order will do, as long as it is the same for every class
+    first_of_pattern: dict[tuple[bool, ...], list[int]] = {}
+    for size in range(num_digits + 1):
+        for digits in combinations(range(num_digits), size):
+            varying = frozenset(digits)
+            pattern = (bool(digits), *(not varying.isdisjoint(across) for across in order))
+            first_of_pattern.setdefault(pattern, list(digits))
+    return list(first_of_pattern.values())
+
+
+def distance_from_mean(
+    schedule: Schedule, digits: Sequence[int], num_periods: int, place: str, work: Work
+) -> tuple[IntegerMatrix, int]:
+    """Pᵏ − J on one class, for k periods: rows of integers, and the common denominator of all of them.
+
+    Raises:
+        Refusal: the numbers or the work become too large.
+    """
+    size = schedule.width
+    work.spend(size**3, place)  # before the first matrix is made: a small file may speak of a billion workers
+    rows = [[int(i == j) for j in range(size)] for i in range(size)]
+    scale = 1
+
+    def spend() -> None:
+        bits = scale.bit_length()
+        fits = size * size * bits <= MAX_MATRIX_BITS and bits < MAX_ENTRY_BITS
+        require(fits, place, "too large for this check; use another method")
+        work.spend(max(size * size, 16) * (32 + bits // 32), place)
+
+    phases = [averages_on_class(schedule, phase, digits) for phase in schedule.phases]
+    for _ in range(num_periods):
+        for phase in phases:
+            spend()
+            rows, factor = _after_averages(rows, phase)
+            scale *= factor
+        for round_ in schedule.rounds:
+            spend()
+            rows, factor = _after_edges(rows, round_)
+            scale *= factor
+    if digits:
+        return rows, scale
+    return [[size * entry - scale for entry in row] for row in rows], size * scale
+
+
+def _after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage]) -> tuple[IntegerMatrix, int]:
+    """W · rows, times a factor, for a phase of groups, and the factor: it makes all entries integers."""
+    factor = lcm(*(relax.denominator * len(members) for members, _, relax in phase))
+    result = [[factor * entry for entry in row] for row in rows]
+    for members, vanishes, relax in phase:
+        keep = int(factor * (1 - relax))
+        share = int(factor * relax / len(members))
+        columns = zip(*(rows[member] for member in members), strict=True)
+        mean = [0 if vanishes else share * sum(column) for column in columns]
+        for member in members:
+            result[member] = [keep * entry + pulled for entry, pulled in zip(rows[member], mean, strict=True)]
+    return result, factor
+
+
+def _after_edges(rows: IntegerMatrix, edges: Sequence[Edge]) -> tuple[IntegerMatrix, int]:
+    """W · rows, times a factor, for a round of weighted edges, and the factor: it makes all entries integers."""
+    factor = lcm(*(edge.weight.denominator for edge in edges))
+    result = [[factor * entry for entry in row] for row in rows]
+    for target, source, weight in edges:
+        share = int(factor * weight)
+        trio = zip(result[target], rows[source], rows[target], strict=True)
+        result[target] = [entry + share * (theirs - mine) for entry, theirs, mine in trio]
+    return result, factor
+
+
+def confirm_norm(schedule: Schedule, entry: dict[str, Any], num_periods: int, place: str) -> Fraction:
+    """Confirm ‖Pᵏ − J‖₂² ≤ `squared` by the pivots of c²·I − MᵀM on every class; returns `squared`.
+
+    The classes are those that this file finds, and the pivots those that it computes; that an entry lists both as well
+    makes a certificate say all of what was proved, and makes a changed one a refused one.
+
+    Raises:
+        Refusal: a pivot is negative or differs from the listed one, or the matrices are too large.
+    """
+    squared = as_fraction(entry["squared"], f"{place}.squared")
+    listed = classes(schedule, place)
+    confirm_equal(f"{place}.classes", entry["classes"], listed)
+    require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
+    work = Work()
+    computed = []
+    for digits in listed:
+        rows, scale = distance_from_mean(schedule, digits, num_periods, place, work)
+        diagonal = pivots(bound_minus_gram(squared, rows, scale), f"{place}.squared", work)
+        is_bound = min(diagonal) >= 0
+        confirm(is_bound, f"{place}.squared", entry["squared"], "a larger one: the matrix is indefinite")
+        computed.append(list(map(str, diagonal)))
+    confirm_equal(f"{place}.pivots", entry["pivots"], computed)
+    return squared

@@ -1,0 +1,295 @@
+"""Reading a schedule: what the claims speak about, and the SHA-256 that a certificate must name.
+
+The document is brought into its canonical form (sorted members, shortest numbers, no member that equals its default,
+no certificate) and hashed, so that layout and the order of groups in a file do not matter. Whoever computes another
+hash has read another schedule; the certificate is then refused before any claim is looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import chain, repeat
+from math import lcm, prod
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from .refusal import require
+from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+LIMIT = 2**31
+"""No rank, number of workers, radix or pace reaches this."""
+
+MAX_COMMON_BITS = 2**14
+"""The common denominator of the factors or weights of one phase may have so many bits."""
+
+PLAIN = Fraction(1)
+"""The factor of a plain mean. Every plain average holds this very object, so that `is` tells it apart at once."""
+
+DEFAULTS: dict[str, object] = {
+    "pace": 1,
+    "averaging": "mean",
+    "when": "lockstep",
+    "how": {"form": "ring"},
+    "prologue": 0,
+}
+
+
+class Average(NamedTuple):
+    """x ← x + relax · (mean − x) for every one of some groups of workers.
+
+    In an explicit phase it is one group: `members` are its workers and `across` is empty. In a rule it is a block:
+    `members` are local ranks, and one group is made for every setting of the digits that are not in `across`.
+    """
+
+    members: Sequence[int]
+    across: Sequence[int]
+    relax: Fraction
+
+
+class Edge(NamedTuple):
+    """The target adds weight · (value of the source − its own value)."""
+
+    target: int
+    source: int
+    weight: Fraction
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
+
+    The first two have `phases` and the third has `rounds`; the other list is empty. `radices` are those of a rule.
+    `workers_per_node` is 0 where nodes are unequal.
+    """
+
+    form: Literal["rule", "groups", "graph"]
+    num_workers: int
+    workers_per_node: int
+    prologue: int
+    sha256: str
+    radices: list[int] = field(default_factory=list)
+    phases: list[list[Average]] = field(default_factory=list)
+    rounds: list[list[Edge]] = field(default_factory=list)
+
+    @property
+    def period(self) -> int:
+        """After so many rounds it repeats."""
+        return len(self.phases) or len(self.rounds)
+
+    @property
+    def width(self) -> int:
+        """The size of the matrices that decide about it: of all workers, or for a rule of one node's."""
+        return self.workers_per_node if self.form == "rule" else self.num_workers
+
+    def group_sizes(self) -> list[set[tuple[int, Fraction]]]:
+        """The different (workers in a group, relax) of every phase; a group of one worker is none."""
+        result = []
+        for phase in self.phases:
+            # Plain groups are collected apart, because hashing a million fractions would take most of the time.
+            plain = {(len(members), tuple(across)) for members, across, relax in phase if relax is PLAIN}
+            shapes = {(size, across, PLAIN) for size, across in plain}
+            shapes |= {(len(members), tuple(across), relax) for members, across, relax in phase if relax is not PLAIN}
+            sizes = {(size * prod(self.radices[digit] for digit in across), relax) for size, across, relax in shapes}
+            result.append({(size, relax) for size, relax in sizes if size > 1})
+        return result
+
+
+class _Cluster(NamedTuple):
+    num_workers: int
+    num_nodes: int
+    workers_per_node: int
+
+
+def read_schedule(document: object) -> Schedule:
+    """Read a parsed document, which is brought into canonical form in place.
+
+    Raises:
+        Refusal: it is not a schedule of fixed groups or of a weighted graph.
+    """
+    raw = as_object(document, "schedule", ("format", "version", "name", "cluster", "strategy"), ("certificate",))
+    as_choice(raw["format"], "schedule.format", ("preduce.schedule",))
+    as_choice(raw["version"], "schedule.version", (1,))
+    as_text(raw["name"], "schedule.name")
+    require(isinstance(raw.pop("certificate", {}), dict), "schedule.certificate", "must be an object")
+    require(isinstance(raw["cluster"], dict), "schedule.cluster", "must be an object")
+    require(isinstance(raw["strategy"], dict), "schedule.strategy", "must be an object")
+    cluster = _read_cluster(raw["cluster"])
+    if cluster.workers_per_node:
+        raw["cluster"] = {"num_nodes": cluster.num_nodes, "workers_per_node": cluster.workers_per_node}
+    parts = _read_strategy(raw["strategy"], cluster)
+    prologue = _read_options(raw["strategy"], cluster)
+    canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
+    return Schedule(
+        num_workers=cluster.num_workers,
+        prologue=prologue,
+        sha256=hashlib.sha256(canonical).hexdigest(),
+        **{"workers_per_node": cluster.workers_per_node, **parts},
+    )
+
+
+def _read_cluster(raw: dict[str, Any]) -> _Cluster:
+    """Which worker runs where; `workers_per_node` is 0 unless all nodes have as many, in the order of ranks."""
+    if "nodes" in raw:
+        as_object(raw, "cluster", ("nodes",))
+        nodes = [as_integers(node, "cluster.nodes", 0, LIMIT) for node in as_list(raw["nodes"], "cluster.nodes")]
+        require(nodes and all(nodes), "cluster.nodes", "every node holds a worker")
+        ranks = list(chain.from_iterable(nodes))
+        in_order = list(range(len(ranks)))
+        require(sorted(ranks) == in_order, "cluster.nodes", "ranks are 0..n-1, each once")
+        is_regular = len(set(map(len, nodes))) == 1 and ranks == in_order
+        cluster = _Cluster(len(ranks), len(nodes), len(nodes[0]) if is_regular else 0)
+    else:
+        as_object(raw, "cluster", ("num_nodes", "workers_per_node"))
+        num_nodes = as_integer(raw["num_nodes"], "cluster.num_nodes", 1, LIMIT)
+        size = as_integer(raw["workers_per_node"], "cluster.workers_per_node", 1, LIMIT)
+        cluster = _Cluster(num_nodes * size, num_nodes, size)
+    require(1 < cluster.num_workers < LIMIT, "cluster", "needs 2 to 2147483647 workers")
+    return cluster
+
+
+def _read_strategy(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
+    """Form, radices, and phases or rounds."""
+    options = ("pace", "averaging", "when", "how")
+    kind = raw.get("kind")
+    as_choice(kind, "strategy.kind", ("static", "neighbor", "allreduce"))
+    if kind == "allreduce":
+        # One block across all nodes, on a cluster that is seen as one worker a node: a rule that fits every cluster.
+        as_object(raw, "strategy", ("kind",), options)
+        phases = [[Average([0], [0], PLAIN)]]
+        return {"form": "rule", "workers_per_node": 1, "radices": [cluster.num_workers], "phases": phases}
+    if kind == "neighbor":
+        as_object(raw, "strategy", ("kind", "rounds"), options)
+        rounds = enumerate(_nonempty(raw["rounds"], "strategy.rounds"))
+        read_rounds = [_read_edges(item, cluster.num_workers, f"strategy.rounds[{t}]") for t, item in rounds]
+        return {"form": "graph", "rounds": read_rounds}
+    as_object(raw, "strategy", ("kind", "phases"), (*options, "prologue", "node_radices"))
+    listed = enumerate(_nonempty(raw["phases"], "strategy.phases"))
+    if "node_radices" not in raw:
+        phases = [_read_groups(item, cluster.num_workers, f"strategy.phases[{t}]") for t, item in listed]
+        return {"form": "groups", "phases": phases}
+    radices = as_integers(raw["node_radices"], "strategy.node_radices", 2, LIMIT)
+    fits = cluster.workers_per_node and len(radices) < 32 and prod(radices) == cluster.num_nodes
+    require(fits, "strategy.node_radices", "needs equal nodes, and a product of num_nodes")
+    size = cluster.workers_per_node
+    phases = [_read_blocks(item, size, len(radices), f"strategy.phases[{t}]") for t, item in listed]
+    return {"form": "rule", "radices": radices, "phases": phases}
+
+
+def _nonempty(value: object, place: str) -> list[Any]:
+    items = as_list(value, place)
+    require(items, place, "must hold at least 1")
+    return items
+
+
+def _read_options(raw: dict[str, Any], cluster: _Cluster) -> int:
+    """Check the members that every kind may have, and leave out what equals its default; returns the prologue.
+
+    None of them enters a claim of the checker but the prologue: a claim speaks about the groups of a round, and
+    members meet by round number (docs/certificates.md says for each claim why). Other values of `when` and `how` are
+    refused, since for them nobody has said so.
+    """
+    pace = raw.get("pace", 1)
+    paces = as_integers(pace if isinstance(pace, list) else [pace], "strategy.pace", 1, LIMIT)
+    needed = cluster.num_workers if isinstance(pace, list) else 1
+    require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
+    raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
+    as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
+    when = raw.get("when", "lockstep")
+    if isinstance(when, dict):
+        as_object(when, "strategy.when", ("late",))
+        as_choice(when["late"], "strategy.when.late", (1,))
+    else:
+        as_choice(when, "strategy.when", ("lockstep",))
+    how = as_object(raw.get("how", {}), "strategy.how", (), ("form",))
+    forms = ("ring",) if raw["kind"] == "neighbor" else ("ring", "hierarchical")
+    as_choice(how.setdefault("form", "ring"), "strategy.how.form", forms)
+    prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
+    for name, default in DEFAULTS.items():
+        if raw.get(name) == default:
+            del raw[name]
+    return prologue
+
+
+def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
+    """One explicit phase. Files hold millions of groups, so everything is asked of all of them at once, in C."""
+    listed = as_list(raw, place)
+    require(set(map(type, listed)) <= {dict}, place, "must be a list of objects")
+    keys = {("group",), ("group", "relax"), ("relax", "group")}
+    require(set(map(tuple, listed)) <= keys, place, "the object of a group holds group and perhaps relax")
+    groups = list(map(itemgetter("group"), listed))
+    has_pairs = set(map(type, groups)) <= {list} and min(map(len, groups), default=2) >= 2
+    require(has_pairs, place, "groups of 2 or more")
+    workers = as_integers(list(chain.from_iterable(groups)), place, 0, num_workers)
+    require(sum(map(len, map(set, groups))) == len(workers), place, "a worker stands twice in a group")
+    for group in groups:
+        group.sort()
+    listed.sort(key=itemgetter("group"))
+    factors = [_read_relax(item, place) if len(item) > 1 else PLAIN for item in listed]
+    _require_common_denominator(factors, place)
+    return list(map(Average._make, zip(map(itemgetter("group"), listed), repeat(()), factors, strict=False)))
+
+
+def _read_blocks(raw: object, num_local_ranks: int, num_digits: int, place: str) -> list[Average]:
+    """One rule phase."""
+    blocks = as_list(raw, place)
+    for number, block in enumerate(blocks):
+        at = f"{place}[{number}]"
+        as_object(block, at, ("local", "across"), ("relax",))
+        as_number(block.get("relax", 1), f"{at}.relax")
+        for name, high in (("local", num_local_ranks), ("across", num_digits)):
+            numbers = as_integers(block[name], f"{at}.{name}", 0, high)
+            require(len(set(numbers)) == len(numbers), at, f"{name} names one twice")
+            numbers.sort()
+        require(block["local"], at, "a block names at least 1 local rank")
+    blocks.sort(key=lambda block: (block["local"], block["across"], str(block.get("relax", 1))))
+    averages = [Average(block["local"], block["across"], _read_relax(block, place)) for block in blocks]
+    _require_common_denominator([average.relax for average in averages], place)
+    return averages
+
+
+def _read_relax(item: dict[str, Any], place: str) -> Fraction:
+    """The factor of a group or block, put into canonical form where it stands."""
+    relax = as_number(item.pop("relax", 1), place)
+    if relax == 1:
+        return PLAIN
+    item["relax"] = _shortest(relax)
+    return relax
+
+
+def _read_edges(raw: object, num_workers: int, place: str) -> list[Edge]:
+    """One round of weighted edges; the file gives (source, target) and one weight for all or one each."""
+    given = as_object(raw, place, ("edges", "weights"))
+    listed = enumerate(as_list(given["edges"], f"{place}.edges"))
+    pairs = [as_integers(pair, f"{place}.edges[{i}]", 0, num_workers) for i, pair in listed]
+    weights = given["weights"] if isinstance(given["weights"], list) else [given["weights"]] * len(pairs)
+    numbers = [as_number(weight, f"{place}.weights[{i}]") for i, weight in enumerate(weights)]
+    fits = len(numbers) == len(pairs) and set(map(len, pairs)) <= {2}
+    require(fits, place, "edges are pairs, each with a weight")
+    edges = sorted(Edge(target, source, weight) for (source, target), weight in zip(pairs, numbers, strict=True))
+    require(len({edge[:2] for edge in edges}) == len(edges), place, "an edge is given twice")
+    require(all(edge.target != edge.source for edge in edges), place, "an edge joins a worker to itself")
+    _require_common_denominator([edge.weight for edge in edges], place)
+    shortest = [_shortest(edge.weight) for edge in edges]
+    given["edges"] = [[edge.source, edge.target] for edge in edges]
+    given["weights"] = shortest[0] if len(set(shortest)) == 1 else shortest
+    return edges
+
+
+def _shortest(value: Fraction) -> int | str:
+    """The canonical spelling of an exact number."""
+    return value.numerator if value.denominator == 1 and abs(value.numerator) < 2**53 else str(value)
+
+
+def _require_common_denominator(values: Iterable[Fraction], place: str) -> None:
+    """Refuse numbers without a common denominator of reasonable length, whose sums would never end."""
+    common = 1
+    for denominator in {value.denominator for value in values}:
+        common = lcm(common, denominator)
+        bits = common.bit_length()
+        require(bits <= MAX_COMMON_BITS, place, f"the common denominator has over {MAX_COMMON_BITS} bits")

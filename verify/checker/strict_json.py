@@ -1,0 +1,106 @@
+"""Reading JSON strictly, and taking values out of it: each function returns a value of its kind or refuses the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .refusal import UNREADABLE, Refusal, confirm, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MAX_BYTES = 2**27
+"""The largest file that is read unless `--max-bytes` says otherwise."""
+
+
+def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any:  # noqa: ANN401 - parsed JSON
+    """The value in a file: UTF-8, no key twice, no float; a certificate has no true, false or null either.
+
+    Raises:
+        Refusal: the file breaks one of these rules or is larger than the limit.
+    """
+
+    def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(members)
+        require(len(result) == len(members), path, "an object has a key twice")
+        return result
+
+    def refuse(text: str) -> NoReturn:
+        raise Refusal(f"{path}: {text[:40]}: numbers are integers or fraction strings", UNREADABLE)
+
+    with Path(path).open("rb") as file:
+        data = file.read(limit + 1)  # a device or a pipe has no size that could be asked for
+    require(len(data) <= limit, path, f"is larger than {limit} bytes; --max-bytes raises the limit")
+    if is_certificate:
+        require(not re.search(rb"true|false|null", data), path, "true, false and null have no place here")
+    return json.loads(data.decode(), object_pairs_hook=object_of, parse_float=refuse, parse_constant=refuse)
+
+
+def as_object(value: object, place: str, members: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+    """A closed object: it has every one of `members`, perhaps some of `optional`, and nothing else."""
+    if not isinstance(value, dict):
+        raise Refusal(f"{place}: must be an object", UNREADABLE)
+    needed = list(members)
+    known = {*needed, *optional}
+    unknown = [key for key in value if key not in known]
+    missing = [key for key in needed if key not in value]
+    problem = f"has unknown keys {unknown[:3]} or lacks {missing[:3]}"[:200]
+    require(not unknown and not missing, place, problem)
+    return value
+
+
+def as_list(value: object, place: str) -> list[Any]:
+    """A list."""
+    if not isinstance(value, list):
+        raise Refusal(f"{place}: must be a list", UNREADABLE)
+    return value
+
+
+def as_text(value: object, place: str) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise Refusal(f"{place}: must be a text", UNREADABLE)
+    return value
+
+
+def as_choice(value: object, place: str, choices: Sequence[object]) -> None:
+    """One of a few constants, and of its very type: 1 is neither `true` nor "1"."""
+    fits = any(type(value) is type(choice) and value == choice for choice in choices)
+    require(fits, place, f"must be one of {list(choices)}")
+
+
+def as_integer(value: object, place: str, low: int, high: int) -> int:
+    """An integer from `low` to `high` − 1; `true` is none."""
+    if type(value) is not int or not low <= value < high:
+        raise Refusal(f"{place}: must be an integer {low}..{high - 1}", UNREADABLE)
+    return value
+
+
+def as_integers(value: object, place: str, low: int, high: int) -> list[int]:
+    """A list of integers from `low` to `high` − 1. Looks at millions of them in C."""
+    integers = as_list(value, place)
+    fits = set(map(type, integers)) <= {int} and (not integers or (low <= min(integers) and max(integers) < high))
+    require(fits, place, f"must hold integers {low}..{high - 1}")
+    return integers
+
+
+def as_number(value: object, place: str) -> Fraction:
+    """An exact number of a schedule: an integer, or a text such as "4/3", which need not be in lowest terms."""
+    if type(value) is int:
+        return Fraction(value)
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,64}(/\d{1,64})?", value, re.ASCII):
+        numerator, _, denominator = value.partition("/")
+        if int(denominator or 1) != 0:
+            return Fraction(int(numerator), int(denominator or 1))
+    raise Refusal(f"{place}: must be an integer or a fraction such as 4/3", UNREADABLE)
+
+
+def as_fraction(value: object, place: str) -> Fraction:
+    """An exact number of a certificate: a text such as "4/3" in lowest terms, so that each number has one spelling."""
+    well_formed = isinstance(value, str) and re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", value, re.ASCII)
+    confirm(well_formed and str(Fraction(str(value))) == value, place, value, "a fraction string in lowest terms")
+    return Fraction(str(value))
