@@ -39,6 +39,14 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
         return _say("interrupted", INTERRUPTED)
     except (ReaderLeftError, BrokenPipeError):
         raise
+    except ModuleNotFoundError as error:
+        from preduce.topo.extras import EXTRAS, missing
+
+        top = (error.name or "").partition(".")[0]
+        if top not in EXTRAS or debug:
+            return _internal(error, debug=debug)
+        refusal = missing([top], "this")
+        return _say(str(refusal), refusal.exit_code)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours ends in one sentence
         return _internal(error, debug=debug)
 

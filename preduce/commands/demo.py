@@ -22,10 +22,9 @@ def command(
 ) -> None:
     """Design three schedules for 2 nodes of 4 workers, prove them, train real workers under each, and report."""
     from preduce.console import emit_json, write_text
-    from preduce.extras import require
+    from preduce.topo.extras import require
 
-    for module, purpose in (("torch", "training"), ("sklearn", "the data"), ("matplotlib", "the report")):
-        require(module, purpose)
+    require("torch", "sklearn", "matplotlib", purpose="the demonstration")
     from preduce.demo import stages
     from preduce.demo.train import Plan
     from preduce.runtime.recorder import merge_traces

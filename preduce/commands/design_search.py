@@ -50,11 +50,10 @@ def search(
 
 def _refuse_lost_work(output: Path | None, front: Path | None, plot: Path | None) -> None:
     """Refuse what could not be written after the search before it starts."""
-    from preduce.report.picture import check_ending
+    from preduce.report.picture import check
     from preduce.topo.errors import FileProblem
 
-    if plot is not None:
-        check_ending(plot)
+    check(plot)
     for path in (output, front, plot):
         if path is not None and not path.parent.is_dir():
             raise FileProblem(f"{path}: cannot be written: there is no folder {path.parent}; make it first")

@@ -40,10 +40,12 @@ def command(
     """Bound the iteration gaps: as published, exactly, and as attained by exploring every interleaving."""
     from preduce.console import claim_stdout, console, emit_json
     from preduce.graph_input import load_graph
+    from preduce.report.picture import check
     from preduce.schedulers.protocols.hop import HopSetting
     from preduce.topo.errors import InputError, UnknownError
     from preduce.verify.gaps import gaps
 
+    check(plot)
     claim_stdout(certificate, as_json=as_json)
     loaded = load_graph(graph, directed=directed)
     if loaded.num_workers > MAX_MATRIX:

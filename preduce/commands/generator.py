@@ -28,6 +28,7 @@ def command(
     from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
     from preduce.topo.document.canonical import schedule_sha256
     from preduce.topo.document.schedule import load_schedule
+    from preduce.topo.document.writer import write_file
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.generated import Generated
 
@@ -46,9 +47,7 @@ def command(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     if address_file is not None:
-        written = address_file.with_name(address_file.name + ".new")
-        written.write_text(service.address, encoding="utf-8")
-        written.rename(address_file)
+        write_file(address_file, service.address.encode())
     console().print(f"listening at {service.address}, {loaded.num_workers} workers, epoch {service.state.epoch}")
     try:
         service.run()

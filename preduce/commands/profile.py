@@ -33,12 +33,12 @@ def command(
 ) -> int:
     """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""
     from preduce.console import claim_stdout
-    from preduce.extras import require_torch
     from preduce.topo.errors import InputError
+    from preduce.topo.extras import require
     from preduce.topo.units import parse_size
 
     claim_stdout(output, as_json=as_json)
-    require_torch()
+    require("torch", purpose="running workers")
     size = int(parse_size(model_bytes))
     function = None if step is None else _function(step)
 

@@ -35,7 +35,7 @@ def command(
     ] = None,
 ) -> int:
     """Run a script in several local processes; the exit code is that of the first worker that failed."""
-    from preduce.extras import require_torch
+    from preduce.topo.extras import require
 
     environment: dict[str, str] = {}
     generated, loaded = False, None
@@ -52,7 +52,7 @@ def command(
         generated = loaded.strategy.needs_generator
     if workers is None:
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
-    require_torch()
+    require("torch", purpose="running workers")
     from preduce.runtime.launch import launch
 
     with contextlib.ExitStack() as stack:

@@ -38,12 +38,14 @@ def command(
     import json
 
     from preduce.console import claim_stdout, console, emit_json, write_text
+    from preduce.report.picture import check
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.document.writer import write_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.units import parse_size
     from preduce.verify.prove import prove
 
+    check(plot)
     claim_stdout(certificate, export, as_json=as_json)
     if schedule.stem.endswith(".py") or ".py:" in schedule.name:
         loaded, proof = _of_function(str(schedule), cluster, period)

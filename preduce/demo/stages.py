@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from preduce.api import design
 from preduce.demo.results import Result, read_result
-from preduce.topo.document.writer import write_schedule
+from preduce.topo.document.writer import write_file, write_schedule
 from preduce.topo.errors import FileProblem, UnavailableError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form
@@ -92,10 +92,8 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
         proof = prove(schedule).require()
         path = folder / "schedules" / f"{name}.json"
         write_schedule(path, schedule)
-        try:
-            path.with_suffix(".certificate.json").write_text(json.dumps(dict(proof.certificate), sort_keys=True) + "\n")
-        except OSError as error:
-            raise FileProblem(f"{path}: cannot be written: {error.strerror or error}") from None
+        text = json.dumps(dict(proof.certificate), sort_keys=True) + "\n"
+        write_file(path.with_suffix(".certificate.json"), text.encode())
         candidates.append(Candidate(label, schedule, proof, path))
     return candidates
 

@@ -6,7 +6,9 @@ from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import FileProblem, InputError, MissingFeatureError
+from preduce.topo.document.writer import write_file
+from preduce.topo.errors import InputError
+from preduce.topo.extras import require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,14 +32,25 @@ def new_figure(width: float, height: float) -> Figure:
     Raises:
         MissingFeatureError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingFeatureError("pictures need matplotlib; install it with: pip install 'preduce[plot]'") from None
+    require("matplotlib", purpose="a picture")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def check(path: Path | None) -> None:
+    """Refuse before the work what could not be drawn after it.
+
+    Raises:
+        InputError: a name that ends like no picture.
+        MissingFeatureError: matplotlib is not installed.
+    """
+    if path is not None:
+        check_ending(path)
+        require("matplotlib", purpose="a picture")
 
 
 def check_ending(path: Path) -> str:
@@ -48,7 +61,8 @@ def check_ending(path: Path) -> str:
     """
     ending = path.suffix.lower().lstrip(".")
     if ending not in FORMATS:
-        raise InputError(f"{path}: ends in {path.suffix!r}; pictures are written as .png, .svg or .pdf")
+        what = f"ends in {path.suffix!r}" if path.suffix else "has no ending"
+        raise InputError(f"{path}: {what}; pictures are written as .png, .svg or .pdf")
     return ending
 
 
@@ -60,10 +74,7 @@ def save(figure: Figure, path: Path) -> None:
         FileProblem: the file cannot be written.
     """
     ending = check_ending(path)
-    try:
-        path.write_bytes(render(figure, ending))
-    except OSError as error:
-        raise FileProblem(f"{path}: cannot be written: {error.strerror or error}") from None
+    write_file(path, render(figure, ending))
 
 
 def render(figure: Figure, ending: str) -> bytes:
