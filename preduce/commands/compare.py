@@ -49,9 +49,14 @@ def command(
         place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
         compute=compute, slow=slow, jitter=jitter, default_model=options.DEFAULT_MODEL,
     )  # fmt: skip
+    if output is not None:
+        from preduce.report.comparison import draw_comparison
+        from preduce.report.picture import check, save
+
+        check(output)
     rows = [row_of(schedule, hardware, how) for schedule in loaded]
     if output is not None:
-        _plot(rows, output)
+        save(draw_comparison(rows), output)
     if as_json:
         emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
         return
@@ -111,30 +116,3 @@ def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form") -> dict[str
         "disagreement": figures.get("disagreement"),
         "drift": figures.get("drift", {"worker": None, "node": None}),
     }
-
-
-def _plot(rows: list[dict[str, Any]], output: Path) -> None:
-    from preduce.report.grid import PALETTE
-    from preduce.report.picture import INK, PALE, new_figure, save
-
-    figure = new_figure(9, 4)
-    for axis, (key, label) in zip(
-        figure.subplots(1, 2), (("disagreement", "disagreement"), ("worker", "drift (worker)")), strict=True
-    ):
-        for index, row in enumerate(rows):
-            value = row["drift"]["worker"] if key == "worker" else row[key]
-            if value is None:
-                continue
-            colour = PALETTE[index % len(PALETTE)]
-            axis.plot(row["communication_seconds_per_step"] * 1e3, value, "o", ms=9, color=colour, label=row["name"])
-        axis.set_xlabel("communication per step (ms)", color=INK)
-        axis.set_ylabel(label, color=INK)
-        axis.margins(0.08)
-        axis.autoscale_view()
-        axis.set_xlim(left=0)
-        axis.grid(visible=True, color="#eeeeee")
-        axis.tick_params(colors=PALE)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    figure.axes[0].legend(fontsize=8, frameon=False)
-    save(figure, output)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.report.grid import PALETTE
-from preduce.report.picture import INK, PALE, new_figure
+from preduce.report.palette import GREY, INK, PALE
+from preduce.report.picture import new_figure
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def draw_rounds(schedule: Schedule) -> Figure:
             both = (target, source) in pairs
             if both and source > target:
                 continue
-            style = "-" if both else "-|>"
+            arrow = "-" if both else "-|>"
             axis.annotate(
                 "", spots[target], spots[source],
-                arrowprops={"arrowstyle": style, "color": "#9a9a9a", "shrinkA": 6, "shrinkB": 6, "lw": 0.9},
+                arrowprops={"arrowstyle": arrow, "color": GREY, "shrinkA": 6, "shrinkB": 6, "lw": 0.9},
             )  # fmt: skip
         for worker in range(count):
-            colour = PALETTE[int(node_of[worker]) % len(PALETTE)]
-            axis.plot(*spots[worker], "o", ms=11 if count <= 32 else 5, color=colour, mec="white")
+            look = style(int(node_of[worker]))
+            axis.plot(*spots[worker], "o", ms=11 if count <= 32 else 5, color=look.colour, mec="white")
             if count <= 32:
-                axis.text(*spots[worker], str(worker), ha="center", va="center_baseline", fontsize=6, color=INK)
+                axis.text(*spots[worker], str(worker), ha="center", va="center_baseline", fontsize=6, color=look.text)
     return figure

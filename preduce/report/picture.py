@@ -6,6 +6,7 @@ from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from preduce.report.palette import EDGE, INK, PALE
 from preduce.topo.document.writer import write_file
 from preduce.topo.errors import InputError
 from preduce.topo.extras import require
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 MAX_PANELS = 12
 UNIT = 0.42
 FORMATS = ("png", "svg", "pdf")
-EDGE = "#ffffff"
-INK = "#222222"
-PALE = "#8a8a8a"
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -39,6 +37,14 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
+    """One legend for the whole figure, under it, where it covers nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower left", ncols=min(columns, max(1, len(labels))), fontsize=8, frameon=False
+    )
 
 
 def check(path: Path | None) -> None:
@@ -137,9 +143,19 @@ def _draw_table(axis: Axes, grid: Grid) -> None:
             index = int(grid.group[row, t])
             if index < 0:
                 continue
-            axis.add_patch(Rectangle((t, row), 1, 1, facecolor=grid.colour(index), edgecolor=EDGE, linewidth=1.2))
+            look = grid.styles[index]
+            axis.add_patch(
+                Rectangle(
+                    (t, row), 1, 1, facecolor=look.colour, edgecolor=EDGE, linewidth=1.2,
+                    hatch=look.hatch if grid.num_phases <= 24 else "",
+                )
+            )  # fmt: skip
             if grid.num_phases <= 24 and count <= 64:
-                axis.text(t + 0.5, row + 0.52, grid.letter(index), ha="center", va="center", fontsize=7, color=INK)
+                clear = {"boxstyle": "round,pad=0.25", "facecolor": look.colour, "linewidth": 0}
+                axis.text(
+                    t + 0.5, row + 0.52, grid.letter(index), ha="center", va="center", fontsize=7, color=look.text,
+                    bbox=clear if look.hatch else None,
+                )  # fmt: skip
     starts = [row for row in range(1, count) if grid.nodes[row] != grid.nodes[row - 1]]
     for row in starts:
         axis.axhline(row, color=INK, linewidth=0.8)
@@ -182,12 +198,13 @@ def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> 
         else:
             points.setdefault(index, []).append(spot)
     for index, spots in points.items():
-        _join(axis, spots, grid.colour(index))
-        axis.plot(
-            [x for x, _ in spots], [y for _, y in spots], "o", ms=13, color=grid.colour(index), zorder=3, mec=EDGE
-        )
+        look = grid.styles[index]
+        _join(axis, spots, look.colour)
+        axis.plot([x for x, _ in spots], [y for _, y in spots], "o", ms=13, color=look.colour, zorder=3, mec=EDGE)
         for x, y in spots:
-            axis.text(x, y, grid.letter(index), ha="center", va="center_baseline", fontsize=7, color=INK, zorder=4)
+            axis.text(
+                x, y, grid.letter(index), ha="center", va="center_baseline", fontsize=7, color=look.text, zorder=4
+            )
     axis.set_title(_phase_title(phases), fontsize=9, color=PALE, loc="left")
     axis.set_xlim(-0.6, len(nodes) - 0.4)
     axis.set_ylim(deepest - 0.4, -0.6)

@@ -44,10 +44,11 @@ def _part(grid: Grid, phases: range) -> Table:
     for row, worker in enumerate(grid.workers):
         cells = []
         for index in grid.group[row, phases.start : phases.stop].tolist():
-            shown = (
-                Text("    ") if index < 0 else Text(f"{grid.letter(index):^4}", style=f"black on {grid.colour(index)}")
-            )
-            cells.append(shown)
+            if index < 0:
+                cells.append(Text(" " * CELL))
+                continue
+            look = grid.styles[index]
+            cells.append(Text(f"{grid.letter(index):^{CELL}}", style=f"{look.text} on {look.colour}"))
         first = row == 0 or grid.nodes[row] != grid.nodes[row - 1]
         last = row + 1 < len(grid.workers) and grid.nodes[row + 1] != grid.nodes[row]
         result.add_row(f"{grid.nodes[row]} " if first else "", f"{worker} ", *cells, end_section=last)
