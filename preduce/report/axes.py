@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 COMMUNICATION = "communication per step (ms)"
 DISAGREEMENT = "disagreement (unit: variance of one step's noise)"
+FINE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 DRIFT = "drift (unit: square of one step's push)"
 
 
@@ -44,7 +45,7 @@ def logarithmic(axis: Axes, which: str, values: Iterable[float]) -> None:
     target = axis.xaxis if which == "x" else axis.yaxis
     least, most = min(positive), max(positive)
     decades = math.log10(most / least)
-    steps = (1.0, 2.0, 5.0) if decades < 2.5 else (1.0, 3.0) if decades < 4 else (1.0,)
+    steps = FINE if decades < 0.8 else (1.0, 2.0, 5.0) if decades < 2.5 else (1.0, 3.0) if decades < 4 else (1.0,)
     if len(positive) < len(finite):
         start = 10.0 ** math.floor(math.log10(least))
         scale("symlog", linthresh=start, linscale=0.4)

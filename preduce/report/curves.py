@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preduce.report.axes import quiet
+from preduce.report.axes import logarithmic, quiet
 from preduce.report.palette import EDGE, GREY, INK, PALE, style
 from preduce.report.picture import legend_below, new_figure
 
@@ -32,9 +32,9 @@ def draw_curves(measured: Sequence[Result], target: float) -> Figure:
                 loss = result.loss[result.steps == reached[0]]
                 axis.plot(place, loss, look.marker, ms=8, color=look.colour, mec="black", mew=0.8, zorder=3)
         axis.axhline(target, color=INK, linewidth=1, linestyle=":", label=f"target: loss {target:g}")
-        axis.set_yscale("log")
-        axis.set_xlim(left=0)
         quiet(axis, across="training steps" if word == "steps" else "training time (s)")
+        logarithmic(axis, "y", [*(loss for result in measured for loss in result.loss.tolist()), target])
+        axis.set_xlim(left=0)
     axes[0].set_ylabel("training loss of the mean model", color=INK)
     legend_below(figure, axes[0], columns=4)
     return figure

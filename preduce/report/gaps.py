@@ -41,7 +41,9 @@ def draw_gaps(gaps: Gaps, path: Path, *, title: str) -> None:
     for axis, (name, matrix) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         shown = _draw_matrix(axis, matrix, name, max(1, top))
     if n > MAX_NUMBERED:
-        figure.colorbar(shown, ax=figure.axes, label="Step(i) − Step(j) (steps)", extend="max")
+        figure.colorbar(
+            shown, ax=figure.axes, label="Step(i) − Step(j) at most (steps; tip: no bound)", shrink=0.7, extend="max"
+        )
     save(figure, path)
 
 

@@ -43,7 +43,13 @@ def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
     """One legend for the whole figure, under it, where it covers nothing."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower left", ncols=min(columns, max(1, len(labels))), fontsize=8, frameon=False
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=min(columns, max(1, len(labels))),
+        fontsize=8,
+        frameon=False,
+        handlelength=3.2,
     )
 
 

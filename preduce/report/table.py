@@ -42,11 +42,12 @@ class Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Called by rich: the table as it fits the width of the terminal."""
         kept, widths = self._fit(options.max_width)
+        inside = options.update(no_wrap=False, overflow="fold")
         yield ""
-        yield from console.render(self._drawn(kept, widths), options.update(no_wrap=False))
+        yield from console.render(self._drawn(kept, widths), inside)
         if left_out := [column.header for index, column in enumerate(self.columns) if index not in kept]:
             words = f"Too narrow for: {', '.join(left_out)}; a wider terminal or --json shows them."
-            yield from console.render(f"[dim]{words}[/]", options.update(no_wrap=False))
+            yield from console.render(f"[dim]{words}[/]", inside)
 
     def _fit(self, width: int) -> tuple[list[int], list[int]]:
         """The columns that are kept, and the width of each."""

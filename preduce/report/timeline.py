@@ -40,21 +40,23 @@ def draw_timeline(timeline: Timeline, title: str, *, max_rows: int = MAX_ROWS, m
     for row, worker in enumerate(rows.tolist()):
 
         def bars(
-            start: Times, end: Times, low: float, high: float, *, row: int = row, worker: int = worker, **look: Any
-        ) -> None:
+            start: Times, end: Times, low: float, high: float, colour: str, *, hatch: str = "", row: int = row,
+            worker: int = worker,
+        ) -> None:  # fmt: skip
             spans = [
                 (a * scale, (b - a) * scale)
                 for a, b in zip(start[:rounds, worker].tolist(), end[:rounds, worker].tolist(), strict=True)
                 if b > a
             ]
-            axis.broken_barh(spans, (row + low, high - low), edgecolor="white", linewidth=0.4, **look)
+            place = (row + low, high - low)
+            axis.broken_barh(spans, place, facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
 
         below = 0.5 if timeline.overlap else 0.9
-        bars(begin, timeline.finish, 0.1, 0.9, facecolors=WAIT)
-        bars(timeline.compute_start, timeline.compute_end, 0.1, below, facecolors=COMPUTE)
+        bars(begin, timeline.finish, 0.1, 0.9, WAIT)
+        bars(timeline.compute_start, timeline.compute_end, 0.1, below, COMPUTE)
         bars(
             timeline.communicate_start, timeline.communicate_end, 0.5 if timeline.overlap else 0.1, 0.9,
-            facecolors=COMMUNICATE, hatch=COMMUNICATE_HATCH,
+            COMMUNICATE, hatch=COMMUNICATE_HATCH,
         )  # fmt: skip
     axis.set_ylim(len(rows), 0)
     axis.set_xlim(0, longest * scale)
