@@ -14,6 +14,8 @@ PALE = "#767676"
 GRID = "#e6e6e6"
 EDGE = "#ffffff"
 GREY = "#9a9a9a"
+SURFACE = "#f3f3f3"
+FRAME = "#cecece"
 ALARM = "#d55e00"
 """Refuted, lost, unbounded; always with a word or a sign beside it."""
 

@@ -6,7 +6,7 @@ from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from preduce.report.palette import EDGE, INK, PALE
+from preduce.report.palette import EDGE, FRAME, INK, PALE, SURFACE
 from preduce.topo.document.writer import write_file
 from preduce.topo.errors import InputError
 from preduce.topo.extras import require
@@ -193,14 +193,12 @@ def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> 
     points: dict[int, list[tuple[int, int]]] = {}
     deepest = max(grid.locals_) + 1
     for node in nodes:
-        axis.add_patch(
-            Rectangle((place[node] - 0.4, -0.5), 0.8, deepest, facecolor="#f3f3f3", edgecolor="#d8d8d8", zorder=0)
-        )
+        axis.add_patch(Rectangle((place[node] - 0.4, -0.5), 0.8, deepest, facecolor=SURFACE, edgecolor=FRAME, zorder=0))
     for row, node in enumerate(grid.nodes):
         index = int(grid.group[row, phases[0]])
         spot = (place[node], grid.locals_[row])
         if index < 0:
-            axis.plot(*spot, "o", markersize=9, markerfacecolor="white", markeredgecolor="#c4c4c4", zorder=2)
+            axis.plot(*spot, "o", markersize=9, markerfacecolor="white", markeredgecolor=FRAME, zorder=2)
         else:
             points.setdefault(index, []).append(spot)
     for index, spots in points.items():

@@ -13,7 +13,7 @@ import numpy as np
 
 from preduce.report.axes import quiet
 from preduce.report.decay import decay
-from preduce.report.palette import ALARM, INK, PALE, style
+from preduce.report.palette import ALARM, INK, PALE, SURFACE, style
 from preduce.report.picture import new_figure, save
 from preduce.topo.errors import InputError
 
@@ -97,7 +97,7 @@ def _places(schedule: Schedule) -> list[tuple[float, float]]:
 def _dots(axes: Axes, schedule: Schedule, alarmed: set[int]) -> list[tuple[float, float]]:
     places = _places(schedule)
     for worker, (x, y) in enumerate(places):
-        colour = ALARM if worker in alarmed else "#f3f3f3"
+        colour = ALARM if worker in alarmed else SURFACE
         axes.plot(x, y, "o", ms=15, mfc=colour, mec=PALE, zorder=3)
         axes.text(x, y, str(worker), ha="center", va="center_baseline", fontsize=7, zorder=4, color=INK)
     axes.invert_yaxis()

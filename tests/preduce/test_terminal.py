@@ -20,10 +20,10 @@ ROOT = Path(preduce.__file__).parent.parent
 PREDUCE = [sys.executable, "-m", "preduce"]
 
 
-def run(*arguments, code=0, text=True, stdin=None, cwd=ROOT, **environment):
+def run(*arguments, code=0, text=True, stdin=None, **environment):
     done = subprocess.run(
-        [*PREDUCE, *map(str, arguments)], capture_output=True, text=text, check=False, cwd=cwd, input=stdin, timeout=100,
-        env={**os.environ, **environment},
+        [*PREDUCE, *map(str, arguments)], capture_output=True, text=text, check=False, cwd=ROOT, input=stdin,
+        env={**os.environ, **environment}, timeout=100,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return done
