@@ -60,12 +60,16 @@ Jitter = Annotated[
 ClusterFile = Annotated[
     str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
 ]
+_FORMS = members("ring", "tree", "hierarchical")
 FormName = Annotated[
-    str,
+    str, typer.Option("--form", help="How groups average: ring, tree or hierarchical.", autocompletion=_FORMS)
+]
+FileForm = Annotated[
+    str | None,
     typer.Option(
         "--form",
-        help="How groups average: ring, tree or hierarchical.",
-        autocompletion=members("ring", "tree", "hierarchical"),
+        help="How groups average: ring, tree or hierarchical; as each file says by default.",
+        autocompletion=_FORMS,
     ),
 ]
 Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE...")]

@@ -9,7 +9,6 @@ from preduce.runtime.virtual_time.pairs import run_pairs
 from preduce.runtime.virtual_time.rounds import run_rounds
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware
-from preduce.topo.strategies.axes import Form
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.timing.compute import ComputeTimes
@@ -17,6 +16,7 @@ from preduce.topo.timing.compute import ComputeTimes
 if TYPE_CHECKING:
     from preduce.runtime.virtual_time.timeline import Timeline
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
 
 MAX_CELLS = 50_000_000
 PROTOCOLS = {Generated.kind: run_groups, Pairwise.kind: run_pairs}
@@ -31,7 +31,7 @@ def simulate(
     num_rounds: int = 100,
     seed: int = 0,
     model_bytes: int | None = None,
-    form: Form = Form.RING,
+    form: Form | None = None,
 ) -> Timeline:
     """Run a schedule in virtual time. Deterministic for a seed.
 
@@ -45,7 +45,7 @@ def simulate(
         num_rounds: how many rounds every worker does.
         seed: of jitter, disturbances, and draws of partners.
         model_bytes: the model's size, unless the hardware states it.
-        form: how groups average.
+        form: how groups average; the schedule's own by default.
 
     Raises:
         InputError: step times that do not fit the workers, no rounds, or a timeline that would not fit memory.
@@ -63,4 +63,5 @@ def simulate(
             f"at most {max(1, MAX_CELLS // count)} rounds fit"
         )
     run = PROTOCOLS.get(schedule.strategy.kind, run_rounds)
+    form = form or schedule.strategy.how.form
     return run(schedule, hardware, compute, num_rounds=num_rounds, seed=seed, model_bytes=model_bytes, form=form)

@@ -16,6 +16,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.cost import communication, group_seconds, round_seconds
+from preduce.topo.timing.event_graph import cycle_time
 
 
 def static(*phases, cluster=CLUSTER, radices=(2, 2), pace=1):
@@ -177,3 +178,15 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics)
 def test_links_of_nodes_that_do_not_exist_are_refused(schedule):
     with pytest.raises(InputError, match=r"node 4; the nodes are 0\.\.3"):
         communication(schedule, Hardware(node_nic=((4, Link()),), model_bytes=1))
+
+
+def test_a_schedule_costs_what_its_own_form_costs():
+    cluster = Cluster.regular(4, 4)
+    hardware = Hardware(nic=Link(1e-5, 1e-9), inside=Link(1e-6, 1e-10), model_bytes=10**6)
+    ring = Schedule("a", cluster, AllReduce())
+    formed = ring.travelling(Form.HIERARCHICAL)
+    asked = communication(ring, hardware, form=Form.HIERARCHICAL)
+    assert communication(formed, hardware) == asked != communication(ring, hardware)
+    assert communication(formed, hardware, form=Form.RING) == communication(ring, hardware)
+    assert cycle_time(formed, hardware).per_step == cycle_time(ring, hardware, form=Form.HIERARCHICAL).per_step
+    assert ring.travelling(Form.TREE) is ring

@@ -51,7 +51,7 @@ class Generated(Strategy):
 
     `slow_threshold` is the filter of the paper: worker w is left out of a group that worker i asks for when
     c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `all_every` counts for the division node-then-all:
-    the rounds from one meeting of all to the next. `pace` is the section length.
+    the rounds from one meeting of all to the next. `pace` is Prague's section length: steps per round.
     """
 
     kind: ClassVar[str] = "generated"
