@@ -53,7 +53,7 @@ def logarithmic(axis: Axes, which: str, values: Iterable[float]) -> None:
         getattr(axis, f"set_{which}lim")(-0.25 * start, most * 1.6)
     else:
         scale("log")
-        target.set_major_locator(LogLocator(base=10.0, subs=steps, numticks=20))
+        target.set_major_locator(LogLocator(base=10.0, subs=steps, numticks=12))
         getattr(axis, f"set_{which}lim")(least / 1.4, most * 1.4)
     target.set_minor_locator(NullLocator())
     target.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))

@@ -20,7 +20,7 @@ def draw_comparison(rows: Sequence[dict[str, Any]]) -> Figure:
     Raises:
         MissingFeatureError: matplotlib is not installed.
     """
-    figure = new_figure(10, 4.4)
+    figure = new_figure(10, 4.4 + 0.2 * (-(-len(rows) // 3)))
     axes = figure.subplots(1, 2)
     for axis, label, values in zip(
         axes,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.report.axes import quiet
+from preduce.report.axes import logarithmic, quiet
 from preduce.report.decay import decay
 from preduce.report.palette import ALARM, INK, PALE, SURFACE, style
 from preduce.report.picture import new_figure, save
@@ -98,7 +98,7 @@ def _dots(axes: Axes, schedule: Schedule, alarmed: set[int]) -> list[tuple[float
     places = _places(schedule)
     for worker, (x, y) in enumerate(places):
         colour = ALARM if worker in alarmed else SURFACE
-        axes.plot(x, y, "o", ms=15, mfc=colour, mec=PALE, zorder=3)
+        axes.plot(x, y, "s" if worker in alarmed else "o", ms=15, mfc=colour, mec=PALE, zorder=3)
         axes.text(x, y, str(worker), ha="center", va="center_baseline", fontsize=7, zorder=4, color=INK)
     axes.invert_yaxis()
     axes.set_xlabel("node", color=INK)
@@ -135,7 +135,7 @@ def _draw_tree(axes: Axes, schedule: Schedule, claim: Claim | None) -> None:
     tree = meetings(schedule)
     for phase, a, b in tree:
         (x0, y0), (x1, y1) = places[a], places[b]
-        bow = 0.0 if abs(x0 - x1) < 1.5 and abs(y0 - y1) < 1.5 else 0.25
+        bow = 0.0 if abs(x0 - x1) < 1.5 and abs(y0 - y1) < 1.5 else min(0.8, max(0.2, 0.12 * abs(x0 - x1)))
         share = np.linspace(0, 1, 25)
         axes.plot(
             x0 + (x1 - x0) * share, y0 + (y1 - y0) * share - 4 * bow * share * (1 - share),
@@ -147,13 +147,13 @@ def _draw_tree(axes: Axes, schedule: Schedule, claim: Claim | None) -> None:
         axes.legend(
             loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, ncols=6, fontsize=8, handlelength=3.6
         )
-    title = "nobody else ever meets the workers in red" if refuted else f"spanning tree of {len(tree)} first meetings"
+    title = "nobody else ever meets the square workers" if refuted else f"spanning tree of {len(tree)} first meetings"
     axes.set_title(title, color=ALARM if refuted else INK, fontsize=10)
 
 
 def _draw_decay(axes: Axes, schedule: Schedule) -> None:
     values = np.maximum(decay(schedule), 1e-16)
     axes.step(range(len(values)), values, where="post", color=style(5).colour, linewidth=2)
-    axes.set_yscale("log")
+    logarithmic(axes, "y", values.tolist())
     quiet(axes, across="round", up="mean squared distance to the mean (start: 1)")
     axes.set_title("decay without new noise", color=INK, fontsize=10)
