@@ -10,15 +10,13 @@ import contextlib
 import ctypes
 import importlib
 import os
-import selectors
 import signal
 import sys
-import time
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from preduce.runtime.supervision import Child, end_all, supervise
 from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
@@ -29,19 +27,6 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
 PR_SET_PDEATHSIG = 1
-SIGNALLED = 128
-"""Exit codes above it name the signal that ended a process."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """One child process."""
-
-    rank: int
-    pid: int
-    go: int
-    streams: dict[int, bytes] = field(default_factory=dict)
-    code: int | None = None
 
 
 def launch(
@@ -80,24 +65,22 @@ def launch(
     _import_once()
     sys.stdout.flush()
     sys.stderr.flush()
-    workers: list[Worker] = []
+    workers: list[Child] = []
     try:
         for rank in range(num_workers):
             variables = _variables(rank, num_workers, num_nodes, threads) | dict(environment or {})
             workers.append(_fork(rank, target, args, variables, workers))
         # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
         store = _serve_store(workers)
-        return _watch_over(workers, store, grace, output, survive=survive)
+        return supervise(workers, store, grace, output, survive=survive)
     finally:
-        _end_all(workers)
+        end_all(workers)
 
 
 IMPORTED_ONCE = (
     "torch",
     "torch._dynamo",  # torch.optim imports it when the first optimizer is made, which costs seconds
     "preduce.runtime.optimizer",
-    "preduce.runtime.strategies.gradient_means",
-    "preduce.runtime.strategies.group_means",
     "preduce.topo.document.canonical",
     "preduce.topo.document.schedule",
 )
@@ -139,8 +122,8 @@ def _fork(
     target: str | Path | Callable[[], object],
     args: Sequence[str],
     variables: Mapping[str, str],
-    earlier: Sequence[Worker],
-) -> Worker:
+    earlier: Sequence[Child],
+) -> Child:
     go_read, go_write = os.pipe()
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
@@ -149,7 +132,7 @@ def _fork(
     if pid:
         for descriptor in (go_read, out_write, err_write):
             os.close(descriptor)
-        return Worker(rank, pid, go_write, {out_read: b"", err_read: b""})
+        return Child(rank, pid, go_write, {out_read: b"", err_read: b""})
     code = 70
     try:
         for descriptor in [go_write, out_read, err_read, *(d for w in earlier for d in (w.go, *w.streams))]:
@@ -213,7 +196,7 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
     return code
 
 
-def _serve_store(workers: Sequence[Worker]) -> Store:
+def _serve_store(workers: Sequence[Child]) -> Store:
     """Start the store on a free port and tell the workers."""
     from preduce.runtime.transport.torch_api import TCPStore
 
@@ -226,132 +209,3 @@ def _serve_store(workers: Sequence[Worker]) -> Store:
         worker.go = -1
     served: Store = store
     return served
-
-
-@dataclass(slots=True)
-class _Ending:
-    """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
-
-    With `survive` workers that a signal ends do not count, as long as one is left.
-    """
-
-    survive: bool = False
-    code: int = 0
-    deadline: float = float("inf")
-    signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
-
-    def begin(self, code: int, grace: float) -> None:
-        """Note the first failure; later ones change nothing."""
-        self.code = self.code or code
-        self.deadline = min(self.deadline, time.monotonic() + grace)
-
-    def concerns(self, worker: Worker, workers: Sequence[Worker]) -> bool:
-        """Whether the end of a worker is a failure of the run."""
-        assert worker.code is not None
-        return not self.survive or worker.code <= SIGNALLED or all((w.code or 0) > SIGNALLED for w in workers)
-
-    def escalate(self, workers: Sequence[Worker]) -> None:
-        """Send the next signal when its time has come."""
-        if time.monotonic() > self.deadline and self.signals:
-            _signal(workers, self.signals.pop(0))
-            self.deadline = time.monotonic() + 2.0
-
-
-def _watch_over(workers: Sequence[Worker], store: Store, grace: float, output: TextIO | None, *, survive: bool) -> int:
-    """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
-    ending = _Ending(survive)
-    drained = float("inf")
-    width = len(str(len(workers) - 1))
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            for place, descriptor in enumerate(worker.streams):
-                stream = output or (sys.stdout if place == 0 else sys.stderr)
-                selector.register(descriptor, selectors.EVENT_READ, (worker, stream))
-        running = True
-        # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
-        while running or (selector.get_map() and time.monotonic() < drained):
-            try:
-                for key, _ in selector.select(timeout=0.05):
-                    if not _forward(key.fd, *key.data, width=width):
-                        selector.unregister(key.fd)
-                if running and not (running := _collect(workers, store, ending, grace)):
-                    drained = time.monotonic() + 0.5
-            except KeyboardInterrupt:
-                _signal(workers, signal.SIGINT if ending.code != 130 else signal.SIGKILL)
-                ending.code = 130
-                ending.begin(130, grace)
-    return ending.code
-
-
-def _collect(workers: Sequence[Worker], store: Store, ending: _Ending, grace: float) -> bool:
-    """Note who ended, and with what; go on ending the rest after a failure. Returns whether anybody still runs."""
-    for worker in workers:
-        if worker.code is None and _reap(worker) and worker.code:
-            _tell(store, worker, first=not ending.code)
-            if ending.concerns(worker, workers):
-                ending.begin(worker.code, grace)
-    ending.escalate(workers)
-    return any(worker.code is None for worker in workers)
-
-
-def _forward(descriptor: int, worker: Worker, stream: TextIO, *, width: int) -> bool:
-    """Pass on a worker's complete lines, each with its rank before it; False at the end of its output."""
-    chunk = os.read(descriptor, 65536)
-    held = worker.streams[descriptor] + chunk
-    lines, rest = held.split(b"\n")[:-1], held.split(b"\n")[-1]
-    if not chunk and rest:
-        lines, rest = [*lines, rest], b""
-    worker.streams[descriptor] = rest
-    if lines:
-        prefix = f"[{worker.rank:>{width}}] "
-        stream.write("".join(f"{prefix}{line.decode(errors='replace')}\n" for line in lines))
-        stream.flush()
-    return bool(chunk)
-
-
-def _reap(worker: Worker) -> bool:
-    """Whether a worker has ended; then `code` is its exit code, 128 + signal number if it was killed."""
-    pid, status = os.waitpid(worker.pid, os.WNOHANG)
-    if pid == 0:
-        return False
-    code = os.waitstatus_to_exitcode(status)
-    worker.code = code if code >= 0 else 128 - code
-    return True
-
-
-def _tell(store: Store, worker: Worker, *, first: bool) -> None:
-    """Leave word in the store of how a worker died, for the others' error messages.
-
-    Later exit codes are consequences of the first; signals are causes in any case.
-    """
-    assert worker.code is not None
-    if worker.code > SIGNALLED:
-        number = worker.code - SIGNALLED
-        text = f"was killed by signal {number} ({signal.Signals(number).name})"
-    elif not first:
-        return
-    else:
-        text = f"ended with exit code {worker.code}"
-    with contextlib.suppress(RuntimeError):
-        store.set(f"preduce/dead/{worker.rank}", text)
-
-
-def _signal(workers: Sequence[Worker], number: signal.Signals) -> None:
-    """Send a signal to the running workers and to what they started: each has its own process group."""
-    for worker in workers:
-        if worker.code is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(worker.pid, number)
-                os.killpg(worker.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
-
-
-def _end_all(workers: Sequence[Worker]) -> None:
-    """Leave nothing behind, whatever happened above."""
-    _signal(workers, signal.SIGKILL)
-    for worker in workers:
-        if worker.code is None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(worker.pid, 0)
-        for descriptor in [*worker.streams, *([worker.go] if worker.go >= 0 else [])]:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import sys
-from datetime import timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.averaging.drift_correction import CorrectedMeans, chosen_alpha
 from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from preduce.runtime.averaging.mean_model import average_everywhere, mean_of_all
+from preduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
 from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.liveness.facts import facts_of, read_schedule
-from preduce.runtime.liveness.handshake import handshake
-from preduce.runtime.liveness.heartbeat import Watch
-from preduce.runtime.liveness.uneven_inputs import Ends
+from preduce.runtime.liveness.heartbeat import Heartbeat
+from preduce.runtime.liveness.uneven_inputs import UnevenInputs
 from preduce.runtime.recorder import Recorder
+from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.strategies import build
 from preduce.runtime.strategies.base import Run
+from preduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
 from preduce.runtime.transport.hierarchical import chosen_form, formed
-from preduce.runtime.transport.rendezvous import default_world, forget
-from preduce.topo.errors import InputError, PreduceError
+from preduce.runtime.worker.agreement import Policies, agree, facts_of
+from preduce.runtime.worker.ending import Ending
+from preduce.runtime.worker.meeting import Meeting
+from preduce.runtime.worker.stepper import Stepper
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from preduce.runtime.transport.communicators import World
-    from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0
-T = TypeVar("T")
-E = TypeVar("E", bound=StrEnum)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -45,6 +40,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     Works wherever an optimizer does: learning-rate schedulers, `GradScaler`, `state_dict`. Every worker constructs it
     with the same schedule and the same model; the constructor compares both before anything is sent, makes all groups
     and copies rank 0's parameters and buffers to all.
+
+    It is a thin face; what it does is done by its parts: `run` (what is averaged, and by what), `runner` (how the
+    schedule's strategy averages), `stepper` (steps and rounds), `meeting` (what all workers do together) and `ending`
+    (whether the run goes on, and its end).
 
     Args:
         optimizer: the optimizer that takes the local steps.
@@ -57,7 +56,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers.
         drift_correction: for data that differs between workers: `auto`, or its strength α; plain SGD only.
-        form: how a group adds up: `ring` (default), or `hierarchical` where it has equally many on each node.
+        form: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's by
+            default.
         world: how to reach the others; found from the process group or the launcher's environment by default.
 
     Raises:
@@ -78,88 +78,65 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trace: str | Path | None = None,
         initial: str = "broadcast",
         drift_correction: float | str | None = None,
-        form: str = "ring",
+        form: str | None = None,
         world: World | None = None,
     ) -> None:
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
         self.schedule = read_schedule(schedule)
-        buffer_policy = _choice(BufferPolicy, "buffers", buffers)
-        state_policy = _choice(StatePolicy, "optimizer_state", optimizer_state)
-        if initial not in ("broadcast", "keep"):
-            raise InputError(f"initial: {initial!r} is not one of broadcast, keep")
-        _refuse_combinations(self.optimizer, self.schedule, state_policy)
-        self._flat = FlatModel(model, self.optimizer, buffer_policy, state_policy)
-        facts, details = facts_of(self.schedule, self._flat, self.optimizer, buffer_policy, state_policy)
-        self._alpha = chosen_alpha(drift_correction, self.schedule, self.optimizer)
-        facts["drift correction"] = "none" if self._alpha is None else f"{self._alpha:.12g}"
-        self._form = chosen_form(form, self._flat.lanes[0].device)
-        facts["form"] = self._form.value
-        key = 0
-
-        def check(store: Store, rank: int, size: int) -> None:
-            nonlocal key
-            key = _next_key()
-            handshake(store, rank, size, facts, details=details, key=str(key), timeout=timeout)
-
-        if world is None:
-            self._world = default_world(self._flat.lanes[0].device, timedelta(seconds=timeout), check)
-        else:
-            self._world, key = world, world.next_instance()
-            handshake(world.store, world.rank, world.size, facts, details=details, key=str(key), timeout=timeout)
-        self._start(str(key), timeout, trace, own_process=world is None, broadcast=initial == "broadcast")
-
-    def _start(self, key: str, timeout: float, trace: str | Path | None, *, own_process: bool, broadcast: bool) -> None:
-        world = self._world
-        if self.schedule.num_workers != world.size:
-            raise InputError(
-                f"schedule {self.schedule.name!r}: is for {self.schedule.num_workers} workers and this run has "
-                f"{world.size}; start {self.schedule.num_workers} or design a schedule for {world.size}"
-            )
-        world = self._world = formed(world, self._form, self.schedule.cluster)
-        world.prepare(self.schedule)
-        self._recorder = Recorder(world.rank, trace)
-        self._watch = Watch(world.store, world.rank, key, beats=own_process)
-        self._ends = Ends(world.store, world.rank, world.size, self._watch, key=key, timeout=timeout)
-        self._reducer = Reducer(world, self._flat.lanes, self._recorder, self._watch, key=key, timeout=timeout)
-        means = [self._reducer]
-        if self._flat.buffer_lanes:
-            lanes = self._flat.buffer_lanes
-            means.append(Reducer(world, lanes, self._recorder, self._watch, key=f"{key} buffers", timeout=timeout))
-        self._run = Run(self.schedule, world.rank, self._flat, self._reducer, tuple(means))
-        self._strategy = (
-            build(self._run) if self._alpha is None else CorrectedMeans(self._run, self.optimizer, self._alpha)
+        policies = Policies.chosen(buffers, optimizer_state, initial)
+        policies.refuse_combinations(self.optimizer, self.schedule)
+        flat = FlatModel(model, self.optimizer, policies.buffers, policies.optimizer_state)
+        device = flat.buckets[0].device
+        facts = facts_of(self.schedule, flat, self.optimizer, policies)
+        alpha = chosen_alpha(drift_correction, self.schedule, self.optimizer)
+        facts["drift correction"] = "none" if alpha is None else f"{alpha:.12g}"
+        group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
+        facts["form"] = group_form.value
+        agreed = agree(facts, flat.layout(), world, device, timeout)
+        _refuse_other_size(self.schedule, agreed.world)
+        reached = formed(agreed.world, group_form, self.schedule.cluster)
+        reached.prepare(self.schedule)
+        own_process = world is None
+        heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process)
+        self.run = _run(
+            self.schedule,
+            flat,
+            reached,
+            recorder=Recorder(reached.rank, trace),
+            heartbeat=heartbeat,
+            key=agreed.key,
+            timeout=timeout,
         )
-        self._steps = 0
-        self._state = "running"
-        self._joining = False
-        self._averaged = False
-        self._exit: Callable[[], None] | None = None
-        if own_process:
-            self._exit = self._leave
-            atexit.register(self._exit)
-        if broadcast:
-            self._guard(self._broadcast)
+        self.runner = build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
+        uneven_inputs = UnevenInputs(
+            reached.store, reached.rank, reached.size, heartbeat, key=agreed.key, timeout=timeout
+        )
+        self.stepper = Stepper(self.run, self.runner, self.optimizer, uneven_inputs)
+        self.ending = Ending(self.run, self.runner, self.stepper, own_process=own_process)
+        self.meeting = Meeting(self.run, self.ending)
+        if policies.broadcast:
+            self.meeting.broadcast()
 
     @property
     def round(self) -> int:
         """The round that this worker is in: steps div pace."""
-        return self._steps // self._run.pace
+        return self.stepper.round
 
     @property
     def steps(self) -> int:
         """The steps taken so far, skipped ones included."""
-        return self._steps
+        return self.stepper.steps
 
     @property
     def rank(self) -> int:
         """This worker's rank."""
-        return self._world.rank
+        return self.run.rank
 
     @property
     def num_workers(self) -> int:
         """All workers of the run."""
-        return self._world.size
+        return self.schedule.num_workers
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - torch's signature
         """Take one local step and, at the end of a round, average as the schedule says.
@@ -168,14 +145,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PeerLostError: a member of the group is gone or too late; no parameter was touched by the failed average.
             InputError: the model was moved, changed or finished.
         """
-        return self._guard(lambda: self._step(closure, skip=False))
+        return self._step(closure, skip=False)
 
     def skip(self) -> None:
         """Count a step without applying it: for NaN guards. The worker still takes part in its group's average.
 
         With averaged gradients it contributes a zero gradient and applies the others'.
         """
-        self._guard(lambda: self._step(None, skip=True))
+        self._step(None, skip=True)
+
+    _step_supports_amp_scaling = True
+    """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
+
+    def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
+        with self.ending.guarded():
+            self.ending.refuse_unless_running("step")
+            found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
+            scale: torch.Tensor | None = self.__dict__.get("grad_scale")
+            return self.stepper.step(closure, skip=skip, found_inf=found_inf, scale=scale)
 
     def average_gradients(self) -> None:
         """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
@@ -186,66 +173,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PeerLostError: a worker is gone or too late.
         """
-        if not self._strategy.averages_gradients or self._averaged:
-            return
-
-        def average() -> None:
-            self._refuse_unless_running("average gradients")
-            if self._joining:
-                self._ends.declare(self.round)
-            self._strategy.before_step(self._steps, self.round, first=True)
-            self._averaged = True
-
-        self._guard(average)
-
-    def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
-        self._refuse_unless_running("step")
-        self._flat.check()
-        pace, round_, step = self._run.pace, self.round, self._steps
-        if self._joining:
-            self._ends.declare(round_)
-        found_inf = self._unscale()
-        loss = None
-        if self._strategy.averages_gradients:
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-            if skip:
-                self.optimizer.zero_grad(set_to_none=False)
-            if not self._averaged:
-                self._strategy.before_step(step, round_, first=True)
-            self._averaged = False
-            if found_inf is None or self._gradients_are_finite():
-                self.optimizer.step()
-        else:
-            self._strategy.before_step(step, round_, first=step % pace == 0)
-            if not skip and not (found_inf is not None and bool(found_inf)):
-                loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-        self._steps += 1
-        if self._steps % pace == 0:
-            self._strategy.end_round(step, round_)
-        return loss
-
-    def _unscale(self) -> torch.Tensor | None:
-        """Do what GradScaler asks of optimizers that handle skipping themselves; returns its verdict, None without it.
-
-        GradScaler would not call step() at all on a worker with an infinite gradient, and its group would wait.
-        """
-        found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
-        scale: torch.Tensor | None = self.__dict__.get("grad_scale")
-        if found_inf is not None and scale is not None:
-            inverse = scale.double().reciprocal().float()
-            for group in self.optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(inverse.to(parameter.grad.device, parameter.grad.dtype))
-        return found_inf
-
-    _step_supports_amp_scaling = True  # tells GradScaler to always call step(); see _unscale
-
-    def _gradients_are_finite(self) -> bool:
-        """Whether the averaged gradients, equal on all workers, are finite; all skip the step otherwise."""
-        return all(bool(torch.isfinite(lane.scratch()[: lane.size]).all()) for lane in self._flat.lanes)
+        if self.stepper.has_local_gradients:
+            with self.ending.guarded():
+                self.ending.refuse_unless_running("average gradients")
+                self.stepper.average_gradients()
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
@@ -257,24 +188,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             UnavailableError: a worker is gone or silent.
         """
-        self._joining = True
-        try:
+        with self.stepper.joining():
             yield
-            self._guard(self._serve)
-        finally:
-            self._joining = False
-
-    def _serve(self) -> None:
-        self._ends.ended()
-        while self._ends.another(self.round):
-            self._flat.check()
-            round_ = self.round
-            if self._strategy.averages_gradients:
-                self.optimizer.zero_grad(set_to_none=False)
-                self._strategy.before_step(self._steps, round_, first=True)
-                self.optimizer.step()
-            self._strategy.end_round(self._steps, round_)
-            self._steps = (round_ + 1) * self._run.pace
+            self.ending.guard(self.stepper.serve)
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[torch.nn.Module]:
@@ -285,14 +201,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PeerLostError: a worker is gone, or not at the same round.
         """
-        self._refuse_unless_running("mean_model")
-        with self._guarded(), mean_of_all(self._run, self._strategy, self._steps, self.round) as model:
-            self._state = "in mean_model()"
-            try:
-                yield model
-            finally:
-                if self._state == "in mean_model()":
-                    self._state = "running"
+        self.ending.refuse_unless_running("mean_model")
+        run = self.run
+        with self.ending.guarded():
+            self.runner.settle()
+            with own_values_kept(run.flat):
+                run.reducer.heartbeat.gather("mean_model()", self.round)
+                members = self.runner.survivors("mean_model()")
+                average_everywhere(run.mean_reducers, members, self.steps, self.round)
+                with self.ending.evaluating():
+                    yield run.flat.model
 
     def finish(self) -> None:
         """End the run: compare rounds, make every worker's model the mean over all, write the trace. All call it.
@@ -301,35 +219,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PeerLostError: a worker ended after another number of rounds, or is gone.
             UnavailableError: a worker did not finish within the timeout.
         """
-        if self._state == "finished":
-            return
-        self._guard(self._finish)
-
-    def _finish(self) -> None:
-        self._refuse_unless_running("finish")
-        self._flat.check()
-        leave = getattr(self._strategy, "leave", None)
-        if leave is not None:
-            leave()  # the others of this worker's groups may still have rounds to do, so it cannot wait for them here
-        members = self._ends.meet(self.round, getattr(self._strategy, "lost", None))
-        self._strategy.settle()
-        self._strategy.drain()
-        connect = getattr(self._strategy, "connect", None)
-        if connect is not None:
-            connect(members, "finish")
-        # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
-        average_everywhere(self._run, self._steps, self.round - 1, members)
-        self._state = "finished"
-        self._strategy.close()
-        self._watch.stop()
-        self._recorder.write_trace()
-        if self._exit is not None:
-            atexit.unregister(self._exit)
+        if not self.ending.is_finished:
+            self.ending.guard(self.ending.finish)
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, plus this worker's steps under `preduce`."""
         state = dict(self.optimizer.state_dict())
-        state["preduce"] = {"steps": self._steps, "schedule": self.schedule.name}
+        state["preduce"] = {"steps": self.steps, "schedule": self.schedule.name}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -337,8 +233,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         own = state_dict.get("preduce")
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "preduce"})
         if own is not None:
-            self._strategy.drain()
-            self._steps = int(own["steps"])
+            self.runner.drain()
+            self.stepper.steps = int(own["steps"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The wrapped optimizer's."""
@@ -352,7 +248,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         parameters = param_group["params"]
         for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
-            if not self._flat.holds(parameter):
+            if not self.run.flat.holds(parameter):
                 raise InputError(
                     f"add_param_group: a parameter of shape {list(parameter.shape)} was not trainable, or not in the "
                     "model, when DistributedOptimizer was made; unfreeze first, then wrap"
@@ -370,67 +266,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         place = f"worker {self.rank} of {self.num_workers}"
         return f"DistributedOptimizer({self.schedule.name!r}, {place}, {self.optimizer!r})"
 
-    def _broadcast(self) -> None:
-        everyone = self._world.everyone()
-        for tensor in [lane.flat for lane in self._flat.lanes if lane.size] + self._flat.frozen + self._flat.buffers():
-            part = tensor.detach()
-            raw = part.contiguous().view(torch.uint8) if part.dtype is torch.bool else part.contiguous()
-            try:
-                everyone.broadcast(raw).wait()
-            except RuntimeError as error:
-                operation = self._recorder.begin("initial broadcast", 0, 0, everyone.members, raw.nbytes)
-                raise self._reducer.failure(operation, error) from None
-            if raw.data_ptr() != part.data_ptr():
-                part.copy_(raw.view(part.dtype))
 
-    def _refuse_unless_running(self, what: str) -> None:
-        if self._state != "running":
-            raise InputError(f"{what}: the optimizer is {self._state}; it does not {what} then")
-
-    def _guard(self, action: Callable[[], T]) -> T:
-        with self._guarded():
-            return action()
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """After a failure of the run nothing works on; the next optimizer of this process starts afresh."""
-        try:
-            yield
-        except PreduceError as error:
-            if not isinstance(error, InputError) and self._state != "finished":
-                self._state = "broken after a failure"
-                self._world.abandon()
-                self._strategy.close()
-                self._watch.note("failed", f"gave up in round {self.round}")
-                self._watch.record_failure(str(error)[:300])
-                self._watch.stop()
-                forget(self._world)
-                with contextlib.suppress(OSError):
-                    self._recorder.write_trace()
-            raise
-
-    def _leave(self) -> None:
-        """At the interpreter's exit without finish(): tell the others why."""
-        error = getattr(sys, "last_value", None)
-        if self._state in ("running", "in mean_model()"):
-            reason = f"stopped in round {self.round}"
-            reason += f" with {type(error).__name__}: {error}" if error is not None else " without calling finish()"
-            self._watch.note("left", reason[:300])
-            with contextlib.suppress(OSError):
-                self._recorder.write_trace()
-        self._watch.stop()
-        self._strategy.close()
-        self._world.abandon()
-
-
-_keys = 0
-
-
-def _next_key() -> int:
-    """Counts the optimizers of this process."""
-    global _keys  # noqa: PLW0603 - the count belongs to the process, as the default world does
-    _keys += 1
-    return _keys
+def _run(
+    schedule: Schedule,
+    flat: FlatModel,
+    world: World,
+    *,
+    recorder: Recorder,
+    heartbeat: Heartbeat,
+    key: str,
+    timeout: float,
+) -> Run:
+    """What the schedule's runner works on: the model's buckets with the reducers that average them."""
+    reducer = Reducer(world, flat.buckets, recorder, heartbeat, key=key, timeout=timeout)
+    mean_reducers = [reducer]
+    if flat.buffer_buckets:
+        buffers = Reducer(world, flat.buffer_buckets, recorder, heartbeat, key=f"{key} buffers", timeout=timeout)
+        mean_reducers.append(buffers)
+    return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers))
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -441,19 +294,9 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _choice(enum: type[E], name: str, value: str) -> E:
-    try:
-        return enum(value)
-    except ValueError:
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(member.value for member in enum)}") from None
-
-
-def _refuse_combinations(optimizer: torch.optim.Optimizer, schedule: Schedule, state: StatePolicy) -> None:
-    strategy = schedule.strategy
-    gradients = bool(strategy.averages_gradients)
-    if gradients and isinstance(optimizer, torch.optim.LBFGS):
-        raise InputError("optimizer: LBFGS evaluates its closure several times; average parameters instead (pace > 1)")
-    if state is StatePolicy.AVERAGE and gradients:
-        raise InputError("optimizer_state='average': with averaged gradients the states are equal already; use 'local'")
-    if state is StatePolicy.AVERAGE and getattr(strategy, "overlap", False):
-        raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
+def _refuse_other_size(schedule: Schedule, world: World) -> None:
+    if schedule.num_workers != world.size:
+        raise InputError(
+            f"schedule {schedule.name!r}: is for {schedule.num_workers} workers and this run has "
+            f"{world.size}; start {schedule.num_workers} or design a schedule for {world.size}"
+        )

@@ -1,11 +1,14 @@
-"""Hardware: what a cluster's links and workers can do. All times in seconds, all sizes in bytes."""
+"""Hardware: what a cluster's links, switches and workers can do. All times in seconds, all sizes in bytes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from preduce.topo.errors import InputError
-from preduce.topo.switches import nesting_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,35 @@ class Switch:
             raise InputError(f"switch: names node {self.nodes[0]}; nodes are numbered from 0")
         if len(set(self.nodes)) < len(self.nodes):
             raise InputError(f"switch: names {len(self.nodes)} nodes, {len(set(self.nodes))} different; name each once")
+
+
+def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
+    """The first switch that neither nests with the others nor is disjoint from them, and why; None if all do.
+
+    O(sum of the sizes).
+    """
+    largest: dict[int, int] = {}
+    for index in smallest_first(switches):
+        members = set(switches[index].nodes)
+        for other in sorted({largest[node] for node in members if node in largest}):
+            inner = set(switches[other].nodes)
+            if inner == members:
+                return index, (
+                    f"stands above the same nodes as switches[{other}]; keep one of them, with the smaller bandwidth "
+                    "and both latencies added"
+                )
+            if not inner <= members:
+                return index, (
+                    f"shares node {min(inner & members)} with switches[{other}], and neither holds all nodes of the "
+                    "other; switches nest or are disjoint"
+                )
+        largest.update(dict.fromkeys(members, index))
+    return None
+
+
+def smallest_first(switches: Sequence[Switch]) -> list[int]:
+    """The places of the switches, those with the fewest nodes first: of nested ones the inner before the outer."""
+    return sorted(range(len(switches)), key=lambda index: (len(switches[index].nodes), index))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Mixing matrices of one phase or round: dense, sparse, exact, and the matrix-free operator of a whole period.
+"""Mixing matrices of one phase or round: dense, sparse, exact, and their products over a period.
 
 Column j of W says where worker j's parameters go, row i what worker i's become: x ← W x. A phase of group means with
 factors `relax` is symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and unit
@@ -8,25 +8,23 @@ column sums only when it is doubly stochastic.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.arithmetic.exact_matrices import ExactMatrix
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
     from scipy.sparse import csr_array
-    from scipy.sparse.linalg import LinearOperator
 
     from preduce.topo.schedule import Schedule
 
-Step = Phase | Round
-"""What one round averages: disjoint groups, or a weighted graph."""
 
 MAX_DENSE_WORKERS = 20_000
 MAX_EXACT_WORKERS = 2_000
@@ -76,22 +74,26 @@ def exact_mixing_matrix(step: Step) -> list[list[Fraction]]:
         InputError: more than 2,000 workers.
         ScheduleError: two groups of a phase share a worker.
     """
-    n = step.num_workers
+    return exact_product([step]).rows()
+
+
+def exact_product(steps: Sequence[Step]) -> ExactMatrix:
+    """W_T … W_1 of phases or rounds, the first applied first, over one common denominator. O(T · n · entries).
+
+    Raises:
+        InputError: more than 2,000 workers.
+        ScheduleError: two groups of a phase share a worker.
+    """
+    n = steps[0].num_workers
     _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_class_matrices, whatever their size")
-    matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
-    if isinstance(step, Round):
-        for source, target, weight in step.edges():
-            matrix[target][source] += weight
-            matrix[target][target] -= weight
-        return matrix
-    step.labels()
-    for group in step:
-        share = group.relax / len(group.members)
-        for i in group.members:
-            matrix[i][i] = 1 - group.relax
-            for j in group.members:
-                matrix[i][j] += share
-    return matrix
+    product = ExactMatrix.identity(n)
+    for step in steps:
+        if isinstance(step, Round):
+            product = product.drawn(step.edges())
+        else:
+            step.labels()
+            product = product.averaged((group.members, group.relax, True) for group in step)
+    return product
 
 
 def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64]:
@@ -110,52 +112,15 @@ def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64
 
 
 def exact_period_product(schedule: Schedule, start: int = 0) -> list[list[Fraction]]:
-    """`period_product` in fractions. O(T · n · entries) fraction operations.
+    """`period_product` in fractions. O(T · n · entries) operations on whole numbers.
 
     Raises:
         InputError: more than 2,000 workers.
         ScheduleError: the strategy has no fixed phases.
     """
     steps = schedule.steps()
-    n = schedule.num_workers
-    _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_class_matrices, whatever their size")
-    product = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
-    for t in range(len(steps)):
-        rows = exact_mixing_matrix(steps[(start + t) % len(steps)])
-        product = [_combine([(weight, product[k]) for k, weight in enumerate(row) if weight], n) for row in rows]
-    return product
-
-
-def _combine(terms: Sequence[tuple[Fraction, list[Fraction]]], n: int) -> list[Fraction]:
-    if len(terms) == 1 and terms[0][0] == 1:
-        return terms[0][1]
-    return [sum((weight * row[j] for weight, row in terms), Fraction(0)) for j in range(n)]
-
-
-def period_operator(schedule: Schedule, start: int = 0, *, minus_mean: bool = False) -> LinearOperator:
-    """The period product without a matrix: `matvec` applies it, `rmatvec` its transpose. O(n · T) each for groups.
-
-    With `minus_mean` the operator is P − J, whose norm is the contraction.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-    """
-    from scipy.sparse.linalg import LinearOperator
-
-    from preduce.topo.figures.chain import Chain
-
-    chain = Chain.of_workers(schedule.steps(), start)
-    n = schedule.num_workers
-
-    def forward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        vector = np.asarray(x, dtype=np.float64).reshape(n)
-        return chain.forward(vector) - (vector.mean() if minus_mean else 0.0)
-
-    def backward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        vector = np.asarray(x, dtype=np.float64).reshape(n)
-        return chain.backward(vector) - (vector.mean() if minus_mean else 0.0)
-
-    return LinearOperator(shape=(n, n), matvec=forward, rmatvec=backward, dtype=np.dtype(np.float64))
+    first = start % len(steps)
+    return exact_product([*steps[first:], *steps[:first]]).rows()
 
 
 def is_doubly_stochastic(step: Step) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Group
+from preduce.topo.strategies.axes import How
 from preduce.topo.strategies.base import Mixing, Phased
 
 if TYPE_CHECKING:
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.cluster import Cluster
-    from preduce.topo.mixing import Step
     from preduce.topo.phase import Phase
+    from preduce.topo.round import Step
     from preduce.topo.rule import RuleView
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.strategies.base import Strategy
 
 
@@ -148,6 +150,12 @@ class Schedule:
             ScheduleError: the strategy has no fixed phases.
         """
         return self.mixing.num_distinct_phases(self.cluster)
+
+    def travelling(self, form: Form) -> Schedule:
+        """The same schedule with sums of this form; unchanged where its kind or the run-time has no such form."""
+        if form not in self.strategy.forms or form is self.strategy.how.form:
+            return self
+        return replace(self, strategy=replace(self.strategy, how=How(form=form)), certificate=None)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
         """The same schedule carrying a certificate."""

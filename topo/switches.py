@@ -1,4 +1,4 @@
-"""Switches above the nodes: how they nest, which one each node stands under, and when they form a regular tree."""
+"""Switches above the nodes: which one each node stands under, and when they form a regular tree."""
 
 from __future__ import annotations
 
@@ -8,36 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.hardware import smallest_first
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
     from preduce.topo.hardware import Switch
-
-
-def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
-    """The first switch that neither nests with the others nor is disjoint from them, and why; None if all do.
-
-    O(sum of the sizes).
-    """
-    largest: dict[int, int] = {}
-    for index in _smallest_first(switches):
-        members = set(switches[index].nodes)
-        for other in sorted({largest[node] for node in members if node in largest}):
-            inner = set(switches[other].nodes)
-            if inner == members:
-                return index, (
-                    f"stands above the same nodes as switches[{other}]; keep one of them, with the smaller bandwidth "
-                    "and both latencies added"
-                )
-            if not inner <= members:
-                return index, (
-                    f"shares node {min(inner & members)} with switches[{other}], and neither holds all nodes of the "
-                    "other; switches nest or are disjoint"
-                )
-        largest.update(dict.fromkeys(members, index))
-    return None
 
 
 def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
@@ -47,7 +25,7 @@ def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
     """
     largest: dict[int, int] = {}
     level: dict[int, int] = {}
-    for index in _smallest_first(switches):
+    for index in smallest_first(switches):
         nodes = switches[index].nodes
         level[index] = 1 + max((level[largest[node]] for node in nodes if node in largest), default=-1)
         largest.update(dict.fromkeys(nodes, index))
@@ -77,7 +55,3 @@ def regular_levels(switches: tuple[Switch, ...], num_nodes: int) -> tuple[int, .
         counts.append(count)
     counts.append(num_nodes)
     return tuple(b // a for a, b in pairwise(counts) if b > a)
-
-
-def _smallest_first(switches: Sequence[Switch]) -> list[int]:
-    return sorted(range(len(switches)), key=lambda index: (len(switches[index].nodes), index))

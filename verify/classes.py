@@ -14,11 +14,12 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preduce.topo.rule import Block, RuleView
-    from preduce.verify.rational import Matrix
+    from preduce.topo.rule import RuleView
 
 MAX_DIGITS = 12
 MAX_SIZE = 64
@@ -40,31 +41,17 @@ def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=1)
-def class_products(rule: RuleView) -> tuple[tuple[tuple[int, ...], Matrix], ...]:
+def class_products(rule: RuleView) -> tuple[tuple[tuple[int, ...], ExactMatrix], ...]:
     """Every distinct class with the period's matrix on it: the rate and exact consensus ask for the same. Read only."""
     return tuple((digits, class_product(rule, digits)) for digits in distinct_classes(rule))
 
 
-def class_product(rule: RuleView, digits: tuple[int, ...], periods: int = 1) -> Matrix:
+def class_product(rule: RuleView, digits: tuple[int, ...], periods: int = 1) -> ExactMatrix:
     """The period's matrix on one class, less J on the class of the empty set. Shape (size, size)."""
-    size = rule.workers_per_node
-    rows = [[Fraction(int(i == j)) for j in range(size)] for i in range(size)]
+    met = set(digits)
+    product = ExactMatrix.identity(rule.workers_per_node)
     for phase in rule.phases * periods:
-        if not any(map(any, rows)):
+        if product.is_zero():
             break  # zero stays zero, and most classes of an exact rule get there early
-        for block in (b for b in phase if b.makes_groups):
-            _average(rows, block, vanishes=bool(set(digits) & set(block.across)))
-    if not digits:
-        rows = [[entry - Fraction(1, size) for entry in row] for row in rows]
-    return rows
-
-
-def _average(rows: Matrix, block: Block, *, vanishes: bool) -> None:
-    relax, local = block.relax, block.local
-    mean = [Fraction(0)] * len(rows)
-    if not vanishes:
-        mean = [sum(column, Fraction(0)) / len(local) for column in zip(*(rows[i] for i in local), strict=True)]
-    for i in local:
-        rows[i] = (
-            list(mean) if relax == 1 else [entry + relax * (m - entry) for entry, m in zip(rows[i], mean, strict=True)]
-        )
+        product = product.averaged((b.local, b.relax, not met & set(b.across)) for b in phase if b.makes_groups)
+    return product if digits else product.plus(-Fraction(1, rule.workers_per_node))

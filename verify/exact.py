@@ -8,14 +8,15 @@ the product itself. Above: equality modulo a prime, which is only probable, and 
 from __future__ import annotations
 
 import random
+from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.mixing import exact_product
 from preduce.verify.base import Claim, proved
 from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_products
-from preduce.verify.rate import scaled_product
 from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _by_classes(rule: RuleView) -> Claim | None:
     if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
     products = class_products(rule)
-    if any(entry for _, product in products for row in product for entry in row):
+    if not all(product.is_zero() for _, product in products):
         return None
     classes = [digits for digits, _ in products]
     text = (
@@ -77,8 +78,7 @@ def _by_product(schedule: Schedule) -> Claim | None:
     n = schedule.num_workers
     if n > MAX_PRODUCT:
         return None
-    product, scale = scaled_product(schedule)
-    if any(entry * n != scale for entry in product.ravel().tolist()):
+    if not exact_product(schedule.steps()).is_everywhere(Fraction(1, n)):
         return None
     return proved(NAME, f"The exact product of the period is 1/{n} in all entries.", method="product", classes=[[]])
 

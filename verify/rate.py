@@ -8,24 +8,21 @@ Explicit schedules up to MAX_EXACT workers, rules per character class at any num
 from __future__ import annotations
 
 from fractions import Fraction
-from math import lcm, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.mixing import exact_product
 from preduce.verify.base import Claim, not_proved, proved
 from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products, distinct_classes
-from preduce.verify.rational import least_square
-from preduce.verify.view import explicit_view, rule_view
+from preduce.verify.norm_bound import least_square
+from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from preduce.topo.phase import Phase
+    from preduce.topo.arithmetic.exact_matrices import ExactMatrix
     from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Round
-    from preduce.verify.rational import Matrix
 
 NAME = "contraction"
 MAX_EXACT = 48
@@ -116,10 +113,9 @@ def _by_classes(rule: RuleView) -> Claim:
 
 
 def _by_norms(schedule: Schedule) -> Claim:
-    product, scale = scaled_product(schedule)
-    total = schedule.num_workers * scale
-    off = np.abs(product * schedule.num_workers - scale)
-    one, infinity = Fraction(int(off.sum(axis=0).max()), total), Fraction(int(off.sum(axis=1).max()), total)
+    off = product_minus_mean(schedule)
+    sizes = np.abs(off.numerators)
+    one, infinity = (Fraction(int(sizes.sum(axis=axis).max()), off.denominator) for axis in (0, 1))
     squared = one * infinity
     text = f"{_bound(squared)}: the largest absolute column sum of P − J is {float(one):.6g}, the largest row sum "
     text += f"{float(infinity):.6g}, and ‖M‖₂² is at most their product."
@@ -136,43 +132,6 @@ def _strings(values: list[Fraction]) -> list[str]:
     return [str(value) for value in values]
 
 
-def product_minus_mean(schedule: Schedule, periods: int = 1) -> Matrix:
-    """P^periods − J in fractions, shape (n, n)."""
-    product, scale = scaled_product(schedule, periods)
-    mean = Fraction(1, schedule.num_workers)
-    return [[Fraction(int(entry), scale) - mean for entry in row] for row in product.tolist()]
-
-
-def scaled_product(schedule: Schedule, periods: int = 1) -> tuple[npt.NDArray[np.object_], int]:
-    """W_T…W_1 (to the power `periods`) as integers over one common denominator, which is returned beside them."""
-    rows = np.zeros((schedule.num_workers, schedule.num_workers), dtype=object)
-    np.fill_diagonal(rows, 1)
-    scale = 1
-    for graph in schedule.strategy.graphs * periods:
-        rows, factor = _weigh(rows, graph)
-        scale *= factor
-    for phase in (explicit_view(schedule) or ()) * periods:
-        rows, factor = _average(rows, phase)
-        scale *= factor
-    return rows, scale
-
-
-def _average(rows: npt.NDArray[np.object_], phase: Phase) -> tuple[npt.NDArray[np.object_], int]:
-    groups = list(phase)
-    factor = lcm(1, *(g.relax.denominator * len(g.members) for g in groups))
-    result = rows * factor
-    for group in groups:
-        members = list(group.members)
-        off = int(group.relax / len(members) * factor)
-        own = factor - off * len(members)
-        result[members] = own * rows[members] + off * rows[members].sum(axis=0)
-    return result, factor
-
-
-def _weigh(rows: npt.NDArray[np.object_], listed: Round) -> tuple[npt.NDArray[np.object_], int]:
-    factor = lcm(1, *(weight.denominator for weight in listed.weights))
-    result = rows * factor
-    for source, target, weight in listed.edges():
-        scaled = int(weight * factor)
-        result[target] += scaled * (rows[source] - rows[target])
-    return result, factor
+def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
+    """P^periods − J, shape (n, n)."""
+    return exact_product(schedule.steps() * periods).plus(-Fraction(1, schedule.num_workers))

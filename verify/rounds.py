@@ -18,6 +18,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
+from preduce.topo.arithmetic.whole_numbers import ceil_log, prime_powers
 from preduce.verify.base import Claim, proved
 from preduce.verify.stochastic import explicit_pairs, rule_pairs
 from preduce.verify.view import rule_view
@@ -54,12 +55,12 @@ def prove_rounds(schedule: Schedule, *, exact: bool) -> Claim | None:
 
 def best_bound(n: int, g: int, *, plain_means: bool = True) -> dict[str, Any]:
     """The largest bound, as `{"bound": name, "at_least": rounds, "prime": p or 0}`; ties go to the earlier name."""
-    log = log_bound(n, g)
+    log = ceil_log(n, g)
     found: list[tuple[int, str, int]] = [(log, "log", 0)]
     if g == 2 and n % 2 and n > 1:
         found.append((log + 1, "gossip-parity", 0))
     if plain_means:
-        factors = prime_factors(n)
+        factors = prime_powers(n)
         if max(factors) > g:
             return {"bound": "prime-factor", "at_least": NEVER, "prime": max(factors)}
         if n > g and not any(n % a == 0 for a in range(-(-n // g), isqrt(n) + 1)):
@@ -67,28 +68,6 @@ def best_bound(n: int, g: int, *, plain_means: bool = True) -> dict[str, Any]:
         found.extend((p_adic_bound(n, g, p, power), "p-adic", p) for p, power in sorted(factors.items()))
     least, bound, prime = max(found, key=lambda item: item[0])
     return {"bound": bound, "at_least": least, "prime": prime}
-
-
-def log_bound(n: int, g: int) -> int:
-    """The least T with g^T ≥ n."""
-    rounds, reach = 0, 1
-    while reach < n:
-        rounds, reach = rounds + 1, reach * g
-    return rounds
-
-
-def prime_factors(n: int) -> dict[int, int]:
-    """Primes with their powers. O(√n)."""
-    result: dict[int, int] = {}
-    for p in range(2, isqrt(n) + 1):
-        while n % p == 0:
-            result[p] = result.get(p, 0) + 1
-            n //= p
-        if p * p > n:
-            break
-    if n > 1:
-        result[n] = result.get(n, 0) + 1
-    return result
 
 
 def p_adic_bound(n: int, g: int, p: int, power: int) -> int:

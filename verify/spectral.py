@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from preduce.topo.errors import ScheduleError
+from preduce.topo.mixing import exact_product
 from preduce.verify.base import Claim, not_proved, proved, refuted
-from preduce.verify.rational import Matrix, gram, pivots, to_floats
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
@@ -90,7 +91,7 @@ def enclose(listed: Round, kind: str, at_least: Fraction | None = None) -> Claim
     )
 
 
-Pencil = tuple[Matrix, list[Fraction]]
+Pencil = tuple[ExactMatrix, list[Fraction]]
 """S (symmetric, exact) and the diagonal of M (positive)."""
 
 
@@ -100,7 +101,7 @@ def beyond(pencil: Pencil, kind: str, threshold: Fraction) -> int | None:
     For sigma the threshold is that of the singular values; a negative one is exceeded by all.
     """
     if kind != "hop" and threshold < 0:
-        return len(pencil[0])
+        return pencil[0].size
     shift = threshold * threshold if kind == "sigma" else threshold
     counts = [_negative(pencil, shift, 1)] + ([_negative(pencil, shift, -1)] if kind == "slem" else [])
     return None if None in counts else sum(c for c in counts if c is not None)
@@ -108,43 +109,28 @@ def beyond(pencil: Pencil, kind: str, threshold: Fraction) -> int | None:
 
 def _negative(pencil: Pencil, shift: Fraction, sign: int) -> int | None:
     """Negative eigenvalues of shift·M − sign·S."""
-    rows, measure = pencil
-    matrix = [
-        [shift * measure[i] * (i == j) - sign * entry for j, entry in enumerate(row)] for i, row in enumerate(rows)
-    ]
-    found = pivots(matrix)
-    return None if found is None else sum(1 for pivot in found if pivot < 0)
-
-
-def exact_matrix(listed: Round) -> Matrix:
-    """W in fractions: row = target."""
-    n = listed.num_workers
-    rows = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
-    for source, target, weight in listed.edges():
-        rows[target][source] += weight
-        rows[target][target] -= weight
-    return rows
+    matrix, measure = pencil
+    diagonal = pivots(ExactMatrix.diagonal([shift * weight for weight in measure]) - matrix.scaled(Fraction(sign)))
+    return None if diagonal is None else sum(1 for pivot in diagonal if pivot < 0)
 
 
 def _pencil(listed: Round, kind: str) -> Pencil | None:
     n = listed.num_workers
     if kind == "sigma":
-        return gram(exact_matrix(listed)), [Fraction(1)] * n
+        return gram(exact_product([listed])), [Fraction(1)] * n
     if kind == "hop":
         edges = {(s, t) for s, t, weight in listed.edges() if weight}
         if any((t, s) not in edges for s, t in edges):
             return None
         rows = [[Fraction(int((i, j) in edges)) for j in range(n)] for i in range(n)]
         degrees = [sum(row, Fraction(0)) for row in rows]
-        return (rows, degrees) if all(degrees) else None
-    matrix = exact_matrix(listed)
-    measure = _reversible_measure(matrix)
-    if measure is None:
-        return None
-    return [[measure[i] * entry for entry in row] for i, row in enumerate(matrix)], measure
+        return (ExactMatrix.of_rows(rows), degrees) if all(degrees) else None
+    matrix = exact_product([listed])
+    measure = _reversible_measure(matrix.rows())
+    return None if measure is None else (ExactMatrix.diagonal(measure) @ matrix, measure)
 
 
-def _reversible_measure(matrix: Matrix) -> list[Fraction] | None:
+def _reversible_measure(matrix: list[list[Fraction]]) -> list[Fraction] | None:
     """The measure m > 0 with m_i·W_ij = m_j·W_ji for all pairs, found by a search and checked on all."""
     n = len(matrix)
     measure: list[Fraction] = [Fraction(0)] * n
@@ -165,7 +151,7 @@ def _reversible_measure(matrix: Matrix) -> list[Fraction] | None:
 
 
 def _float_gap(pencil: Pencil, kind: str) -> float:
-    rows, measure = to_floats(pencil[0]), np.array([float(m) for m in pencil[1]])
+    rows, measure = pencil[0].floats(), np.array([float(m) for m in pencil[1]])
     values = np.linalg.eigvalsh(rows / np.sqrt(measure[:, None] * measure[None, :]))
     if kind == "hop":
         return float(1 - values[-2])

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from generator_rig import KILL_POINTS, ServiceProcess, check_orders, run_workers, setting_of, started_by
-
+from helpers.generator_rig import KILL_POINTS, ServiceProcess, check_orders, run_workers, setting_of, started_by
 from preduce.runtime.generator.keys import JobKeys
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.cluster import Cluster

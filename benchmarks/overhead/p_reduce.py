@@ -3,7 +3,7 @@
 Both run interleaved in the same processes, in changing order, after warm-up; the ratio is taken pair by pair. Settings:
 loopback (bound by the CPU) and, as root, a wire between two network namespaces shaped by `tc tbf` (bound by the wire).
 
-    python benchmarks/overhead/p_reduce.py [--repetitions 15] [--megabytes 8 40 160] [--rate 1gbit] [-o result.json]
+    python -m benchmarks.overhead.p_reduce [--repetitions 15] [--megabytes 8 40 160] [--rate 1gbit] [-o result.json]
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
 
 NAMES = [f"preduce-o{os.getpid() % 10000}-{side}" for side in "ab"]
 
@@ -35,12 +34,12 @@ def measure(megabytes: list[int], repetitions: int) -> None:
     """Run by every worker; rank 0 prints one line of JSON per size."""
     import torch
 
+    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.commit import commit_mean
-    from preduce.runtime.averaging.flat_model import Lane
     from preduce.runtime.averaging.reducer import Reducer
-    from preduce.runtime.liveness.heartbeat import Watch
+    from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.recorder import Recorder
-    from preduce.runtime.transport.communicators import GlooWorld
+    from preduce.runtime.transport.gloo import GlooWorld
     from preduce.runtime.transport.rendezvous import connect_store
     from preduce.topo.phase import Group
 
@@ -52,20 +51,22 @@ def measure(megabytes: list[int], repetitions: int) -> None:
     communicator = world.create(everyone.members)
     for amount in megabytes:
         count = amount * 10**6 // 4 // 16 * 16
-        lane = Lane(torch.device("cpu"), torch.float32, count, torch.rand(count), length=count)
+        bucket = Bucket(torch.device("cpu"), torch.float32, count, torch.rand(count), length=count)
         bare_buffer = torch.rand(count)
-        reducer = Reducer(world, [lane], Recorder(rank), Watch(store, rank, "b", beats=False), key="b", timeout=120)
+        reducer = Reducer(
+            world, [bucket], Recorder(rank), Heartbeat(store, rank, "b", beats=False), key="b", timeout=120
+        )
 
-        def p_reduce(step: int, lane: Lane = lane, reducer: Reducer = reducer) -> None:
+        def p_reduce(step: int, bucket: Bucket = bucket, reducer: Reducer = reducer) -> None:
             reduction = reducer.begin("average", step, step, everyone)
             reducer.wait(reduction)
-            commit_mean(lane, 1.0, None, swap=True)
+            commit_mean(bucket, 1.0, None, swap=True)
 
         def bare(_step: int, buffer: torch.Tensor = bare_buffer) -> None:
             communicator.all_reduce(buffer).wait()
 
         def timed(
-            action: Callable[[int], None], step: int, live: Lane = lane, other: torch.Tensor = bare_buffer
+            action: Callable[[int], None], step: int, live: Bucket = bucket, other: torch.Tensor = bare_buffer
         ) -> float:
             # What an optimizer's step does just before: the live array is written (and sums never reach infinity).
             (other if action.__name__ == "bare" else live.flat).fill_(1.0)
@@ -177,6 +178,19 @@ def wired(workers: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return lines
 
 
+def table(results: list[dict[str, object]]) -> str:
+    """One row per setting; medians with [smallest-largest]."""
+    head = ["setting", "workers", "MB", "repetitions", "bare, ms", "P-Reduce, ms", "ratio by pairs"]
+    lines = ["# P-Reduce beside a bare all_reduce", "", "Written by `python -m benchmarks.overhead.p_reduce`.", ""]
+    lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for found in results:
+        cells = [found[key] for key in ("setting", "workers", "megabytes", "repetitions")]
+        spreads = [found[key] for key in ("bare_ms", "p_reduce_ms", "ratio_by_pairs")]
+        cells += [f"{middle:g} [{least:g}-{most:g}]" for middle, least, most in spreads]  # type: ignore[misc]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
 def why_no_wire() -> str | None:
     if os.geteuid() != 0:
         return "needs root"
@@ -208,7 +222,7 @@ def main() -> None:
                 results.append(summary(line, setting if setting == "loopback" else f"wire {arguments.rate}"))
                 print(json.dumps(results[-1]), flush=True)
     if arguments.output is not None:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+        arguments.output.with_suffix(".md").write_text(table(results))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Contraction at 10³ … 10⁶ workers (T = 8): ours, scipy.sparse.linalg.eigsh used plainly, networkx's own route.
 
-Run: python benchmarks/scale/contraction.py [--sizes 1e3,1e4,1e5,1e6] [--json out.json] [--repeats 3]
+Run: python -m benchmarks.scale.contraction [--sizes 1e3,1e4,1e5,1e6] [--json out.json] [--repeats 3]
 
 Every measurement runs in a process of its own, so that its peak memory is its own. Seconds are the best and the worst
 of the repeats, CPU seconds the best (they tell more on a machine that is shared); both leave out imports and the making
@@ -31,7 +31,7 @@ import numpy as np
 
 from preduce.topo.cluster import Cluster
 from preduce.topo.figures import Limits, contraction, figures
-from preduce.topo.figures.limits import DEFAULT
+from preduce.topo.figures.decomposition import DEFAULT
 from preduce.topo.mixing import mixing_sparse
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block

@@ -1,28 +1,30 @@
 """Rounds to exact consensus: relaxed pairs for n ≤ 64, plain means for groups ≤ 8; writes docs/exact-rounds.md.
 
-python benchmarks/synthesis/exact_rounds.py [--output docs/exact-rounds.md]
-python benchmarks/synthesis/exact_rounds.py --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
-python benchmarks/synthesis/exact_rounds.py --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
+python -m benchmarks.synthesis.exact_rounds [--output docs/exact-rounds.md]
+python -m benchmarks.synthesis.exact_rounds --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
+python -m benchmarks.synthesis.exact_rounds --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from preduce.schedulers.exact_rounds.algebra import has_weights
-from preduce.schedulers.exact_rounds.constructions import base_2_length
-from preduce.schedulers.exact_rounds.cyclic import search_cyclic
-from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, product_is_mean
+from preduce.schedulers.exact_rounds.cyclic_search import search_cyclic
+from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds
 from preduce.schedulers.exact_rounds.matchings import all_matchings
-from preduce.schedulers.exact_rounds.search import search_matchings, search_pairs, search_rounds
+from preduce.schedulers.exact_rounds.pair_constructions import base_2_length
+from preduce.schedulers.exact_rounds.pair_search import search_matchings, search_pairs, search_rounds
+from preduce.schedulers.exact_rounds.pair_weights import has_weights
 from preduce.schedulers.synthesis.problem import Status
+from preduce.topo.mixing import exact_product
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
 
-This page is written by `python benchmarks/synthesis/exact_rounds.py`; every schedule behind it has been multiplied out
+This page is written by `python -m benchmarks.synthesis.exact_rounds`; every schedule behind it has been multiplied out
 in exact fractions while it was written.
 
 ## One partner per round, relaxed pairs
@@ -30,13 +32,13 @@ in exact fractions while it was written.
 A pair of weight a moves both workers by a towards each other (`relax` 2a); all weights lie strictly between 0 and 1.
 "Base-2" is the length of the published Base-(k+1) graph at k = 1 (Takezawa et al., 2023). "bound" is the proved lower
 bound: the logarithm; for odd n one more, because somebody idles in every round ("gossip parity"); one more just below
-powers of two, where the paths leave no freedom ("full tree"; proofs in [exact-bounds.md](exact-bounds.md)).
+powers of two, where the paths leave no freedom ("full tree"; proofs in [exact-bounds.md](theory/exact-bounds.md)).
 **Bold** rows are optimal: their length meets the bound. A dash under "saved" means as long as Base-2.
 
 Made by: *slide*: two rows of n/2 workers slide along each other, weights and shifts from Euclid's algorithm
-(`schedulers/exact_rounds/euclid.py`); *product a x b*: one after the other on rows and columns, rounds add up;
+(`schedulers/exact_rounds/euclid_slides.py`); *product a x b*: one after the other on rows and columns, rounds add up;
 *a glued to b*: n = a·b/2, one round less than the sum, because the schedule for a also does the first round of b's;
-*binary split*: as Base-2; *found by search*: the table of `exact_table.py`.
+*binary split*: as Base-2; *found by search*: the table of `schedulers/exact_rounds/known_rounds.py`.
 
 {summary}
 
@@ -62,7 +64,7 @@ def pair_section() -> str:
     for n in range(2, 65):
         answer = fewest_rounds(n)
         assert answer.phases is not None
-        assert product_is_mean(n, answer.phases)
+        assert exact_product(answer.phases).is_everywhere(Fraction(1, n))
         base, length = base_2_length(n), len(answer.phases)
         optimal, shorter = optimal + (answer.status is Status.OPTIMAL), shorter + (length < base)
         cells = [str(n), str(length), str(base), str(base - length) if length < base else "-"]

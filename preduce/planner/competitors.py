@@ -12,7 +12,7 @@ import numpy as np
 from preduce.planner.job import Data
 from preduce.planner.option import Option, measure
 from preduce.schedulers import registry
-from preduce.schedulers.synthesis.shape import derived_paces
+from preduce.schedulers.synthesis.cluster_shape import derived_paces
 from preduce.topo.errors import PreduceError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.axes import Form

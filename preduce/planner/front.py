@@ -1,16 +1,16 @@
-"""The Pareto front: options that no other option beats in everything at once."""
+"""The Pareto front of a plan: options that no other option beats in everything at once."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from preduce.topo.arithmetic.pareto import non_dominated
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preduce.planner.option import Option
-
-TOLERANCE = 1e-9
 
 
 def front(options: Sequence[Option]) -> list[Option]:
@@ -20,14 +20,7 @@ def front(options: Sequence[Option]) -> list[Option]:
     left out. O(k²) for k options.
     """
     usable = [option for option in options if math.isfinite(option.stretch)]
-    usable.sort(key=lambda option: (_costs(option), option.period, option.name))
-    kept: list[Option] = []
-    for option in usable:
-        if not any(_dominates(other, option) for other in kept):
-            # Costs that differ by a rounding error sort arbitrarily, so a later option may still beat an earlier one.
-            kept = [other for other in kept if not _dominates(option, other)]
-            kept.append(option)
-    return kept
+    return non_dominated(usable, _costs, lambda option: (option.period, option.name))
 
 
 def _costs(option: Option) -> tuple[float, float, float, float]:
@@ -37,8 +30,3 @@ def _costs(option: Option) -> tuple[float, float, float, float]:
         math.inf if option.drift.value is None else option.drift.value,
         option.step_seconds,
     )
-
-
-def _dominates(better: Option, worse: Option) -> bool:
-    """At least as good in everything (a rounding error counts as equal)."""
-    return all(a <= b + TOLERANCE * max(1.0, abs(b)) for a, b in zip(_costs(better), _costs(worse), strict=True))

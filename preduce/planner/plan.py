@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.planner.job import Job
-    from preduce.schedulers.synthesis.explore import Progress
+    from preduce.schedulers.synthesis.alphabet_search import SearchStage
     from preduce.schedulers.synthesis.problem import Candidate, Front
     from preduce.topo.schedule import Schedule
     from preduce.verify.base import Proof
@@ -151,6 +151,6 @@ def _search(job: Job, hints: tuple[Schedule, ...], seconds: float, say: Callable
     return synthesise(job.problem(hints), time_limit=seconds, seed=job.seed, progress=lambda news: say(_line(news)))
 
 
-def _line(news: Progress) -> str:
+def _line(news: SearchStage) -> str:
     best = "" if news.value is None else f": best {news.value:.4g}"
     return f"{news.stage}{best}" + ("" if news.cost is None else f" at {news.cost * 1e3:.4g} ms per step")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.averaging.p_reduce import p_reduce
-from preduce.runtime.liveness.facts import read_schedule
+from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.transport.rendezvous import place
 from preduce.topo.errors import InputError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
 
@@ -78,11 +78,11 @@ class ScheduleAverager:
 
 def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) -> list[torch.Tensor]:
     """The data of parameters or of an optimizer's parameter groups, each tensor once."""
-    found: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for entry in params:
         for parameter in [entry] if isinstance(entry, torch.Tensor) else entry["params"]:
-            found.setdefault(id(parameter), parameter.detach())
-    return list(found.values())
+            tensors.setdefault(id(parameter), parameter.detach())
+    return list(tensors.values())
 
 
 def refuse_strategy(schedule: Schedule, who: str) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from preduce.runtime.adapters.averager import refuse_strategy
 from preduce.runtime.averaging.p_reduce import p_reduce
-from preduce.runtime.liveness.facts import read_schedule
+from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.transport.rendezvous import place
 from preduce.runtime.transport.torch_api import GradBucket
 from preduce.topo.errors import InputError
@@ -18,7 +18,7 @@ from preduce.topo.phase import Group
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
 

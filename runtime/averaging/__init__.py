@@ -1,1 +1,1 @@
-"""What is averaged and committed: the flat model, the reducer, commits, the mean model, P-Reduce, drift correction."""
+"""What is averaged and committed: buckets of the flat model, gradients, riders, reducers, the mean model, P-Reduce."""

@@ -7,55 +7,55 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import commit_mean, commit_riders
+from preduce.runtime.averaging.commit import commit_mean
+from preduce.runtime.averaging.riders import commit_riders
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from preduce.runtime.strategies.base import Run, Strategy
+    from preduce.runtime.averaging.flat_model import FlatModel
+    from preduce.runtime.averaging.reducer import Reducer
 
 
-def average_everywhere(run: Run, step: int, round_: int, members: tuple[int, ...] | None = None) -> None:
-    """Replace every worker's parameters and floating-point buffers by their means over all workers, or over `members`.
+def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
+    """Replace the parameters and floating-point buffers of `members` by their means over all of them.
 
     Raises:
         PeerLostError: a worker is gone, or at another round.
     """
-    everyone = Group(members or tuple(range(run.schedule.num_workers)))
-    for reducer in run.mean_reducers:
-        reduction = reducer.begin("mean model", step, round_, everyone)
+    for reducer in reducers:
+        reduction = reducer.begin("mean model", step, round_, Group(members))
         reducer.wait(reduction)
         with torch.no_grad():
-            for lane in reducer.lanes:
-                with reducer.stream(lane.device):
-                    commit_mean(lane, 1.0, reduction.ok)
-                    commit_riders(lane, reduction.ok)
+            for bucket in reducer.buckets:
+                with reducer.stream(bucket.device):
+                    commit_mean(bucket, 1.0, reduction.ok)
+                    commit_riders(bucket, reduction.ok)
         reducer.rejoin()
 
 
 @contextmanager
-def mean_of_all(run: Run, strategy: Strategy, step: int, round_: int) -> Iterator[torch.nn.Module]:
-    """The model with the mean's values inside, and with this worker's own values again afterwards."""
-    strategy.settle()
-    tensors = [lane.flat for lane in run.flat.lanes] + [p.detach() for p in run.flat.frozen] + run.flat.buffers()
+def own_values_kept(flat: FlatModel) -> Iterator[None]:
+    """Afterwards parameters, buffers and optimizer state that rides along are what they were before, bit for bit."""
+    tensors = _values(flat)
     with torch.no_grad():
         own = [tensor.clone() for tensor in tensors]
     states = [
         (value, value.clone())
-        for lane in run.flat.lanes
-        for rider in lane.riders
-        if ":" in rider.name and (value := rider.fetch()) is not None
+        for bucket in flat.buckets
+        for rider in bucket.riders
+        if rider.is_state and (value := rider.fetch()) is not None
     ]
-    run.reducer.watch.gather("mean_model()", round_)
-    survivors = getattr(strategy, "survivors", None)
-    average_everywhere(run, step, round_, None if survivors is None else survivors("mean_model()"))
     try:
-        yield run.flat.model
+        yield
     finally:
         with torch.no_grad():
-            current = [lane.flat for lane in run.flat.lanes] + [p.detach() for p in run.flat.frozen]
-            for tensor, value in zip(current + run.flat.buffers(), own, strict=True):
+            for tensor, value in zip(_values(flat), own, strict=True):  # a commit may have swapped the arrays
                 tensor.copy_(value)
             for tensor, value in states:
                 tensor.copy_(value)
+
+
+def _values(flat: FlatModel) -> list[torch.Tensor]:
+    return [bucket.flat for bucket in flat.buckets] + [p.detach() for p in flat.frozen] + flat.buffers()

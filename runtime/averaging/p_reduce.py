@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from preduce.runtime.averaging.bucket import Bucket
 from preduce.runtime.averaging.commit import commit_mean
-from preduce.runtime.averaging.flat_model import Lane
 from preduce.runtime.averaging.reducer import Reducer
-from preduce.runtime.liveness.heartbeat import Watch
+from preduce.runtime.liveness.heartbeat import Heartbeat
 from preduce.runtime.recorder import Recorder
-from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
-    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.worlds import World
 
 SCRATCH_ARRAYS = 4
 
@@ -53,10 +53,10 @@ def p_reduce(
         InputError: not a member, tensors that cannot be averaged, or no launcher.
         PeerLostError: a member is gone, is late or called something else; the tensors are as they were.
     """
-    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    _refuse_tensors(listed)
+    all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    _refuse_tensors(all_tensors)
     if world is None:
-        world = default_world(listed[0].device, timedelta(seconds=timeout), lambda _store, _rank, _size: None)
+        world = default_world(all_tensors[0].device, timedelta(seconds=timeout), lambda _store, _rank, _size: None)
     chosen = group if isinstance(group, Group) else Group(tuple(sorted(set(group))))
     if world.rank not in chosen.members:
         raise InputError(f"p_reduce: worker {world.rank} is not in group {chosen}; only members call it")
@@ -65,7 +65,7 @@ def p_reduce(
     reducer = _of_world.get(world)
     if reducer is None or reducer.timeout != timeout:
         reducer = _of_world[world] = _PReducer(world, timeout)
-    reducer.run(listed, chosen, float(chosen.relax if relax is None else relax))
+    reducer.run(all_tensors, chosen, float(chosen.relax if relax is None else relax))
 
 
 class _PReducer:
@@ -74,9 +74,9 @@ class _PReducer:
     def __init__(self, world: World, timeout: float) -> None:
         self.world, self.timeout = world, timeout
         self._recorder = Recorder(world.rank)
-        self._watch = Watch(world.store, world.rank, "p_reduce", beats=False)
+        self._heartbeat = Heartbeat(world.store, world.rank, "p_reduce", beats=False)
         self._calls: dict[tuple[int, ...], int] = {}
-        self._lanes: OrderedDict[tuple[torch.device, torch.dtype, int], Lane] = OrderedDict()
+        self._buckets: OrderedDict[tuple[torch.device, torch.dtype, int], Bucket] = OrderedDict()
 
     def run(self, tensors: Sequence[torch.Tensor], group: Group, relax: float) -> None:
         """Average `tensors` over `group`."""
@@ -84,32 +84,32 @@ class _PReducer:
         if isinstance(world, GlooWorld) and not world.has(members):
             world.create(members)
         call = self._calls[members] = self._calls.get(members, 0) + 1
-        lanes = [self._lane(key, [t for t in tensors if (t.device, t.dtype) == key]) for key in _kinds(tensors)]
-        reducer = Reducer(world, lanes, self._recorder, self._watch, key="p_reduce", timeout=self.timeout)
+        buckets = [self._bucket(key, [t for t in tensors if (t.device, t.dtype) == key]) for key in _kinds(tensors)]
+        reducer = Reducer(world, buckets, self._recorder, self._heartbeat, key="p_reduce", timeout=self.timeout)
         layout = [(tuple(t.shape), str(t.dtype)) for t in tensors]
         reducer.agree("P-Reduce header", call, group, relax, layout)
         reduction = reducer.begin("P-Reduce", call, call, group)
         reducer.wait(reduction)
         with torch.no_grad():
-            for lane in lanes:
-                with reducer.stream(lane.device):
-                    commit_mean(lane, relax, reduction.ok)
-                    _spread(lane.flat, [t for t in tensors if (t.device, t.dtype) == (lane.device, lane.dtype)])
+            for bucket in buckets:
+                with reducer.stream(bucket.device):
+                    commit_mean(bucket, relax, reduction.ok)
+                    _spread(bucket.flat, [t for t in tensors if (t.device, t.dtype) == (bucket.device, bucket.dtype)])
         reducer.rejoin()
 
-    def _lane(self, kind: tuple[torch.device, torch.dtype], tensors: Sequence[torch.Tensor]) -> Lane:
-        """A lane over one tensor itself, or over a flat copy of several; its scratch array is used again."""
+    def _bucket(self, kind: tuple[torch.device, torch.dtype], tensors: Sequence[torch.Tensor]) -> Bucket:
+        """A bucket over one tensor itself, or over a flat copy of several; its scratch array is used again."""
         size = sum(tensor.numel() for tensor in tensors)
         key = (*kind, size)
-        lane = self._lanes.pop(key, None) or Lane(*kind, size, torch.empty(0), length=size)
-        self._lanes[key] = lane
-        if len(self._lanes) > SCRATCH_ARRAYS:
-            self._lanes.popitem(last=False)
+        bucket = self._buckets.pop(key, None) or Bucket(*kind, size, torch.empty(0), length=size)
+        self._buckets[key] = bucket
+        if len(self._buckets) > SCRATCH_ARRAYS:
+            self._buckets.popitem(last=False)
         if len(tensors) == 1 and tensors[0].is_contiguous():
-            lane.flat = tensors[0].detach().view(-1)
+            bucket.flat = tensors[0].detach().view(-1)
         else:
-            lane.flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        return lane
+            bucket.flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        return bucket
 
 
 _of_world: WeakKeyDictionary[World, _PReducer] = WeakKeyDictionary()

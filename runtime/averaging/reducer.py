@@ -1,4 +1,4 @@
-"""Reduction: one group operation in a scratch array, tagged, waited for with a deadline, and checked before any commit.
+"""Reducer: one group operation in a scratch array, tagged, waited for with a deadline, and checked before any commit.
 
 Nothing that a user sees changes until every sum has arrived and every tag agrees: a worker that is killed in
 mid-operation leaves partial sums in the scratch arrays of its peers, never in their parameters. On CUDA the host waits
@@ -13,29 +13,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.tags import TAG_LENGTH, sums_agree, tag_of
-from preduce.runtime.transport.pauses import pause_after
-from preduce.topo.errors import InputError, PeerLostError, UnavailableError
+from preduce.runtime.averaging.gradients import load_gradients
+from preduce.runtime.averaging.riders import load_riders
+from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
+from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, OwnWork, pause_after
+from preduce.topo.errors import PeerLostError, UnavailableError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.averaging.flat_model import Lane
-    from preduce.runtime.liveness.heartbeat import Watch
+    from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.recorder import Operation, Recorder
-    from preduce.runtime.transport.communicators import Communicator, World
-    from preduce.runtime.transport.torch_api import Work
+    from preduce.runtime.transport.communicators import Communicator
+    from preduce.runtime.transport.waiting import RunningWork
+    from preduce.runtime.transport.worlds import World
 
-LOOK_SECONDS = 1.0
 DIAGNOSE_SECONDS = 1.5
 MAX_IN_FLIGHT = 2
 SPLIT_BYTES = 4 * 2**20
 MAX_NAMED_BEATS = 64
-
-
-class GoneError(Exception):
-    """A member that can no longer come; the text says why."""
 
 
 class Reduction:
@@ -43,7 +41,7 @@ class Reduction:
 
     def __init__(self, communicator: Communicator, group: Group, operation: Operation, tag: tuple[int, ...]) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
-        self.works: list[Work] = []
+        self.works: list[RunningWork] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.ok: torch.Tensor | None = None
 
@@ -57,9 +55,16 @@ class Reducer:
     """Runs the group operations of one worker, one at a time, in the order of its rounds."""
 
     def __init__(
-        self, world: World, lanes: Sequence[Lane], recorder: Recorder, watch: Watch, *, key: str, timeout: float
+        self,
+        world: World,
+        buckets: Sequence[Bucket],
+        recorder: Recorder,
+        heartbeat: Heartbeat,
+        *,
+        key: str,
+        timeout: float,
     ) -> None:
-        self.world, self.lanes, self.recorder, self.watch = world, lanes, recorder, watch
+        self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._deferred: list[tuple[torch.cuda.Event, torch.Tensor, Operation]] = []
@@ -92,26 +97,26 @@ class Reducer:
             self._complete(reduction, given_up)
         except (RuntimeError, GoneError, UnavailableError) as error:
             reduction.works.clear()
-            for lane in self.lanes:
-                lane.let_go()
+            for bucket in self.buckets:
+                bucket.let_go()
             self.recorder.end(reduction.operation, f"failed: {error}")
-            self.watch.doing(f"went on without {reduction.operation}")
+            self.heartbeat.doing(f"went on without {reduction.operation}")
             return None
         return reduction
 
     def _announced(self, kind: str, step: int, round_: int, group: Group) -> Reduction:
-        """A new operation, known to the recorder and the watch."""
+        """A new operation, which the recorder and the next heartbeat tell of."""
         communicator = self.world.communicator(group.members)
-        num_bytes = sum(lane.num_bytes for lane in self.lanes)
+        num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes)
-        self.watch.doing(f"entered {operation}")
+        self.heartbeat.doing(f"entered {operation}")
         return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"))
 
     def _start(self, reduction: Reduction, *, gradients: bool = False) -> None:
         self._look_at_deferred()
-        for index, lane in enumerate(self.lanes):
-            with self.stream(lane.device):
-                self._launch(reduction, index, lane, gradients=gradients)
+        for index, bucket in enumerate(self.buckets):
+            with self.stream(bucket.device):
+                self._launch(reduction, index, bucket, gradients=gradients)
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object) -> None:
         """Compare `fields` over the group with one tiny operation, before an operation whose sizes might differ.
@@ -123,7 +128,7 @@ class Reducer:
         operation = self.recorder.begin(kind, round_, round_, group.members, 16)
         reduction = Reduction(communicator, group, operation, ())
         tag = tag_of(self.key, kind, round_, group, *fields)
-        device = self.lanes[0].device if self.lanes else torch.device("cpu")
+        device = self.buckets[0].device if self.buckets else torch.device("cpu")
         sums = torch.tensor(tag, dtype=torch.float32, device=device)
         try:
             self._await(communicator.all_reduce(sums), reduction)
@@ -148,17 +153,17 @@ class Reducer:
         for work in reduction.works:
             self._await(work, reduction, given_up)
         verdicts = []
-        for index, lane in enumerate(self.lanes):
-            with self.stream(lane.device):
-                sums = reduction.sides.get(index, lane.scratch()[-TAG_LENGTH:])
+        for index, bucket in enumerate(self.buckets):
+            with self.stream(bucket.device):
+                sums = reduction.sides.get(index, bucket.scratch()[-TAG_LENGTH:])
                 verdicts.append(sums_agree(sums, reduction.tag, reduction.num_members))
         reduction.works.clear()
-        if self.lanes[0].device.type == "cuda":
+        if self.buckets[0].device.type == "cuda":
             self._defer(reduction, verdicts)
         elif not all(bool(verdict) for verdict in verdicts):
             raise GoneError("its members ran different operations at the same time (their tags differ)")
         self.recorder.end(reduction.operation)
-        self.watch.doing(f"finished {reduction.operation}")
+        self.heartbeat.doing(f"finished {reduction.operation}")
 
     def failed(self, reduction: Reduction, error: Exception) -> PeerLostError:
         """The error for a failed reduction; see `failure`."""
@@ -169,10 +174,10 @@ class Reducer:
         """Destroy all groups first, so that peers learn at once; then find out why and say it."""
         self.world.abandon()
         self.recorder.end(operation, f"failed: {error}")
-        self.watch.note("failed", f"gave up in {operation}")
+        self.heartbeat.note("failed", f"gave up in {operation}")
         reason = str(error) if isinstance(error, GoneError) else self._why(operation, error)
         text = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}: {reason}"
-        self.watch.record_failure(text)
+        self.heartbeat.record_failure(text)
         with contextlib.suppress(OSError):
             self.recorder.dump(text)
         return PeerLostError(text)
@@ -194,64 +199,62 @@ class Reducer:
         for device, side in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(side)
 
-    def _launch(self, reduction: Reduction, index: int, lane: Lane, *, gradients: bool) -> None:
-        """Fill the lane's scratch array and start reducing it.
+    def _launch(self, reduction: Reduction, index: int, bucket: Bucket, *, gradients: bool) -> None:
+        """Fill the bucket's scratch array and start reducing it.
 
         A large array on CPU goes in two pieces, an eighth and the rest, so that filling the rest hides behind the first
         piece's time on the wire. More pieces cost more in context switches than they hide.
         """
-        scratch, communicator = lane.scratch(), reduction.communicator
+        scratch, communicator = bucket.scratch(), reduction.communicator
         # Every member contributes its share x / k, so that the sum is the mean: no pass over the result is needed and
         # half precision does not overflow. A division, since multiplying by a rounded 1/k would drift in one direction.
         divisor = reduction.num_members
         first = 0
         with torch.no_grad():
             if gradients:
-                _load_gradients(lane, scratch, divisor)
-                _load_presence(lane, scratch)
+                load_gradients(bucket, divisor)
             else:
-                if lane.num_bytes >= SPLIT_BYTES and lane.device.type == "cpu":
-                    first = lane.size // 8
-                    torch.div(lane.flat[:first], divisor, out=scratch[:first])
+                if bucket.num_bytes >= SPLIT_BYTES and bucket.device.type == "cpu":
+                    first = bucket.size // 8
+                    torch.div(bucket.flat[:first], divisor, out=scratch[:first])
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
-                torch.div(lane.flat[first:], divisor, out=scratch[first : lane.size])
-            load_riders(lane, scratch, divisor, is_first=communicator.is_first)
-            if lane.note is not None and not gradients:
-                torch.div(lane.note, divisor, out=scratch[lane.tail : lane.tail + len(lane.note)])
-            if lane.exact:
-                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=lane.dtype), non_blocking=True)
+                torch.div(bucket.flat[first:], divisor, out=scratch[first : bucket.size])
+            load_riders(bucket, scratch, divisor, is_first=communicator.is_first)
+            if bucket.note is not None and not gradients:
+                torch.div(bucket.note, divisor, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
+            if bucket.exact:
+                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype), non_blocking=True)
             reduction.works.append(communicator.all_reduce(scratch[first:]))
-            if not lane.exact:
-                side = torch.tensor(reduction.tag, dtype=torch.float32, device=lane.device)
+            if not bucket.exact:
+                side = torch.tensor(reduction.tag, dtype=torch.float32, device=bucket.device)
                 reduction.sides[index] = side
                 reduction.works.append(communicator.all_reduce(side))
 
-    def _await(self, work: Work, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
+    def _await(self, work: RunningWork, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
         """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come."""
-        if self.lanes and self.lanes[0].device.type == "cuda":
+        if self.buckets and self.buckets[0].device.type == "cuda":
             work.wait()
             return
         start = time.monotonic()
         look = start + LOOK_SECONDS
-        ended_within: Callable[[float], bool] | None = getattr(work, "ended_within", None)
         while not work.is_completed():
             now = time.monotonic()
             if now > look:
                 members, round_ = reduction.group.members, reduction.operation.round
                 if given_up is None:
-                    why = self.watch.gone(members, round_) or self.watch.elsewhere(members, round_)
+                    why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
                 else:
                     why = given_up()
                 if why is not None:
                     raise RuntimeError(why)
                 if len(reduction.group.members) <= MAX_NAMED_BEATS:
                     for rank in reduction.group.members:
-                        self.watch.last_seen(rank)
+                        self.heartbeat.last_seen(rank)
                 look = now + LOOK_SECONDS
             if now > start + self.timeout + DIAGNOSE_SECONDS:
                 raise GoneError(self._waits_for(reduction.group.members, self.timeout))
-            if ended_within is not None:
-                ended_within(look - now)
+            if isinstance(work, OwnWork):
+                work.ended_within(look - now)
             else:
                 time.sleep(pause_after(now - start))
         work.wait()
@@ -262,10 +265,10 @@ class Reducer:
         members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS
         for rank in members:
-            self.watch.last_seen(rank)
+            self.heartbeat.last_seen(rank)
         while time.monotonic() < deadline:
             round_ = operation.round
-            if (why := self.watch.cause(members, round_) or self.watch.elsewhere(members, round_)) is not None:
+            if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
                 return why
             time.sleep(0.05)
         timed_out = "imed out" in first or "timeout" in first.lower()
@@ -273,7 +276,7 @@ class Reducer:
 
     def _waits_for(self, members: Sequence[int], seconds: float | None) -> str:
         others = [rank for rank in members if rank != self.world.rank]
-        seen = {rank: self.watch.last_seen(rank) for rank in others}
+        seen = {rank: self.heartbeat.last_seen(rank) for rank in others}
         silent = [rank for rank in others if "no sign of life" in seen[rank]]
         named = (silent or others)[:4]
         clauses = "; ".join(f"worker {rank}, which {seen[rank]}" for rank in named)
@@ -281,7 +284,7 @@ class Reducer:
 
     def _defer(self, reduction: Reduction, verdicts: list[torch.Tensor]) -> None:
         """Remember to look at the device's verdict later; nothing here makes the host wait."""
-        device = self.lanes[0].device
+        device = self.buckets[0].device
         with self.stream(device):
             reduction.ok = torch.stack([verdict.to(device) for verdict in verdicts]).all()
             host = torch.empty((), dtype=torch.bool, pin_memory=True)
@@ -308,44 +311,3 @@ class Reducer:
             self._deferred.pop(0)
             if not bool(host):
                 raise GoneError(f"in {operation} the members ran different operations (their tags differ)")
-
-
-def _load_gradients(lane: Lane, scratch: torch.Tensor, divisor: int) -> None:
-    """Each gradient's share; zeros for a parameter without one."""
-    present = [slot for slot in lane.slots if slot.parameter.grad is not None]
-    for slot in present:
-        if slot.parameter.grad is not None and slot.parameter.grad.layout is not torch.strided:
-            raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
-    if len(present) < len(lane.slots):
-        for slot in lane.slots:
-            if slot.parameter.grad is None:
-                slot.view(scratch).zero_()
-    if lane.device.type == "cuda" and present:
-        targets = [slot.view(scratch) for slot in present]
-        torch._foreach_copy_(targets, [slot.parameter.grad for slot in present])  # type: ignore[misc]
-        scratch[: lane.size].div_(divisor)
-        return
-    for slot in present:
-        gradient = slot.parameter.grad
-        assert gradient is not None, "present slots have one"
-        torch.div(gradient, divisor, out=slot.view(scratch))
-
-
-def load_riders(lane: Lane, scratch: torch.Tensor, divisor: int, *, is_first: bool) -> None:
-    """Copy what rides along into the scratch array, divided by the number of members; zero where there is nothing."""
-    for rider in lane.riders:
-        value = rider.fetch()
-        part = rider.view(scratch)
-        if value is None or (rider.broadcast and not is_first):
-            part.zero_()
-        elif rider.broadcast:
-            part.copy_(value)
-        else:
-            torch.div(value.detach(), divisor, out=part)
-
-
-def _load_presence(lane: Lane, scratch: torch.Tensor) -> None:
-    """One number per parameter: 1 if it has a gradient here."""
-    presence = scratch[lane.tail : lane.tail + len(lane.slots)]
-    flags = [slot.parameter.grad is not None for slot in lane.slots]
-    presence.copy_(torch.tensor(flags, dtype=lane.dtype), non_blocking=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.liveness.facts import read_schedule
+from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.transport.rendezvous import place
 from preduce.topo.errors import InputError
 

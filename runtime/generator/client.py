@@ -171,9 +171,9 @@ class GeneratorClient:
                 if self._taken:
                     self._worker.rounds = 0  # from here on every request is a last one
             self.begin()
-            found = self.group()
-            if found is not None:
-                return found
+            group = self.group()
+            if group is not None:
+                return group
 
     def close(self) -> None:
         """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""

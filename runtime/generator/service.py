@@ -228,7 +228,7 @@ class GeneratorService:
         for number, (worker, reply) in enumerate(outgoing):
             if number == 1:
                 self._probe("between replies")
-            self._post(self._routes.get(worker), reply)
+            self._reply_to(self._routes.get(worker), reply)
         self._probe("after reply")
         if self._log is not None and self._log.size() > COMPACT_BYTES:
             self._compact()
@@ -240,10 +240,10 @@ class GeneratorService:
                 raise InputError("message: is not one frame")
             message = unpack_request(frames[0], self.setting.num_workers)
         except InputError as error:
-            self._post(route, Refused(str(error)))
+            self._reply_to(route, Refused(str(error)))
             return []
         if self.sessions.get(message.rank, message.session) != message.session:
-            self._post(route, Refused(f"rank {message.rank}: belongs to another process of this job"))
+            self._reply_to(route, Refused(f"rank {message.rank}: belongs to another process of this job"))
             return []
         self._routes[message.rank] = route
         self._parted.discard(message.rank)
@@ -277,7 +277,7 @@ class GeneratorService:
                 self._on_note(action.what)
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
-    def _post(self, route: bytes | None, reply: Any) -> None:  # noqa: ANN401 - a reply or a refusal
+    def _reply_to(self, route: bytes | None, reply: Any) -> None:  # noqa: ANN401 - a reply or a refusal
         """Send without ever waiting: who does not take its answer asks again."""
         if route is not None:
             with contextlib.suppress(self._zmq.ZMQError):

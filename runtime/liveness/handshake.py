@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from preduce.runtime.transport.notes import Notes
 from preduce.topo.errors import HandshakeError, UnavailableError
 
 if TYPE_CHECKING:
@@ -48,24 +49,24 @@ def handshake(
         HandshakeError: workers differ; the same sentence on all of them.
         UnavailableError: a worker never arrived, or the store is gone.
     """
-    base = f"handshake/{key}"
+    notes = Notes(store, f"handshake/{key}")
     mine = {"number of workers": str(size), **facts}
     deadline = time.monotonic() + timeout
     try:
         for field, lines in (details or {}).items():
-            store.set(f"{base}/{field}/{rank}", json.dumps(list(lines)))
-        store.set(f"{base}/facts/{rank}", json.dumps(mine))
-        everybody = _collect(store, base, size, deadline, timeout)
+            notes.write(f"{field}/{rank}", json.dumps(list(lines)))
+        notes.write(f"facts/{rank}", json.dumps(mine))
+        everybody = _collect(notes, size, deadline, timeout)
         problem = compare(everybody)
         if problem is None:
             return
         field, odd, usual, text = problem
-        raise HandshakeError(text + _first_difference(store, f"{base}/{field}", odd, usual))
+        raise HandshakeError(text + _first_difference(notes, field, odd, usual))
     except UnavailableError:
-        _linger(store, base, rank, deadline=time.monotonic() + 2)
+        _linger(notes, rank, deadline=time.monotonic() + 2)
         raise
     except HandshakeError:
-        _linger(store, base, rank, size=size, deadline=time.monotonic() + 2)
+        _linger(notes, rank, size=size, deadline=time.monotonic() + 2)
         raise
     except RuntimeError as error:
         reason = (str(error).splitlines() or [""])[0][:160]
@@ -92,20 +93,21 @@ def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, 
     return None
 
 
-def _collect(store: Store, base: str, size: int, deadline: float, timeout: float) -> dict[int, dict[str, str]]:
+def _collect(notes: Notes, size: int, deadline: float, timeout: float) -> dict[int, dict[str, str]]:
     """Everybody's facts; also of workers that believe in fewer workers."""
     missing = list(range(size))
-    found: dict[int, dict[str, str]] = {}
+    everybody: dict[int, dict[str, str]] = {}
     disputed = False
     pause = 2e-4
     while missing:
         for rank in list(missing):
-            if store.check([f"{base}/facts/{rank}"]):
-                found[rank] = json.loads(store.get(f"{base}/facts/{rank}"))
+            facts = notes.read(f"facts/{rank}")
+            if facts is not None:
+                everybody[rank] = json.loads(facts)
                 missing.remove(rank)
         if not missing:
             break
-        if compare(found) is not None:
+        if compare(everybody) is not None:
             # Wait a little for the rest, so that all workers count the same votes and name the same one.
             deadline = min(deadline, time.monotonic() + VOTE_SECONDS) if not disputed else deadline
             disputed = True
@@ -120,15 +122,15 @@ def _collect(store: Store, base: str, size: int, deadline: float, timeout: float
             )
         time.sleep(pause)
         pause = min(2 * pause, POLL_SECONDS)
-    return found
+    return everybody
 
 
-def _first_difference(store: Store, base: str, odd: int, usual: int) -> str:
+def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
     """Where two workers' details first differ, as the end of a sentence."""
-    keys = [f"{base}/{odd}", f"{base}/{usual}"]
-    if not store.check([keys[0]]) or not store.check([keys[1]]):
+    odd_lines, usual_lines = notes.read(f"{field}/{odd}"), notes.read(f"{field}/{usual}")
+    if odd_lines is None or usual_lines is None:
         return ""
-    theirs, ours = (json.loads(store.get(key)) for key in keys)
+    theirs, ours = json.loads(odd_lines), json.loads(usual_lines)
     for index in range(max(len(theirs), len(ours))):
         left = theirs[index] if index < len(theirs) else "nothing"
         right = ours[index] if index < len(ours) else "nothing"
@@ -137,13 +139,13 @@ def _first_difference(store: Store, base: str, odd: int, usual: int) -> str:
     return ""
 
 
-def _linger(store: Store, base: str, rank: int, *, deadline: float, size: int = 0) -> None:
+def _linger(notes: Notes, rank: int, *, deadline: float, size: int = 0) -> None:
     """Give the others time to read before rank 0, which may host the store, ends."""
     try:
-        gone = store.add(f"{base}/leaving", 1)
+        gone = notes.count("leaving", 1)
         while rank == 0 and gone < size and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-            gone = store.add(f"{base}/leaving", 0)
+            gone = notes.count("leaving")
         if rank == 0 and not size:
             time.sleep(0.5)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Watch: what workers leave in the store for one another, so that an error names a worker and not an address.
+"""Heartbeat: what workers leave in the store for one another, so that an error names a worker and not an address.
 
 Each worker notes now and then what it does (a heartbeat), where it stopped, and what went wrong first; the launcher
 notes which worker died of what. A worker that waits for others reads those notes and gives up early, with a reason,
@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.transport.rendezvous import root_store
+from preduce.runtime.transport.notes import DEATHS, Notes, root_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,12 +25,12 @@ SILENCE_SECONDS = 1.2
 """A worker whose heartbeat stood still this long is reported as giving no sign of life."""
 
 
-class Watch:
-    """The notes of one worker; every method tolerates a store that is gone."""
+class Heartbeat:
+    """What one worker notes for the others and reads of theirs; every method tolerates a store that is gone."""
 
     def __init__(self, store: Store, rank: int, key: str, *, beats: bool) -> None:
-        self.store, self.rank, self.base = store, rank, f"watch/{key}"
-        self._root = root_store(store)
+        self.rank = rank
+        self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Notes(root_store(store), DEATHS)
         self._doing = "has not started a round"
         self._stop = threading.Event()
         self._noted: set[str] = set()
@@ -47,7 +47,7 @@ class Watch:
         """Leave a note of this worker: `failed`, `left`, `finished`; the first of a kind stays."""
         if kind not in self._noted:
             self._noted.add(kind)
-            self._try(lambda: self.store.set(f"{self.base}/{kind}/{self.rank}", text))
+            self._try(lambda: self._notes.write(f"{kind}/{self.rank}", text))
 
     def gather(self, what: str, round_: int) -> None:
         """Say that this worker now waits for all others, in `what`, after `round_` rounds.
@@ -56,21 +56,21 @@ class Watch:
         number whether this gathering is over or can never begin.
         """
         self._gatherings += 1
-        place, text = f"{self.base}/gathering/{self.rank}", json.dumps([self._gatherings, round_, what])
-        self._try(lambda: self.store.set(place, text))
+        text = json.dumps([self._gatherings, round_, what])
+        self._try(lambda: self._notes.write(f"gathering/{self.rank}", text))
 
     def read(self, kind: str, rank: int) -> str | None:
         """Another worker's note, if it left one."""
-        return self._get(self.store, f"{self.base}/{kind}/{rank}")
+        return self._get(self._notes, f"{kind}/{rank}")
 
     def record_failure(self, text: str) -> None:
         """Keep this worker's failure as the run's first, unless somebody was earlier."""
         mine = json.dumps([self.rank, text])
-        self._try(lambda: self.store.compare_set(f"{self.base}/first", "", mine))
+        self._try(lambda: self._notes.propose("first", mine))
 
     def first_failure(self) -> str | None:
         """What the first worker that failed said, as a clause; None if none did, or this one was it."""
-        stored = self._get(self.store, f"{self.base}/first")
+        stored = self._get(self._notes, "first")
         if stored is None:
             return None
         rank, text = json.loads(stored)
@@ -83,7 +83,7 @@ class Watch:
         exception of a member before the first failure of the run, and that before exit codes, which follow from it.
         """
         others = [rank for rank in members if rank != self.rank]
-        deaths = {rank: self._get(self._root, f"preduce/dead/{rank}") for rank in others}
+        deaths = {rank: self._get(self._deaths, str(rank)) for rank in others}
         for rank, death in deaths.items():
             if death is not None and "signal" in death:
                 return f"worker {rank} {death}"
@@ -99,7 +99,7 @@ class Watch:
     def elsewhere(self, members: Iterable[int], round_: int) -> str | None:
         """Which member waits for all at a place that this worker, still in `round_`, has not come to, as a clause.
 
-        Such a member never comes to a collective of that round. (It may still answer letters from a side thread.)
+        Such a member never comes to a collective of that round. (It may still answer messages from a side thread.)
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
@@ -116,7 +116,7 @@ class Watch:
             for rank in members
             if rank != self.rank
             and (
-                self._get(self._root, f"preduce/dead/{rank}") is not None
+                self._get(self._deaths, str(rank)) is not None
                 or any(self.read(kind, rank) is not None for kind in ("left", "failed"))
             )
         )
@@ -141,7 +141,7 @@ class Watch:
 
     def last_seen(self, rank: int) -> str:
         """What a worker did last and whether it still gives signs of life, as a clause."""
-        beat = self._get(self.store, f"{self.base}/beat/{rank}")
+        beat = self._get(self._notes, f"beat/{rank}")
         if beat is None:
             return "gave no sign of life"
         now = time.monotonic()
@@ -164,13 +164,13 @@ class Watch:
             count += 1
             beat = json.dumps([count, self._doing])
             try:
-                self.store.set(f"{self.base}/beat/{self.rank}", beat)
+                self._notes.write(f"beat/{self.rank}", beat)
             except RuntimeError:
                 return
             self._stop.wait(BEAT_SECONDS)
 
-    def _get(self, store: Store, key: str) -> str | None:
-        text: str | None = self._try(lambda: store.get(key).decode() if store.check([key]) else None)
+    def _get(self, notes: Notes, key: str) -> str | None:
+        text: str | None = self._try(lambda: notes.read(key))
         return text
 
     @staticmethod

@@ -10,15 +10,15 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from preduce.runtime.transport.notes import Notes
 from preduce.topo.errors import UnavailableError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.generator.client import GeneratorClient
-    from preduce.runtime.liveness.heartbeat import Watch
-    from preduce.runtime.transport.communicators import GlooWorld
+    from preduce.runtime.liveness.heartbeat import Heartbeat
+    from preduce.runtime.transport.gloo import GlooWorld
 
 CONNECT_SECONDS = 15.0
 """How long members that are all there may take to connect; one that dies meanwhile costs the others this."""
@@ -27,18 +27,27 @@ POLL_SECONDS = 0.002
 
 
 class Survivors:
-    """What one worker knows of the others of a run with a group generator.
+    """What one worker knows of the others of a run that goes on without lost workers.
 
     Args:
         world: its communicators.
-        watch: the notes in the store; the launcher's word of a death is among them.
-        client: hears from the generator who was given up.
+        heartbeat: knows what workers, and the launcher, noted of deaths.
+        given_up: the workers that the group generator gave up, as far as this one has heard.
         key: of this optimizer, so that notes of several do not mix.
         timeout: seconds after which a worker that lives but does not come is no longer waited for.
     """
 
-    def __init__(self, world: GlooWorld, watch: Watch, client: GeneratorClient, *, key: str, timeout: float) -> None:
-        self.world, self.watch, self.client, self.key, self.timeout = world, watch, client, key, timeout
+    def __init__(
+        self,
+        world: GlooWorld,
+        heartbeat: Heartbeat,
+        given_up: Callable[[], frozenset[int]],
+        *,
+        key: str,
+        timeout: float,
+    ) -> None:
+        self.world, self.heartbeat, self.key, self.timeout = world, heartbeat, key, timeout
+        self._given_up = given_up
         self._noted: frozenset[int] = frozenset()
         self._looked = 0.0
         self._dropped: frozenset[int] = frozenset()
@@ -48,8 +57,8 @@ class Survivors:
         now = time.monotonic()
         if now > self._looked + LOOK_SECONDS:
             self._looked = now
-            self._noted |= self.watch.lost(set(range(self.world.size)) - self._noted)
-        return self.forget(self._noted | self.client.lost)
+            self._noted |= self.heartbeat.lost(set(range(self.world.size)) - self._noted)
+        return self.forget(self._noted | self._given_up())
 
     def forget(self, gone: frozenset[int]) -> frozenset[int]:
         """Destroy the groups of lost workers, once for each of them."""
@@ -65,11 +74,11 @@ class Survivors:
         """
         if self.world.has(members):
             return True
-        self.watch.doing(f"makes the communicator of group {Group(members)}")
-        base = f"preduce/arrived/{self.key}/{instance}"
-        self.world.store.set(f"{base}/{self.world.rank}", "1")
-        keys, start, pause = [f"{base}/{member}" for member in members], time.monotonic(), POLL_SECONDS / 4
-        while not self.world.store.check(keys):
+        self.heartbeat.doing(f"makes the communicator of group {Group(members)}")
+        arrived = Notes(self.world.store, f"preduce/arrived/{self.key}/{instance}")
+        arrived.write(str(self.world.rank), "1")
+        keys, start, pause = [str(member) for member in members], time.monotonic(), POLL_SECONDS / 4
+        while not arrived.has(*keys):
             if given_up() is not None or time.monotonic() > start + self.timeout:
                 return False
             time.sleep(pause)
@@ -91,12 +100,12 @@ class Survivors:
         everybody, start = frozenset(range(self.world.size)), time.monotonic()
         while True:
             lost = self.lost()
-            here = self.watch.gathered(everybody)
+            here = self.heartbeat.gathered(everybody)
             missing = everybody - lost - here
             if not missing:
                 break
             if time.monotonic() > start + self.timeout:
-                late = f"worker {min(missing)}, which {self.watch.last_seen(min(missing))}"
+                late = f"worker {min(missing)}, which {self.heartbeat.last_seen(min(missing))}"
                 raise UnavailableError(f"{place}: {late}, did not come within {self.timeout:g} s")
             time.sleep(2 * POLL_SECONDS)
         members = tuple(sorted(here))

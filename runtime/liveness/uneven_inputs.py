@@ -1,4 +1,4 @@
-"""Ends: how workers with unequal amounts of data all end at the same round.
+"""Uneven inputs: how workers with unequal amounts of data all end at the same round.
 
 A worker in join mode declares each round in the store when it begins it. A worker whose data ended takes part in every
 round that anybody declares, with its parameters as they are (or a zero gradient), until all have ended.
@@ -10,36 +10,37 @@ import time
 from typing import TYPE_CHECKING
 
 from preduce.runtime.liveness.heartbeat import UNEQUAL
+from preduce.runtime.transport.notes import Notes
 from preduce.topo.errors import PeerLostError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.runtime.liveness.heartbeat import Watch
+    from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 1.0
 
 
-class Ends:
-    """What a worker says and learns about the ends of everybody's data."""
+class UnevenInputs:
+    """What a worker says of its own data, and learns of everybody's."""
 
-    def __init__(self, store: Store, rank: int, size: int, watch: Watch, *, key: str, timeout: float) -> None:
-        self.store, self.rank, self.size, self.watch = store, rank, size, watch
-        self.base, self.timeout = f"ends/{key}", timeout
+    def __init__(self, store: Store, rank: int, size: int, heartbeat: Heartbeat, *, key: str, timeout: float) -> None:
+        self.rank, self.size, self.heartbeat = rank, size, heartbeat
+        self._notes, self.timeout = Notes(store, f"uneven-inputs/{key}"), timeout
         self._declared = -1
         self._generation = 0
 
     def declare(self, round_: int) -> None:
         """Say that this worker has data for a round."""
         if round_ > self._declared:
-            self.store.set(f"{self.base}/{self._generation}/round/{round_}", "1")
+            self._notes.write(f"{self._generation}/round/{round_}", "1")
             self._declared = round_
 
     def ended(self) -> None:
         """Say that this worker's data ended."""
-        self.store.add(f"{self.base}/{self._generation}/ended", 1)
+        self._notes.count(f"{self._generation}/ended", 1)
 
     def another(self, round_: int) -> bool:
         """Whether anybody does this round; waits until that is known.
@@ -47,12 +48,12 @@ class Ends:
         Raises:
             UnavailableError: a worker is gone, or nobody decided within the timeout.
         """
-        key, count = f"{self.base}/{self._generation}/round/{round_}", f"{self.base}/{self._generation}/ended"
+        begun, ended = f"{self._generation}/round/{round_}", f"{self._generation}/ended"
         start = time.monotonic()
         look = start + LOOK_SECONDS
         while True:
-            all_ended = self.store.add(count, 0) >= self.size
-            if self.store.check([key]):
+            all_ended = self._notes.count(ended) >= self.size
+            if self._notes.has(begun):
                 return True
             if all_ended:
                 self._generation += 1
@@ -77,7 +78,7 @@ class Ends:
             PeerLostError: a worker ended after another number of rounds, or is gone.
             UnavailableError: a worker did not finish within the timeout.
         """
-        self.watch.note("finished", str(round_))
+        self.heartbeat.note("finished", str(round_))
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         start = time.monotonic()
         look = start + LOOK_SECONDS
@@ -85,7 +86,7 @@ class Ends:
         while waiting:
             gone = frozenset[int]() if lost is None else lost()  # asked first: who is lost by now notes no end later
             for rank in list(waiting):
-                text = self.watch.read("finished", rank)
+                text = self.heartbeat.read("finished", rank)
                 if text is None:
                     if rank in gone:
                         absent.add(rank)
@@ -103,12 +104,12 @@ class Ends:
                 look = now + LOOK_SECONDS
             if waiting and now > start + self.timeout:
                 raise UnavailableError(
-                    f"finish: worker {waiting[0]}, which {self.watch.last_seen(waiting[0])}, did not finish within "
+                    f"finish: worker {waiting[0]}, which {self.heartbeat.last_seen(waiting[0])}, did not finish within "
                     f"{self.timeout:g} s after this one"
                 )
             time.sleep(POLL_SECONDS if waiting else 0)
         return tuple(rank for rank in range(self.size) if rank not in absent)
 
     def _refuse_if_gone(self, place: str) -> None:
-        if (why := self.watch.gone(range(self.size))) is not None:
+        if (why := self.heartbeat.gone(range(self.size))) is not None:
             raise PeerLostError(f"{place}: {why}")

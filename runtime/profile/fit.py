@@ -66,11 +66,11 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
 
     count = 6 if across else 4
     starts = [np.zeros(count), np.resize([0.0, -2.0], count), np.resize([-2.0, 0.0, 0.0, -1.0], count)]
-    found = min(
+    closest = min(
         (least_squares(residuals, start, loss="soft_l1", bounds=(-12.0, 12.0)) for start in starts),
         key=lambda result: float(result.cost),
     )
-    hardware = _without_negligible(hardware_of(found.x))
+    hardware = _without_negligible(hardware_of(closest.x))
     errors = [predicted_seconds(m, cluster, hardware) / m.median - 1 for m in measurements]
     return Fit(hardware, tuple(errors))
 

@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.worlds import World
     from preduce.topo.phase import Phase
 
 WARM_UP = 1

@@ -21,7 +21,7 @@ from preduce.topo.strategies import GroupPhases, Static
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.worlds import World
     from preduce.topo.cluster import Cluster
     from preduce.topo.phase import Phase
 
@@ -92,7 +92,7 @@ def profile(
     base = Hardware(model_bytes=model_bytes) if step is None else _with_compute(reached, step, model_bytes, where)
     fit = fit_hardware(measured, cluster, base)
     checked = timed([(phase, model_bytes) for phase in unseen], "checking the fit on")
-    predictions = [predicted_seconds(found, cluster, fit.hardware) for found in checked]
+    predictions = [predicted_seconds(measured, cluster, fit.hardware) for measured in checked]
     return Profile(replace(cluster, hardware=fit.hardware), tuple(zip(checked, predictions, strict=True)), fit.errors)
 
 

@@ -7,13 +7,14 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
+from preduce.runtime.transport.notes import Notes
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preduce.runtime.transport.communicators import World
+    from preduce.runtime.transport.worlds import World
 
 NEAR = {"PIX", "PXB"}
 """Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""
@@ -29,11 +30,12 @@ def cluster_of(world: World) -> Cluster:
         UnavailableError: a rank did not say where it runs within the store's timeout.
     """
     node = os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or "0"
-    world.store.set(f"profile/node/{world.rank}", node)
-    found: dict[str, list[int]] = {}
+    notes = Notes(world.store, "profile/node")
+    notes.write(str(world.rank), node)
+    nodes: dict[str, list[int]] = {}
     for rank in range(world.size):
-        found.setdefault(world.store.get(f"profile/node/{rank}").decode(), []).append(rank)
-    return Cluster.irregular(list(found.values()))
+        nodes.setdefault(notes.wait_for(str(rank)), []).append(rank)
+    return Cluster.irregular(list(nodes.values()))
 
 
 def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
@@ -48,9 +50,10 @@ def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
         UnavailableError: a rank did not say where it runs within the store's timeout.
     """
     words = (os.environ.get("SLURM_TOPOLOGY_ADDR", ""), os.environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""))
-    world.store.set(f"profile/address/{world.rank}", "\n".join(words))
+    notes = Notes(world.store, "profile/address")
+    notes.write(str(world.rank), "\n".join(words))
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
-    return switches_of([world.store.get(f"profile/address/{rank}").decode() for rank in first])
+    return switches_of([notes.wait_for(str(rank)) for rank in first])
 
 
 def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
@@ -69,8 +72,8 @@ def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
             if kind == "switch":
                 below.setdefault(tuple(names[:end]), []).append(node)
     lowest_first = sorted(below.items(), key=lambda item: (-len(item[0]), item[1]))
-    kept = dict.fromkeys(tuple(nodes) for _, nodes in lowest_first if len(nodes) < len(addresses))
-    return tuple(Switch(nodes) for nodes in kept)
+    distinct = dict.fromkeys(tuple(nodes) for _, nodes in lowest_first if len(nodes) < len(addresses))
+    return tuple(Switch(nodes) for nodes in distinct)
 
 
 def gpu_topology() -> str | None:

@@ -21,7 +21,6 @@ from preduce.topo.document.canonical import schedule_sha256
 from preduce.topo.document.reader import read_json
 from preduce.topo.document.writer import write_file
 from preduce.topo.errors import DocumentError, FileProblem, InputError, PreduceError
-from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,27 +62,28 @@ def save_checkpoint(
         FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
         PeerLostError: a worker is gone or at another round.
     """
-    inside = _Inside(optimizer)
-    run, round_, rank = inside.run, optimizer.round, optimizer.rank
+    ending, meeting = optimizer.ending, optimizer.meeting
+    ending.refuse_unless_running("save or load a checkpoint")
+    run, round_, rank = optimizer.run, optimizer.round, optimizer.rank
     if optimizer.steps % run.pace:
         raise InputError(
             f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.pace} steps; save after the last one"
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
-    run.reducer.watch.gather("save_checkpoint()", round_)
-    inside.together("checkpoint", round_)
-    inside.guard(inside.strategy.settle)
+    run.reducer.heartbeat.gather("save_checkpoint()", round_)
+    meeting.together("checkpoint", round_)
+    ending.guard(optimizer.runner.settle)
     folder = Path(directory) / f"round-{round_:08d}"
     try:
-        data = pack(inside.state_file(), extra)
+        data = pack(_state_file(optimizer), extra)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / _file_of(rank), data)
         report = {"sha256": hashlib.sha256(data).hexdigest(), "steps": optimizer.steps}
         del data
     except (PreduceError, OSError) as error:
         report = {"problem": f"worker {rank}: {error}"}
-    reports = inside.exchange("saved", round_, report)
+    reports = meeting.exchange("checkpoint saved", round_, report)
     problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
     if problem is not None:
         raise FileProblem(f"checkpoint of round {round_}: {problem}")
@@ -92,7 +92,7 @@ def save_checkpoint(
         "version": VERSION,
         "schedule": optimizer.schedule.name,
         "schedule_sha256": schedule_sha256(optimizer.schedule),
-        "model_sha256": inside.model_sha256(),
+        "model_sha256": _model_sha256(optimizer),
         "num_workers": optimizer.num_workers,
         "round": round_,
         "workers": reports,
@@ -116,103 +116,58 @@ def load_checkpoint(
         DocumentError: a manifest or file that is damaged in a way that its SHA-256 does not catch.
         PeerLostError: a worker is gone.
     """
-    inside = _Inside(optimizer)
-    inside.calls += 1
+    ending, meeting = optimizer.ending, optimizer.meeting
+    ending.refuse_unless_running("save or load a checkpoint")
+    number = meeting.next_number("load_checkpoint")
     rounds = _loadable(Path(directory), None if other_run else optimizer.rank)
-    lists = inside.exchange("loadable", inside.calls, {"rounds": rounds})
+    lists = meeting.exchange("checkpoint loadable", number, {"rounds": rounds})
     # Only worker 0 reads when the runs differ.
     common = set(lists[0]["rounds"]) if other_run else set.intersection(*(set(entry["rounds"]) for entry in lists))
     if not common:
         return None
     folder = Path(directory) / f"round-{max(common):08d}"
     if other_run:
-        return _load_mean(optimizer, inside, folder)
+        return _load_mean(optimizer, number, folder)
     manifest = _manifest(folder)
-    _refuse_other_run(optimizer, manifest, inside.model_sha256(), folder)
+    _refuse_other_run(optimizer, manifest, folder)
     tensors, facts = unpack(_read(folder / _file_of(optimizer.rank)), folder)
-    inside.guard(inside.strategy.drain)
-    inside.state_file().restore(tensors, facts)
-    steps = int(facts["steps"])
-    inside.set_steps(steps)
-    inside.guard(lambda: inside.strategy.resume(steps, optimizer.round))
+    ending.guard(optimizer.runner.drain)
+    _state_file(optimizer).restore(tensors, facts)
+    optimizer.stepper.steps = steps = int(facts["steps"])
+    ending.guard(lambda: optimizer.runner.resume(steps, optimizer.round))
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
 
 
-def _load_mean(optimizer: DistributedOptimizer, inside: _Inside, folder: Path) -> Resumed:
+def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path) -> Resumed:
     """Worker 0 reads and averages all files; the others get the result from it."""
-    inside.guard(inside.strategy.drain)
+    optimizer.ending.guard(optimizer.runner.drain)
     facts: dict[str, Any] = {}
     if optimizer.rank == 0:
         try:
             manifest = _manifest(folder)
-            if manifest["model_sha256"] != inside.model_sha256():
+            if manifest["model_sha256"] != _model_sha256(optimizer):
                 raise InputError(f"{folder}: was saved from another model")
             total = int(manifest["num_workers"])
-            inside.state_file().restore_mean(folder / _file_of(rank) for rank in range(total))
+            _state_file(optimizer).restore_mean(folder / _file_of(rank) for rank in range(total))
             facts = {"num_workers": total, "round": manifest["round"], "steps": manifest["workers"][0]["steps"]}
         except (PreduceError, OSError) as error:
             facts = {"problem": str(error)}
-    told = inside.exchange("mean", inside.calls, facts)[0]
+    told = optimizer.meeting.exchange("checkpoint mean", number, facts)[0]
     if "problem" in told:
         raise InputError(f"load_checkpoint: worker 0: {told['problem']}")
-    inside.broadcast()
-    inside.set_steps(0)
+    optimizer.meeting.broadcast()
+    optimizer.stepper.steps = 0
     return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
 
 
-class _Inside:
-    """What checkpoints need of a DistributedOptimizer and nobody else should touch, in one place."""
+def _state_file(optimizer: DistributedOptimizer) -> StateFile:
+    """What is saved of this worker."""
+    return StateFile(optimizer.run.flat, optimizer.optimizer, optimizer.runner, optimizer.steps)
 
-    def __init__(self, optimizer: DistributedOptimizer) -> None:
-        self._optimizer = optimizer
-        self.run = optimizer._run  # noqa: SLF001 - as the class says
-        self.strategy = optimizer._strategy  # noqa: SLF001 - as the class says
-        self.guard = optimizer._guard  # noqa: SLF001 - as the class says
-        optimizer._refuse_unless_running("save or load a checkpoint")  # noqa: SLF001 - as the class says
 
-    @property
-    def calls(self) -> int:
-        """How many loads this optimizer has seen, equal on all workers."""
-        count: int = self._optimizer.__dict__.get("_checkpoint_loads", 0)
-        return count
-
-    @calls.setter
-    def calls(self, count: int) -> None:
-        self._optimizer.__dict__["_checkpoint_loads"] = count
-
-    def state_file(self) -> StateFile:
-        """What is saved."""
-        return StateFile(self.run.flat, self._optimizer.optimizer, self.strategy, self._optimizer.steps)
-
-    def model_sha256(self) -> str:
-        """Over names, shapes and dtypes."""
-        return hashlib.sha256("\n".join(self.run.flat.layout()).encode()).hexdigest()
-
-    def set_steps(self, steps: int) -> None:
-        """Go on from this step."""
-        self._optimizer._steps = steps  # noqa: SLF001 - as the class says
-
-    def broadcast(self) -> None:
-        """Copy worker 0's parameters and buffers to all."""
-        self.guard(self._optimizer._broadcast)  # noqa: SLF001 - as the class says
-
-    def together(self, what: str, number: int) -> None:
-        """Wait for all workers.
-
-        Raises:
-            PeerLostError: one is gone, or does something else.
-        """
-        everyone = Group(tuple(range(self._optimizer.num_workers)))
-        self.guard(lambda: self.run.reducer.agree(what, number, everyone))
-
-    def exchange(self, what: str, number: int, mine: Mapping[str, object]) -> list[dict[str, Any]]:
-        """What every worker has to say, by rank."""
-        store, base = self.run.reducer.world.store, f"checkpoint/{self.run.reducer.key}/{what}/{number}"
-        store.set(f"{base}/{self._optimizer.rank}", json.dumps(mine))
-        self.together(f"checkpoint {what}", number)
-        said = [json.loads(store.get(f"{base}/{rank}")) for rank in range(self._optimizer.num_workers)]
-        self.together(f"checkpoint {what} read", number)
-        return said
+def _model_sha256(optimizer: DistributedOptimizer) -> str:
+    """Over names, shapes and dtypes."""
+    return hashlib.sha256("\n".join(optimizer.run.flat.layout()).encode()).hexdigest()
 
 
 def _file_of(rank: int) -> str:
@@ -251,7 +206,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _loadable(directory: Path, rank: int | None) -> list[int]:
     """The rounds whose manifest is there and whose files (one worker's, or all) have the SHA-256 it names; newest 3."""
-    found = []
+    rounds: list[int] = []
     for folder in sorted(directory.glob("round-*"), reverse=True):
         with contextlib.suppress(PreduceError, ValueError):
             workers = _manifest(folder)["workers"]
@@ -260,13 +215,13 @@ def _loadable(directory: Path, rank: int | None) -> list[int]:
             if all(
                 hashlib.sha256(_read(folder / _file_of(one))).hexdigest() == workers[one]["sha256"] for one in wanted
             ):
-                found.append(int(folder.name.removeprefix("round-")))
-        if len(found) == 3:
+                rounds.append(int(folder.name.removeprefix("round-")))
+        if len(rounds) == 3:
             break
-    return found
+    return rounds
 
 
-def _refuse_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any], model: str, folder: Path) -> None:
+def _refuse_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any], folder: Path) -> None:
     way_out = "pass other_run=True to start from the mean model under this schedule"
     if manifest["num_workers"] != optimizer.num_workers:
         raise InputError(
@@ -279,7 +234,7 @@ def _refuse_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, An
             f"{folder}: was saved under schedule {manifest['schedule']!r} (sha256 {manifest['schedule_sha256'][:16]}) "
             f"and this run has {optimizer.schedule.name!r} (sha256 {mine[:16]}); {way_out}"
         )
-    if manifest["model_sha256"] != model:
+    if manifest["model_sha256"] != _model_sha256(optimizer):
         raise InputError(f"{folder}: was saved from another model (names, shapes or dtypes differ)")
 
 

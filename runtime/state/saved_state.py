@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preduce.runtime.averaging.flat_model import FlatModel
-    from preduce.runtime.strategies.base import Strategy
+    from preduce.runtime.strategies.base import Runner
 
 Tensors = dict[str, torch.Tensor]
 
@@ -27,8 +27,8 @@ Tensors = dict[str, torch.Tensor]
 class StateFile:
     """What is saved of one worker, and how it is put back."""
 
-    def __init__(self, flat: FlatModel, optimizer: torch.optim.Optimizer, strategy: Strategy, steps: int) -> None:
-        self.flat, self.optimizer, self.strategy, self.steps = flat, optimizer, strategy, steps
+    def __init__(self, flat: FlatModel, optimizer: torch.optim.Optimizer, runner: Runner, steps: int) -> None:
+        self.flat, self.optimizer, self.runner, self.steps = flat, optimizer, runner, steps
 
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
         """Copies of everything: tensors by name, and what is no tensor."""
@@ -40,7 +40,7 @@ class StateFile:
         for index, group in enumerate(saved["param_groups"]):
             _split(group, f"group/{index}", tensors, numbers)
         facts = {"steps": self.steps, "optimizer": numbers, "random": _random_states(tensors)}
-        for name, tensor in getattr(self.strategy, "state", dict)().items():
+        for name, tensor in self.runner.state().items():
             tensors[f"strategy/{name}"] = tensor.detach().clone()
         return tensors, facts
 
@@ -65,9 +65,9 @@ class StateFile:
             saved |= {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             groups.append(group | {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        kept = {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
-        if kept:
-            self.strategy.load_state(kept)  # type: ignore[attr-defined]
+        remembered = {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
+        if remembered:
+            self.runner.load_state(remembered)
         _restore_random_states(tensors, facts["random"])
 
     def restore_mean(self, paths: Iterable[Path]) -> None:
@@ -93,12 +93,12 @@ class StateFile:
 
     def _model(self) -> Tensors:
         """The live tensors of the model by name, each once."""
-        found: Tensors = {f"model/{slot.names[0]}": slot.parameter for slot in self.flat.slots()}
+        live: Tensors = {f"model/{slot.names[0]}": slot.parameter for slot in self.flat.slots()}
         for name, parameter in self.flat.model.named_parameters():
             if not parameter.requires_grad:
-                found[f"model/{name}"] = parameter
-        found |= {f"buffer/{name}": buffer for name, buffer in self.flat.model.named_buffers()}
-        return found
+                live[f"model/{name}"] = parameter
+        live |= {f"buffer/{name}": buffer for name, buffer in self.flat.model.named_buffers()}
+        return live
 
     def _restore_model(self, tensors: Tensors) -> None:
         with torch.no_grad():

@@ -1,9 +1,19 @@
-"""Run-time strategies, one file each; `build` maps a schedule's strategy to the one that runs it."""
+"""Runners of strategies, one file each; the table below is the only place in the run-time that names kinds.
+
+A new kind is one file with its runner and one line here.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from preduce.runtime.strategies.generated import GeneratedMeans
+from preduce.runtime.strategies.gradient_means import all_reduce
+from preduce.runtime.strategies.group_means import means_of_groups
+from preduce.runtime.strategies.neighbor import NeighborMeans
+from preduce.runtime.strategies.pairwise import PairMeans
+from preduce.runtime.strategies.server import parameter_server
 from preduce.topo.errors import MissingFeatureError
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.generated import Generated
@@ -13,40 +23,41 @@ from preduce.topo.strategies.server import Server
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run, Strategy
+    from collections.abc import Callable
+
+    from preduce.runtime.strategies.base import Run, Runner
+
+Kind = TypeVar("Kind")
 
 
-def build(run: Run) -> Strategy:
-    """The run-time strategy of a schedule.
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[Kind]):
+    """A kind of strategy and what makes its runner, typed so that the two fit."""
+
+    kind: type[Kind]
+    build: Callable[[Kind, Run], Runner]
+
+
+_RUNNERS: tuple[_Entry[Any], ...] = (
+    _Entry(AllReduce, all_reduce),
+    _Entry(Static, means_of_groups),
+    _Entry(Neighbor, NeighborMeans),
+    _Entry(Server, parameter_server),
+    _Entry(Generated, GeneratedMeans),
+    _Entry(Pairwise, PairMeans),
+)
+
+
+def build(run: Run) -> Runner:
+    """The runner of a schedule's strategy.
 
     Raises:
         MissingFeatureError: no strategy here runs schedules of this kind.
     """
     strategy = run.schedule.strategy
-    if isinstance(strategy, AllReduce) and strategy.averages_gradients:
-        from preduce.runtime.strategies.gradient_means import GradientMeans
-
-        return GradientMeans(run)
-    if isinstance(strategy, AllReduce | Static):
-        from preduce.runtime.strategies.group_means import GroupMeans
-
-        return GroupMeans(run, overlap=strategy.overlap)
-    if isinstance(strategy, Neighbor):
-        from preduce.runtime.strategies.neighbor import NeighborMeans
-
-        return NeighborMeans(run)
-    if isinstance(strategy, Server):
-        from preduce.runtime.strategies.server import AsynchronousServer, SynchronousServer
-
-        return SynchronousServer(run) if strategy.synchronous else AsynchronousServer(run)
-    if isinstance(strategy, Generated):
-        from preduce.runtime.strategies.generated import GeneratedMeans
-
-        return GeneratedMeans(run)
-    if isinstance(strategy, Pairwise):
-        from preduce.runtime.strategies.pairwise import PairMeans
-
-        return PairMeans(run)
+    for entry in _RUNNERS:
+        if entry.kind is type(strategy):
+            return entry.build(strategy, run)
     raise MissingFeatureError(
         f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed by this version"
     )

@@ -1,11 +1,18 @@
-"""What every run-time strategy shares: the run it belongs to and the moments at which it is called."""
+"""What every strategy's runner shares: the run it belongs to and the moments at which it is called."""
+
+# ruff: noqa: B027 - most runners need few of these moments, and doing nothing is the right default
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from preduce.runtime.averaging.flat_model import FlatModel
     from preduce.runtime.averaging.reducer import Reducer
     from preduce.topo.schedule import Schedule
@@ -13,36 +20,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a strategy works on: one worker's part of a run."""
+    """What a runner works on: one worker's part of a run."""
 
     schedule: Schedule
     rank: int
     flat: FlatModel
     reducer: Reducer
     mean_reducers: tuple[Reducer, ...]
+    """Reducers of everything that the mean model holds: parameters, and buffers that do not ride along with them."""
 
     @property
     def pace(self) -> int:
         """Steps per round of this worker."""
         return self.schedule.pace_of(self.rank)
 
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """All workers."""
+        return tuple(range(self.schedule.num_workers))
+
     def with_reducer(self, reducer: Reducer) -> Run:
         """The same run with its group operations done by another reducer."""
         return replace(self, reducer=reducer)
 
 
-class Strategy(Protocol):
-    """How workers synchronise; one instance per optimizer.
+class Runner(ABC):
+    """How one worker synchronises as its schedule's strategy says; one instance per optimizer.
 
     `DistributedOptimizer.step` calls `before_step`, then the wrapped optimizer, and `end_round` after the last
-    step of a round. A worker whose data ended calls `end_round` alone.
+    step of a round. A worker whose data ended calls `end_round` alone. The other moments do nothing by default.
     """
 
-    averages_gradients: bool
+    averages_gradients: bool = False
+    """Whether gradients are averaged in each step, before the wrapped optimizer, rather than parameters."""
+
+    outlives_lost_workers: bool = False
+    """Whether the run goes on when workers are lost; means over all are then over those that are left."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """Called with fresh gradients, before the wrapped optimizer; `first` of its round."""
 
+    @abstractmethod
     def end_round(self, step: int, round_: int) -> None:
         """Called after the last step of a round."""
 
@@ -55,5 +76,34 @@ class Strategy(Protocol):
     def resume(self, step: int, round_: int) -> None:
         """Called after a checkpoint was loaded, before the first step; all workers are there."""
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint must hold beside model and optimizer, by name; the live tensors."""
+        return {}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Put back what `state` gave; called where a checkpoint holds something.
+
+        Raises:
+            InputError: this runner keeps no state.
+        """
+        raise InputError(
+            f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
+            "was it saved with drift_correction?"
+        )
+
+    def leave(self) -> None:
+        """Called before a worker waits for all others at the end: nobody's group may need it after this."""
+
+    def lost(self) -> frozenset[int]:
+        """The workers that are gone for good, where the run outlives them: nothing waits for them any more."""
+        return frozenset()
+
+    def survivors(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
+        """Who takes part in a mean over all at `place`, connected; all of them have come when this returns."""
+        return self.run.everyone
+
+    def connect(self, members: tuple[int, ...], place: str) -> None:
+        """Have a communicator of these workers, all of whom call this."""
+
     def close(self) -> None:
-        """End threads and sockets of this strategy, after success and after failure; may be called twice."""
+        """End threads and sockets of this runner, after success and after failure; may be called twice."""

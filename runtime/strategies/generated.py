@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import commit_mean, commit_riders, rescale_progress
+from preduce.runtime.averaging.commit import commit_mean, rescale_progress
+from preduce.runtime.averaging.riders import commit_riders
 from preduce.runtime.generator.client import GeneratorClient
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.liveness.survivors import Survivors
-from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.strategies.base import Runner
+from preduce.runtime.transport.gloo import GlooWorld
 from preduce.topo.errors import InputError, MissingFeatureError
 from preduce.topo.phase import Group
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from preduce.runtime.strategies.base import Run
+    from preduce.topo.strategies.generated import Generated
 
 ADDRESS = "PREDUCE_GENERATOR"
 KEYS = "PREDUCE_GENERATOR_KEYS"
 
 
-class GeneratedMeans:
+class GeneratedMeans(Runner):
     """x ← mean over the granted group, after the last step of each round; alone, x stays.
 
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
@@ -37,20 +40,16 @@ class GeneratedMeans:
         InputError: no generator is named, or a policy that cannot be kept.
     """
 
-    averages_gradients = False
+    outlives_lost_workers = True
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, strategy: Generated, run: Run) -> None:
+        super().__init__(run)
         world = run.reducer.world
         if not isinstance(world, GlooWorld):
             raise MissingFeatureError(
                 "strategy 'generated': makes communicators while it runs, which needs gloo on CPU"
             )
-        if getattr(run.schedule.strategy, "overlap", False):
-            raise InputError(
-                "overlap: groups of the generator are known too late to average a snapshot; set it to false"
-            )
-        self.run, self.world = run, world
-        strategy = run.schedule.strategy
+        self.world = world
         self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self._starts: list[torch.Tensor] = []
         address, keys = os.environ.get(ADDRESS), os.environ.get(KEYS)
@@ -61,22 +60,24 @@ class GeneratedMeans:
             )
         reducer = run.reducer
         self.client = GeneratorClient(address, JobKeys.parse(keys, KEYS), run.rank, timeout=reducer.timeout)
-        self.others = Survivors(world, reducer.watch, self.client, key=reducer.key, timeout=reducer.timeout)
+        self.others = Survivors(
+            world, reducer.heartbeat, lambda: self.client.lost, key=reducer.key, timeout=reducer.timeout
+        )
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Ask for the round's group, and remember where the round began."""
         if first:
             self.client.begin()
             if self.normalises:
-                self._starts = [lane.flat.clone() for lane in self.run.flat.lanes]
+                self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
 
     def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - as above
         """Average with the round's group, if there is one, and ask for the next."""
         self.client.begin()
-        found = self.client.group()
+        group = self.client.group()
         self.others.forget(self.client.lost)
-        if found is not None:
-            self._average(step, *found)
+        if group is not None:
+            self._average(step, *group)
         self.client.begin()
 
     def settle(self) -> None:
@@ -85,15 +86,12 @@ class GeneratedMeans:
 
     def leave(self) -> None:
         """Be let go by the generator; groups that were granted with this worker in them run first."""
-        while (found := self.client.leave()) is not None:
-            self._average(0, *found)
+        while (group := self.client.leave()) is not None:
+            self._average(0, *group)
 
     def drain(self) -> None:
         """Nothing is in flight after `settle`."""
         self.leave()
-
-    def resume(self, step: int, round_: int) -> None:
-        """The next round asks afresh."""
 
     def lost(self) -> frozenset[int]:
         """The workers that are gone for good: nothing waits for them any more."""
@@ -113,7 +111,7 @@ class GeneratedMeans:
 
     def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:
         """X ← mean over the group; if it does not come about x stays as it is, and the generator hears of it."""
-        reducer, lanes = self.run.reducer, self.run.flat.lanes
+        reducer, buckets = self.run.reducer, self.run.flat.buckets
 
         def given_up() -> str | None:
             return self._given_up(seq, members)
@@ -121,30 +119,30 @@ class GeneratedMeans:
         reduction, own = None, []
         if self.others.connected(members, str(seq), given_up):
             if self.normalises and self._starts:
-                own = [lane.flat.clone() for lane in lanes]
+                own = [bucket.flat.clone() for bucket in buckets]
                 self._normalise(members)
             # Members count different rounds, but the same groups, so the group's number stands for the round.
             reduction = reducer.attempt("average", step, seq, Group(members), given_up=given_up)
         if reduction is None:
             with torch.no_grad():
-                for lane, values in zip(lanes, own, strict=bool(own)):
-                    lane.flat.copy_(values)
+                for bucket, values in zip(buckets, own, strict=bool(own)):
+                    bucket.flat.copy_(values)
             self.world.destroy([members])  # also where it never began here: another member may have begun it
             self.lost()
             self.client.failed()
             return
         with torch.no_grad():
-            for lane in lanes:
-                with reducer.stream(lane.device):
-                    commit_mean(lane, 1.0, reduction.ok)
-                    commit_riders(lane, reduction.ok)
+            for bucket in buckets:
+                with reducer.stream(bucket.device):
+                    commit_mean(bucket, 1.0, reduction.ok)
+                    commit_riders(bucket, reduction.ok)
         reducer.rejoin()
 
     def _normalise(self, members: tuple[int, ...]) -> None:
         """Count what the round learned as if all members had the same pace."""
         paces = [self.run.schedule.pace_of(member) for member in members]
-        for lane, start in zip(self.run.flat.lanes, self._starts, strict=True):
-            rescale_progress(lane, start, sum(paces) / len(paces) / self.run.pace)
+        for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True):
+            rescale_progress(bucket, start, sum(paces) / len(paces) / self.run.pace)
         self._starts = []
 
     def _given_up(self, seq: int, members: tuple[int, ...]) -> str | None:

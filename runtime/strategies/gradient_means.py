@@ -6,19 +6,23 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import commit_gradients, commit_riders
+from preduce.runtime.averaging.gradients import commit_gradients
+from preduce.runtime.averaging.riders import commit_riders
+from preduce.runtime.strategies.base import Runner
+from preduce.runtime.strategies.group_means import means_of_groups
 
 if TYPE_CHECKING:
     from preduce.runtime.strategies.base import Run
+    from preduce.topo.strategies.allreduce import AllReduce
 
 
-class GradientMeans:
-    """Every worker steps with the mean gradient, so that all stay equal, for every optimizer."""
+class GradientMeans(Runner):
+    """Every worker steps with the mean gradient, so that all stay equal, for every optimizer.
+
+    Nothing is ever in flight between steps.
+    """
 
     averages_gradients = True
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """Replace the gradients by their means over all workers."""
@@ -29,23 +33,16 @@ class GradientMeans:
         reduction = reducer.begin("gradient average", step, round_, group, gradients=True)
         reducer.wait(reduction)
         with torch.no_grad():
-            for lane in self.run.flat.lanes:
-                with reducer.stream(lane.device):
-                    commit_gradients(lane, reduction.ok)
-                    commit_riders(lane, reduction.ok)
+            for bucket in self.run.flat.buckets:
+                with reducer.stream(bucket.device):
+                    commit_gradients(bucket, reduction.ok)
+                    commit_riders(bucket, reduction.ok)
         reducer.rejoin()
 
     def end_round(self, step: int, round_: int) -> None:
         """Nothing is left to do after the step."""
 
-    def settle(self) -> None:
-        """Nothing is ever in flight between steps."""
 
-    def drain(self) -> None:
-        """Nothing is ever in flight between steps."""
-
-    def resume(self, step: int, round_: int) -> None:
-        """Nothing was in flight."""
-
-    def close(self) -> None:
-        """Nothing runs beside the training loop."""
+def all_reduce(strategy: AllReduce, run: Run) -> Runner:
+    """The runner of all-reduce: of gradients in each step, of parameters otherwise."""
+    return GradientMeans(run) if strategy.averages_gradients else means_of_groups(strategy, run)

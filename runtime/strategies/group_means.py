@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.commit import (
-    commit_delayed,
-    commit_mean,
-    commit_riders,
-    rescale_progress,
-    snapshot_riders,
-)
+from preduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
+from preduce.runtime.averaging.riders import commit_riders, snapshot_riders
+from preduce.runtime.strategies.base import Runner
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from preduce.runtime.averaging.reducer import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
+    from preduce.topo.strategies.allreduce import AllReduce
+    from preduce.topo.strategies.static import Static
 
 
-class GroupMeans:
+class GroupMeans(Runner):
     """x ← x + relax · (mean − x) over `schedule.group_of(rank, round)` after the last step of each round.
 
     With overlap the mean is that of snapshots taken when the round began, and it runs while the round computes:
@@ -29,12 +27,9 @@ class GroupMeans:
     the members' mean pace and divided by its own. Snapshots cost one more copy of the parameters for each of the two.
     """
 
-    averages_gradients = False
-
-    def __init__(self, run: Run, *, overlap: bool) -> None:
-        self.run, self.overlap = run, overlap
-        strategy = run.schedule.strategy
-        self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
+    def __init__(self, run: Run, *, averaging: Averaging, overlap: bool) -> None:
+        super().__init__(run)
+        self.overlap, self.normalises = overlap, averaging is Averaging.STEP_NORMALISED
         self._snapshots: list[torch.Tensor] = []
         self._starts: list[torch.Tensor] = []
         self._riders: list[list[torch.Tensor | None]] = []
@@ -67,23 +62,20 @@ class GroupMeans:
         if self._pending is not None and not self._waited:
             self.run.reducer.wait(self._pending)
             self._waited = True
-            for lane in self.run.flat.lanes:
-                lane.put_aside()
+            for bucket in self.run.flat.buckets:
+                bucket.put_aside()
 
     def drain(self) -> None:
         """Wait for the operation in flight and drop it: every member started it, none commits it."""
         self.settle()
         self._pending = None
-        for lane in self.run.flat.lanes:
-            lane.take_back()
+        for bucket in self.run.flat.buckets:
+            bucket.take_back()
 
     def resume(self, step: int, round_: int) -> None:
         """Start the operation that was in flight when a checkpoint was saved: from the buffers as they were then."""
         if self.overlap:
             self._begin_round(step, round_)
-
-    def close(self) -> None:
-        """Nothing runs beside the training loop."""
 
     def _group(self, round_: int) -> Group | None:
         """The workers that this one averages with in a round."""
@@ -91,16 +83,16 @@ class GroupMeans:
 
     def _begin_round(self, step: int, round_: int) -> None:
         self._started = round_
-        lanes = self.run.flat.lanes
+        buckets = self.run.flat.buckets
         if self.normalises and not self.overlap:
-            self._starts = _copy_to(self._starts, [lane.flat for lane in lanes])
+            self._starts = _copy_to(self._starts, [bucket.flat for bucket in buckets])
         if not self.overlap:
             return
         with torch.no_grad():
-            self._snapshots = _copy_to(self._snapshots, [lane.flat for lane in lanes])
+            self._snapshots = _copy_to(self._snapshots, [bucket.flat for bucket in buckets])
         group = self._group(round_)
         if group is not None:
-            self._riders = [snapshot_riders(lane) for lane in lanes]
+            self._riders = [snapshot_riders(bucket) for bucket in buckets]
             self._pending = self.run.reducer.begin("average", step, round_, group)
             self._waited = False
 
@@ -113,16 +105,16 @@ class GroupMeans:
         factor = self._mean_pace(group) / self.run.pace
         if factor != 1.0:
             starts = self._snapshots if self.overlap else self._starts
-            for lane, start in zip(self.run.flat.lanes, starts, strict=True):
-                rescale_progress(lane, start, factor)
+            for bucket, start in zip(self.run.flat.buckets, starts, strict=True):
+                rescale_progress(bucket, start, factor)
 
     def _commit(self, reduction: Reduction) -> None:
         reducer, relax = self.run.reducer, float(reduction.group.relax)
         with torch.no_grad():
-            for lane in self.run.flat.lanes:
-                with reducer.stream(lane.device):
-                    commit_riders(lane, reduction.ok)  # first: the next line may swap the arrays
-                    commit_mean(lane, relax, reduction.ok, swap=True)
+            for bucket in self.run.flat.buckets:
+                with reducer.stream(bucket.device):
+                    commit_riders(bucket, reduction.ok)  # first: the next line may swap the arrays
+                    commit_mean(bucket, relax, reduction.ok, swap=True)
         reducer.rejoin()
 
     def _commit_delayed(self, group: Group | None) -> None:
@@ -132,16 +124,21 @@ class GroupMeans:
             assert group is None, "a round with a group started its operation when it began"
             return
         if self._waited:
-            for lane in self.run.flat.lanes:
-                lane.take_back()
+            for bucket in self.run.flat.buckets:
+                bucket.take_back()
         else:
             reducer.wait(pending)
         with torch.no_grad():
-            for lane, snapshot, riders in zip(self.run.flat.lanes, self._snapshots, self._riders, strict=True):
-                with reducer.stream(lane.device):
-                    commit_delayed(lane, snapshot, float(pending.group.relax), pending.ok)
-                    commit_riders(lane, pending.ok, riders)
+            for bucket, snapshot, riders in zip(self.run.flat.buckets, self._snapshots, self._riders, strict=True):
+                with reducer.stream(bucket.device):
+                    commit_delayed(bucket, snapshot, float(pending.group.relax), pending.ok)
+                    commit_riders(bucket, pending.ok, riders)
         reducer.rejoin()
+
+
+def means_of_groups(strategy: Static | AllReduce, run: Run) -> GroupMeans:
+    """The runner of strategies whose schedule names a worker's group in each round."""
+    return GroupMeans(run, averaging=strategy.averaging, overlap=strategy.overlap)
 
 
 def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
 from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.runtime.transport.neighbor_exchange import Neighbourhood, PeerReducer
 from preduce.topo.errors import InputError
-from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
+    from preduce.topo.strategies.neighbor import Neighbor
 
 
 class NeighborMeans(GroupMeans):
@@ -25,14 +25,12 @@ class NeighborMeans(GroupMeans):
         InputError: a buffer policy that needs a group with one lowest rank.
     """
 
-    def __init__(self, run: Run) -> None:
-        strategy = run.schedule.strategy
-        assert isinstance(strategy, Neighbor), "build() chose this class"
-        if any(rider.broadcast for lane in run.flat.lanes for rider in lane.riders):
+    def __init__(self, strategy: Neighbor, run: Run) -> None:
+        if any(rider.broadcast for bucket in run.flat.buckets for rider in bucket.riders):
             raise InputError("buffers='broadcast': neighbours have no common first worker; use 'average' or 'local'")
         near = [Neighbourhood(strategy, t, run.rank) for t in range(len(strategy.rounds))]
         reducer = PeerReducer(run.reducer, near)
-        super().__init__(run.with_reducer(reducer), overlap=strategy.overlap)
+        super().__init__(run.with_reducer(reducer), averaging=strategy.averaging, overlap=strategy.overlap)
         self._groups = [one.group for one in near]
 
     def _group(self, round_: int) -> Group | None:

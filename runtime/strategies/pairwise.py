@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.averaging.reducer import GoneError
-from preduce.runtime.transport.mailbox import Letter, Post
+from preduce.runtime.strategies.base import Runner
+from preduce.runtime.transport.mailbox import Mailbox, Message
 from preduce.runtime.transport.through_servers import from_bytes, to_bytes
+from preduce.runtime.transport.waiting import GoneError
 from preduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, two_sides
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.pairwise import Pairwise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preduce.runtime.recorder import Operation
     from preduce.runtime.strategies.base import Run
-    from preduce.topo.strategies.base import Strategy
+    from preduce.topo.strategies.pairwise import Pairwise
 
 
-class PairMeans:
+class PairMeans(Runner):
     """After each round an active worker meets a random passive neighbour; passive workers never wait.
 
     The worker's model x lives beside the live parameters and is only touched under a lock: the training loop adds the
@@ -40,14 +40,11 @@ class PairMeans:
         InputError: a policy that asks for optimizer state to travel.
     """
 
-    averages_gradients = False
-
-    def __init__(self, run: Run) -> None:
-        strategy = run.schedule.strategy
-        assert isinstance(strategy, Pairwise), "build() chose this class"
-        if any(":" in rider.name for lane in run.flat.lanes for rider in lane.riders):
+    def __init__(self, strategy: Pairwise, run: Run) -> None:
+        super().__init__(run)
+        if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
             raise InputError("optimizer_state='average': stays with each worker of a pair; use 'local'")
-        self.run, self.strategy, self.rank = run, strategy, run.rank
+        self.strategy, self.rank = strategy, run.rank
         graph = graph_of(strategy, run.schedule.num_workers)
         self.is_active = run.rank in strategy.active
         self.neighbors = graph.targets[run.rank]
@@ -62,17 +59,17 @@ class PairMeans:
         self._pending: Operation | None = None
         self.pair = _Pair(self, graph)
         base = run.reducer
-        self._post = self.pair.post = Post(
+        self._mailbox = self.pair.mailbox = Mailbox(
             base.world.store,
             run.rank,
             f"{base.key} pairwise",
             self.pair.receive,
-            max_bytes=max(lane.size * lane.dtype.itemsize for lane in run.flat.lanes),
+            max_bytes=max(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
             timeout=base.timeout,
         )
-        self._post.start()
+        self._mailbox.start()
 
-    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the protocol's signature
+    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Before the first step: the model starts from the live parameters."""
         self._open()
 
@@ -97,7 +94,7 @@ class PairMeans:
         self._pauses += 1
         if self.is_active:
             for neighbor in self.neighbors:
-                self._post.send(neighbor, "pause", (self._generation, self._pauses))
+                self._mailbox.send(neighbor, "pause", (self._generation, self._pauses))
         else:
             self._until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), None)
         self._adopt(self._progress())
@@ -109,26 +106,23 @@ class PairMeans:
         self._generation += 1
         self._pauses = 0
 
-    def resume(self, step: int, round_: int) -> None:
-        """The first step starts afresh from the loaded parameters."""
-
     def close(self) -> None:
         """End the side thread."""
-        self._post.close()
+        self._mailbox.close()
 
     def _open(self) -> None:
         if self._starts:
             return
         with torch.no_grad():
-            self._starts = [lane.flat.clone() for lane in self.run.flat.lanes]
+            self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
         model = [start.to("cpu", copy=True) for start in self._starts]
         self.pair.opening = (self._generation, model)
-        self._post.send(self.rank, "open")
+        self._mailbox.send(self.rank, "open")
         generation = self._generation
         self._until(lambda: self.pair.generation == generation, None)
 
     def _progress(self) -> list[torch.Tensor]:
-        return [lane.flat - start for lane, start in zip(self.run.flat.lanes, self._starts, strict=True)]
+        return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
 
     def _merge(self, factor: float) -> None:
         """Add the progress since the last adoption to the model, at once with respect to exchanges."""
@@ -139,20 +133,20 @@ class PairMeans:
     def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
         """Go on from the model; `keep` is progress of a round that has not ended."""
         with torch.no_grad(), self.pair.lock:
-            for lane, start, model in zip(self.run.flat.lanes, self._starts, self.pair.model, strict=True):
+            for bucket, start, model in zip(self.run.flat.buckets, self._starts, self.pair.model, strict=True):
                 start.copy_(model)
-                lane.flat.copy_(start)
-            for lane, part in zip(self.run.flat.lanes, keep, strict=False):
-                lane.flat.add_(part)
+                bucket.flat.copy_(start)
+            for bucket, part in zip(self.run.flat.buckets, keep, strict=False):
+                bucket.flat.add_(part)
 
     def _choose(self, step: int, round_: int) -> None:
         partner = self._random.choice(self.neighbors)
         reducer, self._number = self.run.reducer, self._number + 1
-        num_bytes = sum(lane.num_bytes for lane in self.run.flat.lanes)
+        num_bytes = sum(bucket.num_bytes for bucket in self.run.flat.buckets)
         members = tuple(sorted((self.rank, partner)))
         self._pending = reducer.recorder.begin("pair average", step, round_, members, num_bytes)
-        reducer.watch.doing(f"entered {self._pending}")
-        self._post.send(self.rank, "choose", (self._generation, self._number, partner))
+        reducer.heartbeat.doing(f"entered {self._pending}")
+        self._mailbox.send(self.rank, "choose", (self._generation, self._number, partner))
 
     def _wait(self) -> None:
         operation, self._pending = self._pending, None
@@ -160,13 +154,13 @@ class PairMeans:
             number = self._number
             self._until(lambda: self.pair.answered >= number, operation)
             self.run.reducer.recorder.end(operation)
-            self.run.reducer.watch.doing(f"finished {operation}")
+            self.run.reducer.heartbeat.doing(f"finished {operation}")
 
     def _until(self, done: Any, operation: Operation | None) -> None:  # noqa: ANN401 - a predicate
         reducer = self.run.reducer
         members = operation.members if operation is not None else tuple(sorted((self.rank, *self.neighbors)))
         try:
-            self._post.until(done, reducer.watch, members, None if operation is None else operation.round)
+            self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)
         except GoneError as error:
             if operation is None:
                 operation = reducer.recorder.begin("pause of exchanges", 0, 0, members, 0)
@@ -181,7 +175,7 @@ class _Pair:
         self.machine = two_sides(graph, frozenset(owner.strategy.active))
         self.state, _ = self.machine.start(owner.rank)
         self.lock = threading.Lock()
-        self.post: Post
+        self.mailbox: Mailbox
         self.opening: tuple[int, list[torch.Tensor]] | None = None
         self.generation = -1
         self.model: list[torch.Tensor] = []
@@ -193,7 +187,7 @@ class _Pair:
         self._asked = 0
         self._untouched = False
         self._last: dict[int, int] = {}
-        self._early: list[Letter] = []
+        self._early: list[Message] = []
 
     def add(self, progress: Sequence[torch.Tensor]) -> None:
         """Add progress to the model."""
@@ -202,9 +196,9 @@ class _Pair:
             for model, part in zip(self.model, progress, strict=True):
                 model.add_(part)
 
-    def receive(self, letter: Letter) -> None:
-        """One letter; those of a generation that has not begun here wait, those of an old one change nothing."""
-        if letter.kind == "open":
+    def receive(self, message: Message) -> None:
+        """One message; those of a generation that has not begun here wait, those of an old one change nothing."""
+        if message.kind == "open":
             assert self.opening is not None, "the training loop left it"
             self.generation, self.model = self.opening
             self.pauses, self._last = {}, {}
@@ -212,22 +206,22 @@ class _Pair:
             for held in early:
                 self.receive(held)
             return
-        generation, number = letter.numbers[:2]
+        generation, number = message.numbers[:2]
         if generation > self.generation:
-            self._early.append(letter)
-        elif letter.kind == "pause":
+            self._early.append(message)
+        elif message.kind == "pause":
             if generation == self.generation:
-                self.pauses[letter.source] = number
-        elif letter.kind == "choose":
+                self.pauses[message.source] = number
+        elif message.kind == "choose":
             self._asked = number
-            self._react(Choose(letter.numbers[2]), letter)
-        elif letter.kind == "ask" and number > self._last.get(letter.source, 0):
-            self._last[letter.source] = number
-            self._react(Received(letter.source, Ask()), letter)
-        elif letter.kind == "answer" and number == self._asked > self.answered:
-            self._react(Received(letter.source, Answer()), letter)
+            self._react(Choose(message.numbers[2]), message)
+        elif message.kind == "ask" and number > self._last.get(message.source, 0):
+            self._last[message.source] = number
+            self._react(Received(message.source, Ask()), message)
+        elif message.kind == "answer" and number == self._asked > self.answered:
+            self._react(Received(message.source, Answer()), message)
 
-    def _react(self, event: object, letter: Letter) -> None:
+    def _react(self, event: object, message: Message) -> None:
         """Let the machine decide, and carry out what it says."""
         self.state, actions = self.machine.step(self.rank, self.state, event)
         for action in actions:
@@ -237,31 +231,31 @@ class _Pair:
                         self._untouched = True
                         self._sent = [part.clone() for part in self.model]
                     frames = [to_bytes(part) for part in self._sent]
-                    self.post.send(to, "ask", letter.numbers[:2], frames)
+                    self.mailbox.send(to, "ask", message.numbers[:2], frames)
                 case Send(to, Answer()):
-                    self.post.send(to, "answer", letter.numbers[:2], self._meet(letter))
+                    self.mailbox.send(to, "answer", message.numbers[:2], self._meet(message))
                 case Note(("averaged", int(partner))):
                     self.averaged.append(partner)
                     if isinstance(event, Received) and isinstance(event.message, Answer):
-                        self._take(letter)
-                        self.answered = letter.numbers[1]
+                        self._take(message)
+                        self.answered = message.numbers[1]
 
-    def _meet(self, letter: Letter) -> list[Any]:
+    def _meet(self, message: Message) -> list[Any]:
         """Make the model the mean of itself and the asker's; the mean is the answer."""
-        theirs = [from_bytes(frame, part.dtype) for frame, part in zip(letter.payload, self.model, strict=True)]
-        if letter.numbers[0] != self.generation:
+        theirs = [from_bytes(frame, part.dtype) for frame, part in zip(message.payload, self.model, strict=True)]
+        if message.numbers[0] != self.generation:
             return [to_bytes(part) for part in theirs]  # the asker starts afresh, too, and drops the answer
         with self.lock:
             for model, part in zip(self.model, theirs, strict=True):
                 model.add_(part).mul_(0.5)
             return [to_bytes(model) for model in self.model]
 
-    def _take(self, letter: Letter) -> None:
+    def _take(self, message: Message) -> None:
         """Take the mean; what the training loop added meanwhile stays."""
-        if letter.numbers[0] != self.generation:
+        if message.numbers[0] != self.generation:
             return
         with self.lock:
-            for model, sent, frame in zip(self.model, self._sent, letter.payload, strict=True):
+            for model, sent, frame in zip(self.model, self._sent, message.payload, strict=True):
                 mean = from_bytes(frame, model.dtype)
                 if self._untouched:
                     model.copy_(mean)
@@ -270,9 +264,8 @@ class _Pair:
         self._sent = []
 
 
-def graph_of(strategy: Strategy, num_workers: int) -> Digraph:
+def graph_of(strategy: Pairwise, num_workers: int) -> Digraph:
     """Who may meet whom: the edges of the schedule, or every active worker with every passive one."""
-    assert isinstance(strategy, Pairwise), "only pairwise schedules have sides"
     active = set(strategy.active)
     passive = [v for v in range(num_workers) if v not in active]
     edges = strategy.edges if strategy.edges is not None else [(a, p) for a in sorted(active) for p in passive]

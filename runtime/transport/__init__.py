@@ -1,1 +1,1 @@
-"""How payloads and messages travel: communicators, forms of a sum, neighbour exchange, mailbox, rendezvous."""
+"""How bytes and notes reach other workers: worlds and their groups, forms of a sum, messages, notes in the store."""

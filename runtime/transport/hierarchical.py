@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.transport.communicators import Communicator, GlooWorld
-from preduce.runtime.transport.pauses import pause_after
+from preduce.runtime.transport.communicators import Communicator
+from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.through_servers import shard_bounds
+from preduce.runtime.transport.waiting import OwnWork, pause_after
 from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from preduce.topo.strategies.axes import Form
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from preduce.runtime.transport.communicators import World
-    from preduce.runtime.transport.torch_api import Work
+    from preduce.runtime.transport.waiting import RunningWork
+    from preduce.runtime.transport.worlds import World
     from preduce.topo.cluster import Cluster
 
 RUNNABLE = (Form.RING, Form.HIERARCHICAL)
@@ -49,18 +50,18 @@ def chosen_form(form: Form | str, device: torch.device) -> Form:
         MissingFeatureError: gloo has no such operation, or the parameters lie on a GPU.
     """
     try:
-        found = Form(form)
+        chosen = Form(form)
     except ValueError:
         raise InputError(f"form: {form!r} is not one of {', '.join(one.value for one in RUNNABLE)}") from None
-    if found not in RUNNABLE:
+    if chosen not in RUNNABLE:
         raise MissingFeatureError(
-            f"form: {found.value!r} can be planned but not run, gloo has none; use ring or hierarchical"
+            f"form: {chosen.value!r} can be planned but not run, gloo has none; use ring or hierarchical"
         )
-    if found is Form.HIERARCHICAL and device.type == "cuda":
+    if chosen is Form.HIERARCHICAL and device.type == "cuda":
         raise MissingFeatureError(
             "form: 'hierarchical' runs on CPU over gloo only; leave form at ring, NCCL picks its own algorithm"
         )
-    return found
+    return chosen
 
 
 def formed(world: World, form: Form, cluster: Cluster) -> World:
@@ -94,7 +95,7 @@ class HierarchicalWorld(GlooWorld):
         self.nodes = nodes
         self.relatives = [base]
         base.relatives.append(self)
-        self._device = base._gloo_device()  # noqa: SLF001 - the process has one
+        self._device = base.gloo_device()
         self._prefix = f"preduce/hierarchical/{hashlib.sha256(repr(nodes).encode()).hexdigest()[:16]}"
 
     def parts(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -140,8 +141,8 @@ def levels_of(
     return tuple(inside), tuple(sorted(part[place] for part in on_node.values()))
 
 
-class StagedWork:
-    """A running sum, with the face of a torch work."""
+class StagedWork(OwnWork):
+    """A running sum of a group's thread."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
@@ -180,7 +181,7 @@ class HierarchicalCommunicator(Communicator):
         self._stages = _Stages(inside, across)
         self._thread: threading.Thread | None = None
 
-    def all_reduce(self, tensor: torch.Tensor) -> Work:
+    def all_reduce(self, tensor: torch.Tensor) -> RunningWork:
         """Start a sum over the group, in place.
 
         Raises:
@@ -195,7 +196,7 @@ class HierarchicalCommunicator(Communicator):
             weakref.finalize(self, self._stages.calls.put, None)
         work = StagedWork()
         self._stages.calls.put((tensor.view(-1), work))
-        return work  # type: ignore[return-value]
+        return work
 
     def close(self) -> list[object]:
         """Let go of what lies below and return it; sums that wait or run end with an error."""
@@ -232,7 +233,7 @@ class _Stages:
 
     def _sum(self, tensor: torch.Tensor) -> None:
         """Three stages for each part; a part crosses the nodes while the next one is exchanged inside."""
-        under_way: tuple[torch.Tensor, Work] | None = None
+        under_way: tuple[torch.Tensor, RunningWork] | None = None
         for start, end in shard_bounds(len(tensor), -(-tensor.nbytes // PART_BYTES)):
             part = tensor[start:end]
             crossing = self.across.all_reduce(self._added_inside(part))
@@ -253,7 +254,7 @@ class _Stages:
             own.add_(row)
         return own
 
-    def _hand_out(self, part: torch.Tensor, crossing: Work) -> None:
+    def _hand_out(self, part: torch.Tensor, crossing: RunningWork) -> None:
         """Give this worker's shard to its node, and take the others'."""
         self._wait(crossing)
         lengths, own = self._shards(part)
@@ -274,8 +275,8 @@ class _Stages:
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         return self._scratch[:needed].view(own.dtype).view(self.inside.size, len(own))
 
-    def _wait(self, work: Work) -> None:
-        """Wait for one stage, without being in the library when the interpreter ends (see `runtime.pauses`).
+    def _wait(self, work: RunningWork) -> None:
+        """Wait for one stage, without being in the library when the interpreter ends (see `transport.waiting`).
 
         Raises:
             RuntimeError: the stage failed or timed out, or the group is closed meanwhile.

@@ -1,10 +1,10 @@
-"""Post: one-sided messages between workers, for strategies in which nobody waits for a common operation.
+"""Mailbox: one-sided messages between workers, for strategies in which nobody waits for a common operation.
 
 pyzmq carries them and not gloo: a gloo send blocks until its receive is posted, cannot be polled, and one receive that
 times out destroys the group. Every worker binds one inbox and connects to a peer when it first writes to it. A side
-thread owns all sockets; it hands arriving letters to the strategy and sends what the strategy answers.
+thread owns all sockets; it hands arriving messages to the strategy and sends what the strategy answers.
 
-Letters carry a token of the run, so that strays of another run are dropped; like gloo's own traffic they are neither
+Messages carry a token of the run, so that strays of another run are dropped; like gloo's own traffic they are neither
 encrypted nor authenticated.
 """
 
@@ -20,14 +20,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.averaging.reducer import LOOK_SECONDS, GoneError
+from preduce.runtime.transport.notes import Notes
+from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError
 from preduce.topo.errors import MissingFeatureError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preduce.runtime.liveness.heartbeat import Watch
     from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.waiting import SignsOfLife
 
 POLL_SECONDS = 0.005
 LINGER_MILLISECONDS = 1000
@@ -35,7 +36,7 @@ MAX_HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class Message:
     """A message: what kind, from whom, a few numbers, and arrays as raw bytes."""
 
     source: int
@@ -44,14 +45,14 @@ class Letter:
     payload: tuple[Any, ...] = ()
 
 
-class Post:
-    """The letters of one worker; `deliver` runs in the side thread, everything else may be called from any thread.
+class Mailbox:
+    """The messages of one worker; `deliver` runs in the side thread, everything else may be called from any thread.
 
     Args:
         store: where workers leave their addresses.
         rank: this worker.
-        key: which post of the run, equal on all workers.
-        deliver: called with each letter.
+        key: which mailbox of the run, equal on all workers.
+        deliver: called with each message.
         max_bytes: larger frames close the sender's connection.
 
     Raises:
@@ -59,14 +60,15 @@ class Post:
     """
 
     def __init__(
-        self, store: Store, rank: int, key: str, deliver: Callable[[Letter], None], *, max_bytes: int, timeout: float
+        self, store: Store, rank: int, key: str, deliver: Callable[[Message], None], *, max_bytes: int, timeout: float
     ) -> None:
-        self.store, self.rank, self.base, self.timeout = store, rank, f"post/{key}", timeout
+        self.rank, self.timeout = rank, timeout
+        self._notes = Notes(store, f"mailbox/{key}")
         self._deliver = deliver
         self._zmq = _zmq()
         self._context = self._zmq.Context(io_threads=1)
-        self._token = _token(store, f"{self.base}/token")
-        self._outgoing: queue.SimpleQueue[tuple[int, Letter]] = queue.SimpleQueue()
+        self._token = self._notes.propose("token", secrets.token_hex(8))
+        self._outgoing: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
         self._peers: dict[int, Any] = {}
         self._changed = threading.Condition()
@@ -81,26 +83,28 @@ class Post:
         inbox.setsockopt(self._zmq.IPV6, is_v6)
         self._place = f"tcp://[{host}]" if is_v6 else f"tcp://{host}"
         self._port = inbox.bind_to_random_port(self._place)
-        self._thread = threading.Thread(target=self._run, args=(inbox,), name="preduce-post", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(inbox,), name="preduce-mailbox", daemon=True)
 
     def start(self) -> None:
-        """Leave the address and take letters from now on."""
+        """Leave the address and take messages from now on."""
         self._thread.start()
-        self.store.set(f"{self.base}/address/{self.rank}", f"{self._place}:{self._port}")
+        self._notes.write(f"address/{self.rank}", f"{self._place}:{self._port}")
 
     def send(self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = ()) -> None:
-        """Put a letter on its way; the payload's memory must not change any more. To oneself costs no copy.
+        """Put a message on its way; the payload's memory must not change any more. To oneself costs no copy.
 
         Raises:
             UnavailableError: the receiver never left its address.
         """
         if to != self.rank and to not in self._addresses:
             self._addresses[to] = self._address(to)
-        self._outgoing.put((to, Letter(self.rank, kind, tuple(numbers), tuple(payload))))
+        self._outgoing.put((to, Message(self.rank, kind, tuple(numbers), tuple(payload))))
         self._ring()
 
-    def until(self, done: Callable[[], bool], watch: Watch, members: Sequence[int], round_: int | None) -> None:
-        """Wait until letters made `done` true.
+    def until(
+        self, done: Callable[[], bool], heartbeat: SignsOfLife, members: Sequence[int], round_: int | None
+    ) -> None:
+        """Wait until messages made `done` true.
 
         Raises:
             GoneError: a member can no longer answer, the timeout passed, or delivery failed.
@@ -110,17 +114,17 @@ class Post:
             with self._changed:
                 if self._changed.wait_for(lambda: done() or self._failure is not None, LOOK_SECONDS):
                     if self._failure is not None:
-                        raise GoneError(f"a letter could not be delivered ({self._failure})")
+                        raise GoneError(f"a message could not be delivered ({self._failure})")
                     return
-            if (why := watch.gone(members, round_)) is not None:
+            if (why := heartbeat.gone(members, round_)) is not None:
                 raise GoneError(why)
             if time.monotonic() > start + self.timeout:
                 others = [rank for rank in members if rank != self.rank]
-                seen = "; ".join(f"worker {rank}, which {watch.last_seen(rank)}" for rank in others[:4])
+                seen = "; ".join(f"worker {rank}, which {heartbeat.last_seen(rank)}" for rank in others[:4])
                 raise GoneError(f"waits for {seen}, for more than {self.timeout:g} s")
 
     def poke(self) -> None:
-        """Let those who wait look again, after a change that no letter brought."""
+        """Let those who wait look again, after a change that no message brought."""
         with self._changed:
             self._changed.notify_all()
 
@@ -137,16 +141,15 @@ class Post:
         try:
             os.write(self._wake, b"!")
         except (BlockingIOError, OSError):
-            return  # the pipe is full, so the thread is awake anyway; or the post is closed
+            return  # the pipe is full, so the thread is awake anyway; or the mailbox is closed
 
     def _address(self, to: int) -> str:
         deadline = time.monotonic() + self.timeout
-        key = f"{self.base}/address/{to}"
-        while not self.store.check([key]):
+        while (address := self._notes.read(f"address/{to}")) is None:
             if time.monotonic() > deadline:
-                raise UnavailableError(f"worker {to}: left no address for letters within {self.timeout:g} s")
+                raise UnavailableError(f"worker {to}: left no address for messages within {self.timeout:g} s")
             time.sleep(POLL_SECONDS)
-        return self.store.get(key).decode()
+        return address
 
     def _run(self, inbox: Any) -> None:  # noqa: ANN401 - a zmq socket
         poller = self._zmq.Poller()
@@ -170,22 +173,22 @@ class Post:
             os.close(self._wake)
 
     def _flush(self) -> None:
-        """Carry out what is queued, letters to oneself included, until nothing is left."""
+        """Carry out what is queued, messages to oneself included, until nothing is left."""
         while True:
             try:
-                to, letter = self._outgoing.get_nowait()
+                to, message = self._outgoing.get_nowait()
             except queue.Empty:
                 return
             if to == self.rank:
-                self._hand_over(letter)
+                self._hand_over(message)
                 continue
             if to not in self._peers:
                 peer = self._peers[to] = self._context.socket(self._zmq.PUSH)
                 peer.setsockopt(self._zmq.SNDHWM, 0)
                 peer.setsockopt(self._zmq.IPV6, self._addresses[to].startswith("tcp://["))
                 peer.connect(self._addresses[to])
-            header = json.dumps([self._token, self.rank, letter.kind, letter.numbers]).encode()
-            self._peers[to].send_multipart([header, *letter.payload], copy=False)
+            header = json.dumps([self._token, self.rank, message.kind, message.numbers]).encode()
+            self._peers[to].send_multipart([header, *message.payload], copy=False)
 
     def _receive(self, inbox: Any) -> None:  # noqa: ANN401 - a zmq socket
         while True:
@@ -193,22 +196,22 @@ class Post:
                 frames = inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
             except self._zmq.Again:
                 return
-            letter = self._opened(frames)
-            if letter is not None:
-                self._hand_over(letter)
+            message = self._message_in(frames)
+            if message is not None:
+                self._hand_over(message)
 
-    def _hand_over(self, letter: Letter) -> None:
-        self._deliver(letter)
+    def _hand_over(self, message: Message) -> None:
+        self._deliver(message)
         self.poke()
 
-    def _opened(self, frames: Sequence[Any]) -> Letter | None:
-        """The letter in a message; None for what does not belong to this run."""
+    def _message_in(self, frames: Sequence[Any]) -> Message | None:
+        """The message that some frames hold; None for what does not belong to this run."""
         try:
             token, source, kind, numbers = json.loads(bytes(frames[0].buffer[:MAX_HEADER_BYTES]))
             if token != self._token:
                 return None
             payload = tuple(frame.buffer for frame in frames[1:])
-            return Letter(int(source), str(kind), tuple(int(number) for number in numbers), payload)
+            return Message(int(source), str(kind), tuple(int(number) for number in numbers), payload)
         except (ValueError, TypeError, UnicodeDecodeError):
             return None
 
@@ -244,11 +247,6 @@ def _address_of(interface: str) -> str:
     except OSError as error:
         raise UnavailableError(f"GLOO_SOCKET_IFNAME {interface!r}: has no IPv4 address ({error.strerror})") from None
     return socket.inet_ntoa(answer[20:24])
-
-
-def _token(store: Store, key: str) -> str:
-    """The run's token: the first worker's proposal."""
-    return store.compare_set(key, "", secrets.token_hex(8)).decode()
 
 
 def _zmq() -> Any:  # noqa: ANN401 - the module

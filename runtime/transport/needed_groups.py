@@ -46,13 +46,13 @@ def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) 
     Raises:
         InputError: as said.
     """
-    listed = list(groups)
-    if len(listed) > max_groups:
+    member_lists = list(groups)
+    if len(member_lists) > max_groups:
         raise InputError(
-            f"schedule {name!r}: puts this worker into {len(listed)} distinct groups, and each costs it sockets and a "
-            f"thread; at most {max_groups} are allowed; repeat groups within the period"
+            f"schedule {name!r}: puts this worker into {len(member_lists)} distinct groups, and each costs it sockets "
+            f"and a thread; at most {max_groups} are allowed; repeat groups within the period"
         )
-    needed = sum(len(members) + 2 for members in listed) + SPARE_DESCRIPTORS
+    needed = sum(len(members) + 2 for members in member_lists) + SPARE_DESCRIPTORS
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit not in (resource.RLIM_INFINITY, -1) and needed > limit:
         raise InputError(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from preduce.runtime.transport.communicators import GlooWorld, NcclWorld, World
+from preduce.runtime.transport.gloo import GlooWorld
+from preduce.runtime.transport.nccl import NcclWorld
 from preduce.runtime.transport.torch_api import PrefixStore, TCPStore, default_store
 from preduce.topo.errors import InputError, UnavailableError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.worlds import World
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -60,13 +62,6 @@ def connect_store(timeout: timedelta) -> Store:
     return _prefixed(f"preduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def root_store(store: Store) -> Store:
-    """The store below all prefixes, where the launcher leaves word of workers that died."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store
-
-
 def _prefixed(prefix: str, store: Store) -> Store:
     wrapped: Store = PrefixStore(prefix, store)
     return wrapped
@@ -107,7 +102,7 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
 
 def forget(world: World) -> None:
     """Let the next optimizer of this process start from scratch after a failure."""
-    ended = [world, *getattr(world, "relatives", ())]
+    ended = world.kin()
     for kind in [kind for kind, known in _worlds.items() if known in ended]:
         del _worlds[kind]
 

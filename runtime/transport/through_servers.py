@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from preduce.runtime.transport.communicators import Communicator
-from preduce.runtime.transport.mailbox import Letter, Post
+from preduce.runtime.transport.mailbox import Mailbox, Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from preduce.runtime.liveness.heartbeat import Watch
-    from preduce.runtime.transport.communicators import World
-    from preduce.runtime.transport.torch_api import Store, Work
+    from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.waiting import RunningWork, SignsOfLife
+    from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
 
@@ -46,38 +46,40 @@ class ServerCommunicator(Communicator):
     """All workers as one group whose sums pass through the hosts."""
 
     def __init__(
-        self, world: World, hosts: Sequence[int], watch: Watch, *, key: str, max_bytes: int, timeout: float
+        self, world: World, hosts: Sequence[int], heartbeat: SignsOfLife, *, key: str, max_bytes: int, timeout: float
     ) -> None:
         super().__init__(tuple(range(world.size)), world.rank, None)
-        self.hosts, self.watch = tuple(hosts), watch
+        self.hosts, self.heartbeat = tuple(hosts), heartbeat
         self._next = 0
         self._sums: dict[int, _Sum] = {}
         self._running: dict[int, ServerWork] = {}
-        self.post = Post(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
-        self.post.start()
+        self.mailbox = Mailbox(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
+        self.mailbox.start()
 
-    def all_reduce(self, tensor: torch.Tensor) -> Work:
+    def all_reduce(self, tensor: torch.Tensor) -> RunningWork:
         """Start a sum over all workers, in place."""
         number, self._next = self._next, self._next + 1
         work = self._running[number] = ServerWork(self, number, tensor)
         for host, (start, end) in zip(self.hosts, shard_bounds(tensor.numel(), len(self.hosts)), strict=True):
-            self.post.send(host, f"push {tensor.dtype}".replace("torch.", ""), (number,), [to_bytes(tensor[start:end])])
-        return work  # type: ignore[return-value]
+            self.mailbox.send(
+                host, f"push {tensor.dtype}".replace("torch.", ""), (number,), [to_bytes(tensor[start:end])]
+            )
+        return work
 
-    def _deliver(self, letter: Letter) -> None:
-        if letter.kind == "sum":
-            self._running[letter.numbers[0]].parts[letter.source] = letter.payload[0]
+    def _deliver(self, message: Message) -> None:
+        if message.kind == "sum":
+            self._running[message.numbers[0]].parts[message.source] = message.payload[0]
             return
-        (number,) = letter.numbers
-        dtype = getattr(torch, letter.kind.removeprefix("push "))
+        (number,) = message.numbers
+        dtype = getattr(torch, message.kind.removeprefix("push "))
         total = self._sums.setdefault(number, _Sum())
-        total.add(letter.source, from_bytes(letter.payload[0], dtype))
+        total.add(message.source, from_bytes(message.payload[0], dtype))
         if total.count == self.size:
             del self._sums[number]
             assert total.value is not None, "something was added"
             frame = to_bytes(total.value)
             for rank in self.members:
-                self.post.send(rank, "sum", (number,), [frame])
+                self.mailbox.send(rank, "sum", (number,), [frame])
 
     def done(self, number: int) -> None:
         """Forget a finished work."""
@@ -98,7 +100,7 @@ class ServerWork:
     def wait(self) -> None:
         """Wait for the hosts and put their sums into the tensor."""
         owner = self.owner
-        owner.post.until(self.is_completed, owner.watch, owner.members, 0)
+        owner.mailbox.until(self.is_completed, owner.heartbeat, owner.members, 0)
         for host, (start, end) in zip(owner.hosts, shard_bounds(self.tensor.numel(), len(owner.hosts)), strict=True):
             if end > start:  # a host of a short array may have nothing
                 self.tensor[start:end].copy_(from_bytes(self.parts[host], self.tensor.dtype))
@@ -149,7 +151,11 @@ class ThroughServers:
         """See World."""
         return self._world.next_instance()
 
+    def kin(self) -> Sequence[World]:
+        """See World."""
+        return self._world.kin()
+
     def abandon(self) -> None:
-        """See World; the post ends too, so that nobody is answered any more."""
+        """See World; the mailbox ends too, so that nobody is answered any more."""
         self._world.abandon()
-        self._communicator.post.close()
+        self._communicator.mailbox.close()

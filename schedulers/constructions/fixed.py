@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.constructions import sizes
 from preduce.schedulers.constructions.matcha import likely_connected
-from preduce.schedulers.factors import ceil_log2
+from preduce.topo.arithmetic.whole_numbers import ceil_log
 from preduce.topo.graphs.classic import hypercube
 from preduce.topo.graphs.directed import de_bruijn, kautz
 from preduce.topo.graphs.hop import hop_figure_21
@@ -48,7 +48,7 @@ def rectangular(graph_of: Callable[[int, int], Graph], least: int) -> Callable[.
 
 def hypercube_of_size(num_workers: int) -> Graph:
     """The hypercube of n = 2^d workers."""
-    return hypercube(ceil_log2(num_workers))
+    return hypercube(ceil_log(num_workers))
 
 
 def figure_21(num_workers: int, setting: str) -> Graph:

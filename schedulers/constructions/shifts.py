@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.constructions.sizes import MAX_PERIOD_EDGES
-from preduce.schedulers.factors import ceil_log2
-from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.arithmetic.whole_numbers import ceil_log
+from preduce.topo.round import Round
+from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -34,7 +35,7 @@ def shift(num_workers: int, hop: int, weight: Fraction) -> Round:
 def one_peer_exponential(cluster: Cluster) -> Neighbor:
     """Rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉."""
     count = cluster.num_workers
-    return Neighbor(rounds=tuple(shift(count, 2**k, HALF) for k in range(ceil_log2(count))))
+    return Neighbor(rounds=tuple(shift(count, 2**k, HALF) for k in range(ceil_log(count))))
 
 
 def sgp(cluster: Cluster, variant: str) -> Neighbor:
@@ -45,7 +46,7 @@ def sgp(cluster: Cluster, variant: str) -> Neighbor:
 
 def _sgp_hops(num_workers: int, variant: str) -> list[int]:
     """`alternating`: +1, −1, +2, −2, +4, …; `bipartite`: ±1, ±(1+2^k), so that even ranks meet odd ranks only."""
-    powers = [2**k for k in range(ceil_log2(num_workers))]
+    powers = [2**k for k in range(ceil_log(num_workers))]
     if variant == "bipartite":
         powers = sorted({1, *(1 + power for power in powers[1:])})
     signed = [sign * hop for hop in powers if hop < num_workers for sign in (1, -1)]
@@ -66,7 +67,7 @@ def gossipgrad(cluster: Cluster, sweeps: int, seed: int) -> Neighbor:
     rounds = []
     for sweep in range(sweeps):
         ranks = np.arange(count) if sweep == 0 else rng.permutation(count)
-        for r in range(ceil_log2(count)):
+        for r in range(ceil_log(count)):
             targets = np.roll(ranks, -(2**r))
             rounds.append(Round.from_arrays(count, ranks, targets, [HALF], np.zeros(count, np.int32)))
     return Neighbor(rounds=tuple(rounds))
@@ -75,7 +76,7 @@ def gossipgrad(cluster: Cluster, sweeps: int, seed: int) -> Neighbor:
 def gossipgrad_refusal(cluster: Cluster, sweeps: int, seed: int) -> str | None:
     """Any cluster, but a period that stays a sensible length."""
     del seed
-    edges = sweeps * cluster.num_workers * ceil_log2(cluster.num_workers)
+    edges = sweeps * cluster.num_workers * ceil_log(cluster.num_workers)
     return None if edges <= MAX_PERIOD_EDGES else f"{sweeps} sweeps have {edges} edges in a period; use fewer"
 
 

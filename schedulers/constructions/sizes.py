@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.factors import divisors
 from preduce.schedulers.rules.algebra import local_ranks
+from preduce.topo.arithmetic.whole_numbers import divisors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.exact_rounds.bounds import (
+from preduce.schedulers.exact_rounds.lower_bounds import (
     RoundsBound,
-    check,
-    least_factors,
-    log_bound,
     mean_bound,
     pair_bound,
+    refuse_senseless,
 )
-from preduce.schedulers.exact_rounds.constructions import pair_rounds
-from preduce.schedulers.exact_rounds.search import search_rounds
+from preduce.schedulers.exact_rounds.pair_constructions import pair_rounds
+from preduce.schedulers.exact_rounds.pair_search import search_rounds
 from preduce.schedulers.synthesis.problem import Status
+from preduce.topo.arithmetic.whole_numbers import ceil_log, divisors, fewest_factors, largest_prime_factor
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group, Phase
@@ -26,7 +24,7 @@ from preduce.topo.strategies import GroupPhases
 from preduce.topo.strategies.static import Static
 
 if TYPE_CHECKING:
-    from preduce.schedulers.exact_rounds.pairs import WeightedRound
+    from preduce.schedulers.exact_rounds.pair_weights import WeightedRound
 
 MAX_WORKERS = 4096
 
@@ -85,12 +83,12 @@ def fewest_means(num_workers: int, max_group: int) -> ExactAnswer:
     _check(num_workers, max_group)
     bound = mean_bound(num_workers, max_group)
     if bound.rounds is None:
-        worst = max(p for p in range(2, num_workers + 1) if num_workers % p == 0 and _is_prime(p))
+        worst = largest_prime_factor(num_workers)
         reason = (
             f"{num_workers} has the prime factor {worst}, so plain means need groups of {worst}; relaxed ones do not"
         )
         return ExactAnswer(num_workers, max_group, None, Status.INFEASIBLE, bound, reason)
-    factors = least_factors(num_workers, max_group)
+    factors = fewest_factors(num_workers, max_group, even=False)
     assert factors is not None
     status = Status.OPTIMAL if len(factors) == bound.rounds else Status.FEASIBLE
     return ExactAnswer(
@@ -112,7 +110,7 @@ def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0
         InputError: fewer than 2 workers, groups of fewer than 2, or more than MAX_WORKERS workers.
     """
     _check(num_workers, max_group)
-    bound = RoundsBound(log_bound(num_workers, max_group), "log") if max_group > 2 else pair_bound(num_workers)
+    bound = RoundsBound(ceil_log(num_workers, max_group), "log") if max_group > 2 else pair_bound(num_workers)
     phases, how = _smooth_times_pairs(num_workers, max_group)
     if max_group == 2 and time_limit > 0 and num_workers < 64:
         left = time_limit
@@ -129,8 +127,8 @@ def fewest_rounds(num_workers: int, max_group: int = 2, *, time_limit: float = 0
 def _smooth_times_pairs(num_workers: int, max_group: int) -> tuple[tuple[Phase, ...], str]:
     """N = a·b: mixed radix on a with plain means ≤ g, relaxed pairs on b; the split with the fewest rounds."""
     best: tuple[int, int] | None = None
-    for a in (d for d in range(1, num_workers + 1) if num_workers % d == 0):
-        factors = least_factors(a, max_group)
+    for a in divisors(num_workers):
+        factors = fewest_factors(a, max_group, even=False)
         if factors is None:
             continue
         length = len(factors) + len(pair_rounds(num_workers // a)[0])
@@ -139,7 +137,7 @@ def _smooth_times_pairs(num_workers: int, max_group: int) -> tuple[tuple[Phase, 
     assert best is not None, "a = 1 always works"
     a = best[1]
     b = num_workers // a
-    factors = least_factors(a, max_group)
+    factors = fewest_factors(a, max_group, even=False)
     rounds, how = pair_rounds(b)
     assert factors is not None
     along = phases_of_factors(factors) if a > 1 else ()
@@ -159,31 +157,7 @@ def _copies(phase: Phase, num_inner: int, num_workers: int, *, outer: bool) -> P
     return Phase.from_groups(num_workers, groups)
 
 
-def product_is_mean(num_workers: int, phases: tuple[Phase, ...]) -> bool:
-    """Whether the phases' product is exactly the mean, in fractions. O(T · n²)."""
-    rows = [{i: Fraction(1)} for i in range(num_workers)]
-    for phase in phases:
-        for group in phase:
-            total: dict[int, Fraction] = {}
-            for member in group.members:
-                for source, share in rows[member].items():
-                    total[source] = total.get(source, Fraction(0)) + share
-            size = len(group.members)
-            for member in group.members:
-                keep = rows[member]
-                rows[member] = {
-                    source: (1 - group.relax) * keep.get(source, Fraction(0)) + group.relax * value / size
-                    for source, value in total.items()
-                }
-    share = Fraction(1, num_workers)
-    return all(len(row) == num_workers and all(value == share for value in row.values()) for row in rows)
-
-
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % d for d in range(2, int(number**0.5) + 1))
-
-
 def _check(num_workers: int, max_group: int) -> None:
-    check(num_workers, max_group)
+    refuse_senseless(num_workers, max_group)
     if num_workers > MAX_WORKERS:
         raise InputError(f"num_workers: is {num_workers}; exact rounds are built for at most {MAX_WORKERS} workers")

@@ -20,8 +20,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preduce.schedulers.synthesis.cp_sat import enumerate_all, new_model, solve
 from preduce.schedulers.synthesis.problem import Status
-from preduce.schedulers.synthesis.solve import enumerate_all, new_model, solve
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -178,11 +178,11 @@ def all_matchings(
     *,
     time_limit: float,
     seed: int = 0,
-    found: Callable[[Partners], bool] | None = None,
+    take: Callable[[Partners], bool] | None = None,
 ) -> Matchings:
     """Every sequence of matchings that meets the necessary conditions, one of each orbit.
 
-    `found` is called with each new one and may return True to stop. An opening is called infeasible only after a second
+    `take` is called with each new one and may return True to stop. An opening is called infeasible only after a second
     run of the solver without its symmetry detection; time limit kept to within one solution.
 
     Raises:
@@ -207,17 +207,17 @@ def all_matchings(
         if first.status is Status.INFEASIBLE:
             continue
 
-        def take(values: Sequence[int], model: _Model = model) -> bool:
+        def take_values(values: Sequence[int], model: _Model = model) -> bool:
             nonlocal counted, stopped
             counted += 1
             sequence = canonical(model.sequence(values))
             if sequence not in sequences:
                 sequences[sequence] = None
-                stopped = found is not None and found(sequence)
+                stopped = take is not None and take(sequence)
             return stopped
 
         left = time_limit - (time.monotonic() - start)
-        complete &= enumerate_all(model.model, model.variables, take, time_limit=left, seed=seed)
+        complete &= enumerate_all(model.model, model.variables, take_values, time_limit=left, seed=seed)
     if complete:
         status = Status.OPTIMAL if sequences else Status.INFEASIBLE
     else:

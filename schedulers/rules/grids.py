@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.factors import ceil_log2, fewest_factors, largest_prime_factor, prime_factors
 from preduce.schedulers.rules.algebra import local_ranks, static
+from preduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, largest_prime_factor, prime_factors
 from preduce.topo.phase import Phase
 from preduce.topo.rule import Block, RulePhase, strides_of
 from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
@@ -106,11 +106,11 @@ def hyper_cuboid_refusal(cluster: Cluster, max_group: int | None, factors: tuple
 def one_peer_hypercube(cluster: Cluster) -> Static:
     """Phase k pairs i with i xor 2^k; in rule form when nodes are equal."""
     if cluster.workers_per_node is not None and cluster.workers_per_node <= MAX_RULE_NODE:
-        across, inside = ceil_log2(cluster.num_nodes), ceil_log2(cluster.workers_per_node)
+        across, inside = ceil_log(cluster.num_nodes), ceil_log(cluster.workers_per_node)
         rule = grid_rule((2,) * across, (2,) * inside)
         local, rest = rule.phases[:inside], rule.phases[inside:]  # local digits are written most significant first
         return static(cluster, RulePhases(rule.node_radices, local[::-1] + rest))
-    pairs = grid_phases(cluster.num_workers, (2,) * ceil_log2(cluster.num_workers))
+    pairs = grid_phases(cluster.num_workers, (2,) * ceil_log(cluster.num_workers))
     return Static(phases=GroupPhases(pairs))
 
 

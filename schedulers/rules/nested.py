@@ -8,8 +8,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.factors import divisors
 from preduce.schedulers.rules.algebra import all_digits, compose, local_ranks, repeat, static
+from preduce.topo.arithmetic.whole_numbers import divisors
 from preduce.topo.rule import Block
 from preduce.topo.strategies.static import RulePhases
 from preduce.topo.switches import regular_levels

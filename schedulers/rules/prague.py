@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.schedulers.factors import smallest_prime_factor
 from preduce.schedulers.rules.algebra import all_digits, interleave, local_ranks, static
+from preduce.topo.arithmetic.whole_numbers import smallest_prime_factor
 from preduce.topo.rule import Block
 from preduce.topo.strategies.static import RulePhases
 

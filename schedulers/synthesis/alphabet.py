@@ -1,4 +1,8 @@
-"""Alphabet: the phases among which a search chooses, with their small matrices and their costs."""
+"""Alphabet: the phases among which a search chooses, with their small matrices and their costs.
+
+A search never holds a phase itself: it holds the phase's index in the alphabet, and a period is a tuple of such indices
+(`Indices`). Everything that is known of phase a stands at place a of the arrays below.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,15 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.scoring import Space, Stretch
+    from preduce.schedulers.synthesis.scoring import CovarianceMap, Space
     from preduce.topo.cluster import Cluster
     from preduce.topo.phase import Phase
     from preduce.topo.rule import RulePhase
 
     Floats = npt.NDArray[np.float64]
+
+Indices = tuple[int, ...]
+"""One period: the index of each of its phases in the alphabet, in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,43 +55,44 @@ class Alphabet:
         """A, the number of phases."""
         return len(self.costs)
 
-    def stretches(self) -> Stretch:
-        """One stretch per phase."""
+    def covariance_maps(self) -> CovarianceMap:
+        """What every phase does to the covariance, leading shape (A,)."""
         return scoring.of_phases(self.space, self.matrices)
 
     def schedule(self, indices: Sequence[int], name: str) -> Schedule:
-        """The schedule whose phases are the given letters."""
+        """The schedule of the phases with the given indices."""
         phases = tuple(self.phases[index] for index in indices)
         chosen = GroupPhases(phases) if self.radices is None else RulePhases(self.radices, phases)  # type: ignore[arg-type]
         return Schedule(name, self.cluster, Static(phases=chosen, pace=self.pace))
 
     def take(self, indices: Iterable[int]) -> Alphabet:
-        """The alphabet of the given letters only."""
-        listed = list(indices)
+        """The alphabet of the phases with the given indices only."""
+        kept = list(indices)
         return replace(
             self,
-            phases=tuple(self.phases[index] for index in listed),
-            matrices=self.matrices[listed],
-            costs=self.costs[listed],
-            crosses=self.crosses[listed],
+            phases=tuple(self.phases[index] for index in kept),
+            matrices=self.matrices[kept],
+            costs=self.costs[kept],
+            crosses=self.crosses[kept],
         )
 
     def strongest(self) -> npt.NDArray[np.int64]:
-        """The letters that no other merges further at no more cost: where a search mostly looks, though not only.
+        """The phases that no other merges further at no more cost: where a search mostly looks, though not only.
 
-        Merging further is not always better (it can spoil what later phases do), so the others stay letters. For
-        projections W' merges at least what W does iff tr(W'W) = tr(W'). O(A²·C·G²).
+        Merging further is not always better (it can spoil what later phases do), so the others stay in the alphabet.
+        For projections W' merges at least what W does iff tr(W'W) = tr(W'). O(A²·C·G²).
         """
-        flat = self.matrices.reshape(len(self), -1)
+        flat = self.matrices.reshape(len(self), -1)  # (A, C·G²)
         weighted = flat * np.repeat(self.space.multiplicity, self.space.fresh[0].size)
-        shared = weighted @ flat.T
-        ranks = np.diag(shared)
+        shared = weighted @ flat.T  # (A, A): tr(W_a W_b) on the space of all workers
+        ranks = np.diag(shared)  # (A,): the rank of a projection is its trace
+        # merges[a, b]: phase b merges at least what a does, and more.
         merges = (shared > ranks[None, :] - 1e-6) & (ranks[None, :] < ranks[:, None] - 1e-6)
         beaten = (merges & (self.costs[None, :] <= self.costs[:, None] * (1 + 1e-12))).any(axis=1)
         return np.flatnonzero(~beaten)
 
     def full_average(self) -> int | None:
-        """The letter that averages over everybody, the cheapest if there are several."""
+        """The index of the phase that averages over everybody, the cheapest if there are several; None without one."""
         zero = np.flatnonzero(np.abs(self.matrices).max(axis=(1, 2, 3)) < 1e-12)
         return int(zero[np.argmin(self.costs[zero])]) if len(zero) else None
 

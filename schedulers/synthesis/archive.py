@@ -1,4 +1,7 @@
-"""Archive: the best disagreement seen at every communication cost, in bins whose edges include the budgets asked."""
+"""Archive: the best disagreement seen at every communication cost, in bins whose edges include the budgets asked.
+
+Arrays have one entry per bin; a *value* is the figure that is kept low, disagreement mostly.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.arithmetic.pareto import non_dominated
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
+
+    from preduce.schedulers.synthesis.alphabet import Indices
 
     Floats = npt.NDArray[np.float64]
 
@@ -28,10 +35,10 @@ class Archive:
         self.edges: Floats = np.unique(edges)
         self.values: Floats = np.full(len(self.edges), np.inf)
         self.costs: Floats = np.full(len(self.edges), np.inf)
-        self.letters: list[tuple[int, ...] | None] = [None] * len(self.edges)
+        self.indices: list[Indices | None] = [None] * len(self.edges)
 
-    def offer(self, costs: Floats, values: Floats, letters: Callable[[int], tuple[int, ...]]) -> bool:
-        """Keep what improves its bin; `letters(i)` is only called for those. Returns whether any did."""
+    def offer(self, costs: Floats, values: Floats, indices: Callable[[int], Indices]) -> bool:
+        """Keep what improves its bin; `indices(i)` is only called for those. Returns whether any did."""
         bins = np.searchsorted(self.edges, costs, side="left")
         inside = np.isfinite(values) & (bins < len(self.edges))
         better = np.flatnonzero(inside & (values < self.values[np.minimum(bins, len(self.edges) - 1)] - 1e-12))
@@ -40,37 +47,28 @@ class Archive:
             place = int(bins[index])
             if values[index] < self.values[place] - 1e-12:
                 self.values[place], self.costs[place] = values[index], costs[index]
-                self.letters[place] = letters(index)
+                self.indices[place] = indices(index)
                 improved = True
         return improved
 
-    def best_within(self, budget: float) -> tuple[float, float, tuple[int, ...]] | None:
-        """(value, cost, letters) of the least value at a cost of at most `budget`."""
-        order = np.flatnonzero((self.costs <= budget * (1 + 1e-12)) & np.isfinite(self.values))
-        if not len(order):
-            return None
-        place = int(order[np.argmin(self.values[order])])
-        letters = self.letters[place]
-        assert letters is not None
-        return float(self.values[place]), float(self.costs[place]), letters
+    def best_within(self, budget: float) -> tuple[float, float, Indices] | None:
+        """(value, cost, indices) of the least value at a cost of at most `budget`."""
+        return self._least(self.values, self.costs <= budget * (1 + 1e-12))
 
-    def cheapest_below(self, value: float) -> tuple[float, float, tuple[int, ...]] | None:
-        """(value, cost, letters) of the least cost at a value of at most `value`."""
-        order = np.flatnonzero((self.values <= value) & np.isfinite(self.values))
-        if not len(order):
-            return None
-        place = int(order[np.argmin(self.costs[order])])
-        letters = self.letters[place]
-        assert letters is not None
-        return float(self.values[place]), float(self.costs[place]), letters
+    def cheapest_below(self, value: float) -> tuple[float, float, Indices] | None:
+        """(value, cost, indices) of the least cost at a value of at most `value`."""
+        return self._least(self.costs, self.values <= value)
 
-    def front(self) -> list[tuple[float, float, tuple[int, ...]]]:
-        """The non-dominated (value, cost, letters), by rising cost."""
-        result: list[tuple[float, float, tuple[int, ...]]] = []
-        least = np.inf
-        for place in np.argsort(self.costs, kind="stable").tolist():
-            letters = self.letters[place]
-            if letters is not None and self.values[place] < least * (1 - 1e-9):
-                least = float(self.values[place])
-                result.append((least, float(self.costs[place]), letters))
-        return result
+    def _least(self, measure: Floats, permitted: npt.NDArray[np.bool_]) -> tuple[float, float, Indices] | None:
+        places = np.flatnonzero(permitted & np.isfinite(self.values))
+        return self._entry(int(places[np.argmin(measure[places])])) if len(places) else None
+
+    def _entry(self, place: int) -> tuple[float, float, Indices]:
+        indices = self.indices[place]
+        assert indices is not None, "bins with a finite value hold a period"
+        return float(self.values[place]), float(self.costs[place]), indices
+
+    def front(self) -> list[tuple[float, float, Indices]]:
+        """The non-dominated (value, cost, indices), by rising cost."""
+        entries = [self._entry(place) for place in np.flatnonzero(np.isfinite(self.values)).tolist()]
+        return non_dominated(entries, lambda entry: (entry[1], entry[0]))

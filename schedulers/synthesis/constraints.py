@@ -1,4 +1,8 @@
-"""Constraints, one a class; the sentence above each says what it is for. Times and figures are scaled to integers."""
+"""The two integer programs given to CP-SAT: their variables, and their constraints, one a class.
+
+A *composition* says how often each segment stands in a period; a *phase* says which candidate groups run at once. The
+sentence above a constraint says what it is for. Times and figures are scaled to integers.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from math import ceil, floor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ortools.sat.python import cp_model
 
-    from preduce.schedulers.synthesis.variables import CompositionVariables, PhaseVariables
+    from preduce.schedulers.synthesis.alphabet import Indices
 
 SCALE = 10**9
 """Seconds become nanoseconds; disagreements become billionths."""
@@ -26,6 +32,45 @@ def scaled_down(value: float) -> int:
     return floor(value * SCALE + 1e-3)
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive phases from consensus to consensus: their indices, cost in seconds, and sum of disagreements."""
+
+    indices: Indices
+    cost: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompositionVariables:
+    """`counts[s]`: how often segment s stands in the period."""
+
+    segments: tuple[Segment, ...]
+    counts: tuple[cp_model.IntVar, ...]
+
+    @classmethod
+    def of(cls, model: cp_model.CpModel, segments: Sequence[Segment], max_period: int) -> CompositionVariables:
+        """One counter per segment, as large as the period allows."""
+        counts = tuple(
+            model.new_int_var(0, max_period // len(segment.indices), f"count[{s}]")
+            for s, segment in enumerate(segments)
+        )
+        return cls(tuple(segments), counts)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseVariables:
+    """`chosen[g]`: whether candidate group g is one of the phase's groups."""
+
+    groups: tuple[tuple[int, ...], ...]
+    chosen: tuple[cp_model.IntVar, ...]
+
+    @classmethod
+    def of(cls, model: cp_model.CpModel, groups: Sequence[tuple[int, ...]]) -> PhaseVariables:
+        """One decision per candidate group."""
+        return cls(tuple(groups), tuple(model.new_bool_var(f"group[{g}]") for g in range(len(groups))))
+
+
 # The segments chosen fill the period exactly.
 @dataclass(frozen=True, slots=True)
 class PeriodIs:
@@ -36,7 +81,7 @@ class PeriodIs:
     def apply(self, model: cp_model.CpModel, variables: CompositionVariables) -> None:
         """Add to the model."""
         model.add(
-            sum(len(s.letters) * c for s, c in zip(variables.segments, variables.counts, strict=True)) == self.period
+            sum(len(s.indices) * c for s, c in zip(variables.segments, variables.counts, strict=True)) == self.period
         )
 
 
@@ -69,7 +114,7 @@ class ValueAtMost:
 # A run pays for every distinct phase with one communicator split.
 @dataclass(frozen=True, slots=True)
 class DistinctPhasesAtMost:
-    """At most `limit` different letters in use, `free` letters (phases without groups) not counted."""
+    """At most `limit` different phases in use, those in `free` (phases without groups) not counted."""
 
     limit: int
     free: frozenset[int] = frozenset()
@@ -80,11 +125,11 @@ class DistinctPhasesAtMost:
         for s, (segment, count) in enumerate(zip(variables.segments, variables.counts, strict=True)):
             used = model.new_bool_var(f"used[{s}]")
             model.add(count == 0).only_enforce_if(~used)
-            for letter in set(segment.letters) - self.free:
-                uses[letter].append(used)
+            for phase in set(segment.indices) - self.free:
+                uses[phase].append(used)
         switched_on = []
-        for letter, users in uses.items():
-            on = model.new_bool_var(f"letter[{letter}]")
+        for phase, users in uses.items():
+            on = model.new_bool_var(f"phase[{phase}]")
             model.add_max_equality(on, users)
             switched_on.append(on)
         model.add(sum(switched_on) <= self.limit)

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.synthesis.alphabet import Alphabet
-from preduce.schedulers.synthesis.constraints import DisjointGroups, GroupSizeAtMost, NicCapacity, PreferMeetings
+from preduce.schedulers.synthesis.constraints import (
+    DisjointGroups,
+    GroupSizeAtMost,
+    NicCapacity,
+    PhaseVariables,
+    PreferMeetings,
+)
+from preduce.schedulers.synthesis.cp_sat import new_model, solve
 from preduce.schedulers.synthesis.hints import group_rounds
 from preduce.schedulers.synthesis.scoring import Space
-from preduce.schedulers.synthesis.solve import new_model, solve
-from preduce.schedulers.synthesis.variables import PhaseVariables
 from preduce.topo.phase import Phase
 from preduce.topo.switches import above
 from preduce.topo.timing import loads
@@ -29,9 +34,13 @@ if TYPE_CHECKING:
 
 Groups = tuple[tuple[int, ...], ...]
 MAX_ALL_PARTITIONS = 8
+"""Workers up to which all partitions are listed, so that the alphabet is complete."""
 MAX_SUBSET_RANKS = 4
+"""Local ranks up to which patterns cross nodes with every set of them; beyond, with aligned spans."""
 MAX_SUBSET_NODES = 5
+"""Nodes up to which patterns use every partition of them; beyond, interleaved and consecutive parts."""
 MAX_PATTERNS = 900
+"""Patterns kept; more are drawn from at random."""
 
 
 def partitions(items: tuple[int, ...]) -> Iterator[Groups]:
@@ -48,11 +57,12 @@ def partitions(items: tuple[int, ...]) -> Iterator[Groups]:
 
 
 def explicit_space(num_workers: int, paces: npt.NDArray[np.int64], node_of: npt.NDArray[np.int32], push: str) -> Space:
-    """One class: all workers, the mean projected out. A round adds pace_i steps of noise at worker i."""
-    centre = np.eye(num_workers) - 1.0 / num_workers
+    """One class (C = 1, G = n): all workers, the mean projected out. A round adds pace_i steps of noise at worker i."""
+    centre = np.eye(num_workers) - 1.0 / num_workers  # (n, n)
     instants = int(paces.max())
-    steps = np.arange(1, instants)[:, None] * paces // instants
+    steps = np.arange(1, instants)[:, None] * paces // instants  # (instants − 1, n): steps made by each inner instant
     inner = float(steps.sum()) * (1 - 1 / num_workers)
+    # Columns of the push: (n, n), one per worker, or (n, nodes), one per node.
     pushed = np.eye(num_workers) if push == "worker" else 1.0 * (node_of[:, None] == np.arange(node_of.max() + 1))
     fresh = centre @ np.diag(paces.astype(np.float64)) @ centre
     return Space(
@@ -83,8 +93,10 @@ def partition_matrix(num_workers: int, groups: Groups) -> Floats:
 def partition_cost(groups: Groups, problem: Problem) -> float:
     """Seconds of one phase."""
     phase = Phase.from_groups(problem.cluster.num_workers, groups)
-    listed = loads.of_phase(phase, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value)
-    return float(listed.seconds().max(initial=0.0))
+    link_loads = loads.of_phase(
+        phase, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value
+    )
+    return float(link_loads.seconds().max(initial=0.0))
 
 
 def rack_splits(cluster: Cluster) -> list[Groups]:
@@ -209,21 +221,21 @@ def explicit_alphabet(
     cluster, n = problem.cluster, problem.cluster.num_workers
     complete = n <= MAX_ALL_PARTITIONS
     everyone = tuple(range(n))
-    listed: dict[tuple[tuple[int, ...], ...], None] = {((everyone,)): None}
+    phases: dict[Groups, None] = {(everyone,): None}  # a set that keeps the order
     source: Iterator[Groups] = partitions(everyone) if complete else patterns(cluster)
     for groups in source:
-        listed[_canonical(groups)] = None
+        phases[_canonical(groups)] = None
     if not complete:
-        if len(listed) > MAX_PATTERNS:
-            keep = np.random.default_rng(seed).choice(len(listed), MAX_PATTERNS, replace=False)
-            names, always = list(listed), range(3 + len(rack_splits(cluster)))
-            listed = {names[i]: None for i in sorted({*always, *keep.tolist()})}
+        if len(phases) > MAX_PATTERNS:
+            keep = np.random.default_rng(seed).choice(len(phases), MAX_PATTERNS, replace=False)
+            names, always = list(phases), range(3 + len(rack_splits(cluster)))
+            phases = {names[i]: None for i in sorted({*always, *keep.tolist()})}
         for groups in chosen_phases(problem, seed=seed, count=num_chosen, expired=expired):
-            listed[_canonical(groups)] = None
+            phases[_canonical(groups)] = None
         for phase in hinted_groups(problem):
-            listed[_canonical(phase)] = None
+            phases[_canonical(phase)] = None
     limit = problem.limits.max_group
-    kept = [groups for groups in listed if limit is None or max(map(len, groups), default=0) <= limit]
+    kept = [groups for groups in phases if limit is None or max(map(len, groups), default=0) <= limit]
     paces = np.array(pace, dtype=np.int64)
     node_of = cluster.node_of()
     alphabet = Alphabet(

@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from preduce.schedulers.synthesis.ages import DualBound, dual_bound
-from preduce.schedulers.synthesis.choice import nearest, pareto, preferred
+from preduce.schedulers.synthesis.age_bound import DualBound, dual_bound
+from preduce.schedulers.synthesis.alphabet_search import SearchStage, search_alphabet, within_limits
+from preduce.schedulers.synthesis.candidates import bounded, candidate, nearest, pareto, preferred, primitive
+from preduce.schedulers.synthesis.cluster_shape import crossing_bound, derived_paces, is_even, node_radices
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from preduce.schedulers.synthesis.explore import Progress, explore, within_limits
 from preduce.schedulers.synthesis.hints import budgets_of
-from preduce.schedulers.synthesis.problem import Candidate, Front, Objective, Status
-from preduce.schedulers.synthesis.profiles import profile_bound
+from preduce.schedulers.synthesis.problem import Front, Objective, Status
+from preduce.schedulers.synthesis.profile_bound import profile_bound
 from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from preduce.schedulers.synthesis.shape import crossing_bound, derived_paces, is_even, node_radices
-from preduce.topo import figures
 from preduce.topo.errors import InputError
-from preduce.topo.timing.cost import communication
-from preduce.topo.timing.event_graph import cycle_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
     from preduce.schedulers.synthesis.archive import Archive
-    from preduce.schedulers.synthesis.problem import Problem
-    from preduce.schedulers.synthesis.search import Letters
-
-    Found = tuple[float, float, Letters]
+    from preduce.schedulers.synthesis.problem import Candidate, Problem
 
 T = TypeVar("T")
 
-TOLERANCE = 5e-5
-"""A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
 SEARCH_SHARE = 0.62
+"""Part of the time that goes into the search; the rest is for the figures of what was found and for bounds."""
 REPORT_SHARE = 0.18
+"""Part of the time after which no more of what was found gets its figures."""
 MAX_REPORTED = 60
+"""Candidates of one alphabet that get their figures."""
 
 
 def synthesise(
@@ -46,7 +40,7 @@ def synthesise(
     *,
     time_limit: float,
     seed: int = 0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[SearchStage], None] | None = None,
 ) -> Front:
     """Search for the schedules of a cluster that trade communication against disagreement (or drift) best.
 
@@ -72,31 +66,31 @@ def synthesise(
     if reason := impossible(problem):
         return _empty(reason, start, seed)
     alphabets = alphabets_of(problem, seed, lambda: time.monotonic() > start + 0.15 * time_limit)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     proofs: list[str] = []
     doubts: list[str] = []
     for index, alphabet in enumerate(alphabets):
         left = (start + time_limit - time.monotonic()) / (len(alphabets) - index)
         begun = time.monotonic()
-        archives = explore(
+        archives = search_alphabet(
             alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
         )
         # The figures of what was found come before the bound: without time for both, an answer is worth more.
-        listed = _candidates(problem, alphabet, archives, before=begun + (SEARCH_SHARE + REPORT_SHARE) * left)
+        measured = _candidates(problem, alphabet, archives, before=begun + (SEARCH_SHARE + REPORT_SHARE) * left)
         bound = _bound(problem, alphabet, archives[0], begun + left)
         if bound is not None:
             proofs.append(_proof(problem, bound))
             if shortfall := beyond(problem, bound):
                 doubts.append(f"{bound.described}: {shortfall}")
-        found += listed if bound is None else [bounded(one, bound) for one in listed]
-    front = pareto(found)
-    best = preferred(problem, found)
+        candidates += measured if bound is None else [bounded(one, bound) for one in measured]
+    front = pareto(candidates)
+    best = preferred(problem, candidates)
     if best is not None:
         status, reason = best.status if problem.objective is Objective.DISAGREEMENT else Status.FEASIBLE, ""
     elif len(doubts) == len(alphabets):
         status, reason = Status.INFEASIBLE, doubts[0]
     else:
-        status, reason = Status.UNKNOWN, nearest(problem, found)
+        status, reason = Status.UNKNOWN, nearest(problem, candidates)
     seconds = time.monotonic() - start
     proof = "; ".join(proofs)
     return Front(candidates=front, best=best, status=status, seconds=seconds, seed=seed, reason=reason, proof=proof)
@@ -145,7 +139,7 @@ def _proof(problem: Problem, bound: DualBound) -> str:
 
 
 def _bound(problem: Problem, alphabet: Alphabet, archive: Archive, until: float) -> DualBound | None:
-    """The profile bound for all plain means and, for complete alphabets, the age bound over their letters.
+    """The profile bound for all plain means and, for complete alphabets, the age bound over their phases.
 
     It is made tight at the communication that is asked for, or that the least found for the asked disagreement takes.
     """
@@ -169,7 +163,7 @@ def _candidates(problem: Problem, alphabet: Alphabet, archives: list[Archive], *
     """
     allowed = within_limits(alphabet, problem.limits)
     result: list[Candidate] = []
-    seen: set[Letters] = set()
+    seen: set[Indices] = set()
     for archive in archives:
         asked = [
             archive.best_within(problem.limits.max_communication or np.inf),
@@ -179,13 +173,13 @@ def _candidates(problem: Problem, alphabet: Alphabet, archives: list[Archive], *
         for entry in (*asked, *scattered(hinted), *scattered(archive.front())):
             if entry is None or len(result) >= MAX_REPORTED:
                 continue
-            letters = primitive(entry[2], problem.limits.min_period)
-            if letters in seen or (allowed is not None and not allowed(letters)):
+            indices = primitive(entry[2], problem.limits.min_period)
+            if indices in seen or (allowed is not None and not allowed(indices)):
                 continue
             if result and time.monotonic() > before:
                 return result
-            seen.add(letters)
-            result.append(candidate(problem, alphabet, letters))
+            seen.add(indices)
+            result.append(candidate(problem, alphabet, indices))
     return result
 
 
@@ -197,40 +191,6 @@ def scattered(front: list[T]) -> list[T]:
         order += [index for index in range(0, len(front), step) if index not in order]
         step //= 2
     return [front[index] for index in order]
-
-
-def candidate(problem: Problem, alphabet: Alphabet, letters: Letters) -> Candidate:
-    """One schedule with its figures from `topo`."""
-    schedule = alphabet.schedule(letters, "synthesised")
-    cost = communication(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step
-    value = float(figures.disagreement(schedule))
-    drift = figures.drift(schedule, problem.push)
-    name = f"synthesised-{len(letters)}-phases-{1e3 * cost:.4g}ms"
-    return Candidate(
-        schedule=alphabet.schedule(letters, name),
-        name=name,
-        communication_seconds_per_step=cost,
-        disagreement=value,
-        drift=float(drift),
-        step_seconds=cycle_time(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step,
-        period=len(letters),
-        status=Status.FEASIBLE,
-    )
-
-
-def bounded(one: Candidate, bound: DualBound) -> Candidate:
-    """The same candidate with the bound at its own communication; optimal where it meets it."""
-    floor = bound.at(one.communication_seconds_per_step)
-    status = Status.OPTIMAL if one.disagreement <= floor + TOLERANCE else Status.FEASIBLE
-    return replace(one, bound=floor, bound_class=bound.described, status=status)
-
-
-def primitive(letters: Letters, least: int = 1) -> Letters:
-    """The shortest period, of at least `least` phases, whose repetition is the given one."""
-    for length in range(least, len(letters)):
-        if len(letters) % length == 0 and letters == letters[:length] * (len(letters) // length):
-            return letters[:length]
-    return letters
 
 
 def _empty(reason: str, start: float, seed: int) -> Front:

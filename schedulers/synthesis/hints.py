@@ -1,4 +1,4 @@
-"""Hints: known schedules of the cluster, spelled in the letters of an alphabet.
+"""Hints: known schedules of the cluster, spelled in the phases of an alphabet.
 
 They are where the search starts and what it has to beat: their phases join alphabets that are not complete, and their
 costs are budgets at which the search is asked for more.
@@ -19,13 +19,12 @@ from preduce.topo.timing.cost import communication
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
     from preduce.schedulers.synthesis.problem import Problem
     from preduce.topo.rule import RulePhase
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies import Pace
 
-Letters = tuple[int, ...]
 Round = TypeVar("Round")
 
 
@@ -65,17 +64,17 @@ def group_rounds(hint: Schedule) -> tuple[Phase, ...] | None:
         return None
 
 
-def letters_of(alphabet: Alphabet, hint: Schedule) -> Letters | None:
-    """The hint's rounds as letters; None where the alphabet lacks one and has no full average to stand in for it."""
+def indices_of(alphabet: Alphabet, hint: Schedule) -> Indices | None:
+    """The hint's rounds as phase indices; None if the alphabet lacks one and has no full average to stand in for it."""
     rounds: Sequence[RulePhase | Phase] | None
     rounds = group_rounds(hint) if alphabet.radices is None else rule_rounds(hint, alphabet.radices)
     if rounds is None:
         return None
     place = {_key(phase): index for index, phase in enumerate(alphabet.phases)}
     full = alphabet.full_average()  # pruned phases cost at least as much as it
-    found = [place.get(_key(phase), full) for phase in rounds]
-    letters = tuple(letter for letter in found if letter is not None)
-    return letters if len(letters) == len(found) else None
+    spelled = [place.get(_key(phase), full) for phase in rounds]
+    indices = tuple(index for index in spelled if index is not None)
+    return indices if len(indices) == len(spelled) else None
 
 
 def _spaced(rounds: tuple[Round, ...], pace: Pace, silent: Round) -> tuple[Round, ...]:

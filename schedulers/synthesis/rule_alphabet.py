@@ -11,6 +11,7 @@ import numpy as np
 from preduce.schedulers.synthesis.alphabet import Alphabet
 from preduce.schedulers.synthesis.hints import rule_rounds
 from preduce.schedulers.synthesis.scoring import Space
+from preduce.topo.arithmetic.whole_numbers import divisors, prime_factors
 from preduce.topo.rule import Block
 from preduce.topo.timing import loads
 
@@ -27,19 +28,12 @@ if TYPE_CHECKING:
 MAX_ENUMERATED = 2500
 """Up to this many phases all are listed; beyond, only those with aligned blocks are."""
 MAX_DIGITS = 4
+"""Digits of a node's index that rules may use: 2^4 classes of characters."""
 
 
 def prime_radices(num_nodes: int) -> tuple[int, ...]:
     """The finest radices: prime factors, at most MAX_DIGITS of them (the smallest are merged)."""
-    factors: list[int] = []
-    rest, divisor = num_nodes, 2
-    while rest > 1:
-        if divisor * divisor > rest:
-            divisor = rest
-        while rest % divisor == 0:
-            factors.append(divisor)
-            rest //= divisor
-        divisor += 1
+    factors = list(prime_factors(num_nodes))
     while len(factors) > MAX_DIGITS:
         factors.sort()
         factors = [factors[0] * factors[1], *factors[2:]]
@@ -88,11 +82,11 @@ def aligned_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase
     sets = digit_sets(num_digits)
     spans = [
         tuple(range(start, start + size))
-        for size in _divisors(workers_per_node)
+        for size in divisors(workers_per_node)
         for start in range(0, workers_per_node, size)
     ]
     seen: set[RulePhase] = set()
-    for size in _divisors(workers_per_node):
+    for size in divisors(workers_per_node):
         inside = [tuple(range(start, start + size)) for start in range(0, workers_per_node, size)]
         seen.add(tuple(Block(part) for part in inside if size > 1))
     for span in spans:
@@ -104,21 +98,19 @@ def aligned_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase
     yield from sorted(seen, key=lambda phase: (len(phase), str([str(block) for block in phase])))
 
 
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
-
-
 def rule_space(workers_per_node: int, radices: Sequence[int], *, push: str = "worker") -> Space:
     """The classes of the digit group: class c is the set of digits on which a character is non-trivial."""
+    # Shapes: C = 2^k classes, one per set of digits; G local ranks.
     sets = digit_sets(len(radices))
     num_workers = workers_per_node * prod(radices)
     multiplicity = np.array([prod(radices[d] - 1 for d in c) for c in sets], dtype=np.float64)
     eye = np.eye(workers_per_node)
-    centre = eye - 1.0 / workers_per_node
+    centre = eye - 1.0 / workers_per_node  # the mean lives in the class of the empty set alone
     fresh = np.stack([centre if not c else eye for c in sets])
     if push == "worker":
         columns = fresh.copy()
     else:
+        # One push per node is constant in the node: on a character it is a column of ones over the local ranks.
         ones = np.zeros((workers_per_node, workers_per_node))
         ones[:, 0] = 1.0
         columns = np.stack([np.zeros_like(ones) if not c else ones for c in sets])
@@ -141,10 +133,10 @@ def phase_matrices(phase: RulePhase, workers_per_node: int, num_digits: int) -> 
 
 def rule_cost(phase: RulePhase, radices: Sequence[int], problem: Problem) -> float:
     """Seconds of one phase."""
-    listed = loads.of_rule(
+    link_loads = loads.of_rule(
         phase, radices, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value
     )
-    return float(listed.seconds().max(initial=0.0))
+    return float(link_loads.seconds().max(initial=0.0))
 
 
 def hinted_phases(problem: Problem, radices: Sequence[int]) -> Iterator[RulePhase]:
@@ -163,12 +155,12 @@ def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> A
     radices = radices if radices is not None else prime_radices(problem.cluster.num_nodes)
     complete = count_phases(size, len(radices)) <= MAX_ENUMERATED
     limit = problem.limits.max_group
-    listed = dict.fromkeys((all_phases if complete else aligned_phases)(size, len(radices)))
+    candidates = dict.fromkeys((all_phases if complete else aligned_phases)(size, len(radices)))
     if not complete:
-        listed |= dict.fromkeys(hinted_phases(problem, radices))
+        candidates |= dict.fromkeys(hinted_phases(problem, radices))
     phases = tuple(
         phase
-        for phase in listed
+        for phase in candidates
         if limit is None or all(len(b.local) * prod(radices[d] for d in b.across) <= limit for b in phase)
     )
     matrices = np.stack([phase_matrices(phase, size, len(radices)) for phase in phases])

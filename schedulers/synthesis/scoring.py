@@ -1,13 +1,17 @@
 """Scoring thousands of candidate schedules at once: disagreement and drift from small matrices.
 
 All phases of one search act on the same few invariant subspaces ("classes"; one for explicit groups, 2^k for a rule of
-k digits). A stretch of phases is summed up by how it maps the covariance Σ of the workers' distance to the mean,
+k digits). What some consecutive phases do is summed up by how they map the covariance Σ of the workers' distance to
+the mean,
 
-    Σ ← P Σ Pᵀ + Q,   and how much it adds to the figure,   ⟨U, Σ⟩ + u,
+    Σ ← P Σ Pᵀ + Q,   and how much they add to the figure,   ⟨U, Σ⟩ + u,
 
-and stretches compose associatively. So the rest of a period is composed once, and every replacement of one phase costs
-one more composition and one periodic Lyapunov equation, solved by doubling. `topo.figures` computes the same figures
+a `CovarianceMap`, and such maps compose associatively. So the rest of a period is composed once, and every replacement
+of one phase costs one more composition and one periodic Lyapunov equation. `topo.figures` computes the same figures
 schedule by schedule; a test compares the two.
+
+Shapes: C classes of size G; `...` are leading axes (candidates, phases), which broadcast; T phases of a period; K
+columns of a push. ⟨·, ·⟩ and tr are taken on the space of all n workers: each class counts `multiplicity` times.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.arithmetic.lyapunov import steady_state
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,8 +31,12 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]
 
-CONVERGED = 1e-9
+NEGLIGIBLE = 1e-9
+"""Entries of a power of the period below this add nothing to a covariance any more."""
 MAX_DOUBLINGS = 12
+"""4096 periods: what has not forgotten its start by then is too slow for any search to want."""
+UNSETTLED = 1e-3
+"""Where this much is left of a period's power after that, the workers do not converge."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +64,11 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretch:
-    """Stretches of phases: `product`, `noise`, `weight` (..., C, G, G), `constant` (...) and `length`, phases."""
+class CovarianceMap:
+    """What consecutive phases do: P `product`, Q `noise`, U `weight`, each (..., C, G, G), and u `constant` (...).
+
+    `length` is the number of phases, the same for all entries along the leading axes.
+    """
 
     product: Floats
     noise: Floats
@@ -63,9 +76,9 @@ class Stretch:
     constant: Floats
     length: int
 
-    def __getitem__(self, index: int | Ints) -> Stretch:
+    def __getitem__(self, index: int | Ints) -> CovarianceMap:
         """Pick along the leading axes."""
-        return Stretch(
+        return CovarianceMap(
             self.product[index],
             self.noise[index],
             self.weight[index],
@@ -74,24 +87,25 @@ class Stretch:
         )
 
 
-def of_phases(space: Space, matrices: Floats) -> Stretch:
-    """One stretch for each mixing matrix, shape (..., C, G, G), mean projected out."""
+def of_phases(space: Space, matrices: Floats) -> CovarianceMap:
+    """One map for each mixing matrix, shape (..., C, G, G), mean projected out."""
     transposed = matrices.swapaxes(-1, -2)
+    # The round's steps come first: Σ ← W(Σ + D)Wᵀ, so Q = W D Wᵀ, and the figure gains tr of that: ⟨WᵀW, Σ⟩ + tr Q.
     noise = matrices @ space.fresh @ transposed
-    return Stretch(matrices, noise, transposed @ matrices, _trace(space, noise), 1)
+    return CovarianceMap(matrices, noise, transposed @ matrices, _trace(space, noise), 1)
 
 
-def nothing(space: Space) -> Stretch:
-    """The empty stretch."""
+def nothing(space: Space) -> CovarianceMap:
+    """The map of no phases at all."""
     eye = np.broadcast_to(np.eye(space.fresh.shape[-1]), space.fresh.shape)
-    return Stretch(eye, np.zeros_like(space.fresh), np.zeros_like(space.fresh), np.zeros(()), 0)
+    return CovarianceMap(eye, np.zeros_like(space.fresh), np.zeros_like(space.fresh), np.zeros(()), 0)
 
 
-def compose(space: Space, first: Stretch, second: Stretch) -> Stretch:
+def compose(space: Space, first: CovarianceMap, second: CovarianceMap) -> CovarianceMap:
     """`first`, then `second`; leading axes broadcast."""
     transposed = second.product.swapaxes(-1, -2)
     first_transposed = first.product.swapaxes(-1, -2)
-    return Stretch(
+    return CovarianceMap(
         second.product @ first.product,
         second.product @ first.noise @ transposed + second.noise,
         first.weight + first_transposed @ second.weight @ first.product,
@@ -100,29 +114,22 @@ def compose(space: Space, first: Stretch, second: Stretch) -> Stretch:
     )
 
 
-def chain(space: Space, stretches: Sequence[Stretch]) -> Stretch:
-    """All stretches one after the other."""
+def compose_all(space: Space, maps: Sequence[CovarianceMap]) -> CovarianceMap:
+    """All maps one after the other, the first first."""
     result = nothing(space)
-    for stretch in stretches:
-        result = compose(space, result, stretch)
+    for one in maps:
+        result = compose(space, result, one)
     return result
 
 
-def disagreement(space: Space, period: Stretch) -> Floats:
-    """The disagreement of repeating each stretch for ever, shape (...); infinite where the workers do not converge.
-
-    Doubling: after k squarings the noise of 2^k periods has been summed.
-    """
-    power, covariance = period.product, period.noise
-    for _ in range(MAX_DOUBLINGS):
-        size = np.abs(power).max(initial=0.0)
-        if size < CONVERGED:
-            break
-        covariance = covariance + power @ covariance @ power.swapaxes(-1, -2)
-        power = power @ power
+def disagreement(space: Space, period: CovarianceMap) -> Floats:
+    """The disagreement of repeating each period for ever, shape (...); infinite where the workers do not converge."""
+    covariance, remainder = steady_state(
+        period.product, period.noise, negligible=NEGLIGIBLE, max_doublings=MAX_DOUBLINGS
+    )
     total = period.constant + _inner_product(space, period.weight, covariance)
     value = np.asarray(space.floor + total / (space.num_workers * period.length))
-    return np.where(np.abs(power).max(axis=(-3, -2, -1)) < 1e-3, value, np.inf)
+    return np.where(np.abs(remainder).max(axis=(-3, -2, -1)) < UNSETTLED, value, np.inf)
 
 
 def weighed(space: Space, covariances: Floats, weights: Floats) -> Floats:
@@ -130,31 +137,30 @@ def weighed(space: Space, covariances: Floats, weights: Floats) -> Floats:
 
     With weight WᵀW it is what a phase leaves of a covariance, long before W is applied to each.
     """
-    scale = np.repeat(space.multiplicity, space.fresh[0].size) / space.num_workers
+    scale = np.repeat(space.multiplicity, space.fresh[0].size) / space.num_workers  # (C·G²,)
     return np.asarray((covariances.reshape(len(covariances), -1) * scale) @ weights.reshape(len(weights), -1).T)
 
 
-def steady(period: Stretch) -> tuple[Floats, Floats]:
+def steady(period: CovarianceMap) -> tuple[Floats, Floats]:
     """(covariance before the first phase, weight of it on all that follows) when the period repeats for ever."""
-    power, covariance, weight = period.product, period.noise, period.weight
-    for _ in range(MAX_DOUBLINGS):
-        if np.abs(power).max(initial=0.0) < CONVERGED:
-            break
-        transposed = power.swapaxes(-1, -2)
-        covariance = covariance + power @ covariance @ transposed
-        weight = weight + transposed @ weight @ power
-        power = power @ power
-    return covariance, weight
+    transposed = period.product.swapaxes(-1, -2)
+    covariance = steady_state(period.product, period.noise, negligible=NEGLIGIBLE, max_doublings=MAX_DOUBLINGS)
+    # Weights run backwards through the periods: U ← Pᵀ U P + U of one period, the same equation for Pᵀ.
+    weight = steady_state(transposed, period.weight, negligible=NEGLIGIBLE, max_doublings=MAX_DOUBLINGS)
+    return covariance.covariance, weight.covariance
 
 
 def drift(space: Space, matrices: Floats) -> Floats:
     """The drift of whole schedules over all instants: matrices (..., T, C, G, G) → (...). O(T·P·C·G³) each."""
     num_phases = matrices.shape[-4]
-    state = np.zeros_like(space.push)
-    product = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape[-3:])
+    # One period from zero: after it the state is its constant part, and P is what it does to where it started.
+    state = np.zeros_like(space.push)  # (..., C, G, K) from the first phase on
+    product = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape[-3:])  # (..., C, G, G)
     for t in range(num_phases):
         matrix = matrices[..., t, :, :, :]
         state, product = matrix @ (state + space.push), matrix @ product
+    # The state z that a period reproduces solves (I − P) z = the constant part; where that is singular a harmless
+    # system is solved instead, and the answer is infinite.
     rest = np.eye(matrices.shape[-1]) - product
     converges = np.abs(np.linalg.det(rest)).min(axis=-1) > 1e-12
     rest = np.where(converges[..., None, None, None], rest, np.eye(matrices.shape[-1]))

@@ -153,12 +153,15 @@ def test_a_slow_worker_appears_as_waiting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "words"), [(Form.HIERARCHICAL, "run it with form='hierarchical'"), (Form.TREE, "planned but not run")]
+    ("form", "words"),
+    [(Form.HIERARCHICAL, "form hierarchical, which runs over gloo"), (Form.TREE, "planned but not run")],
 )
 def test_a_form_other_than_the_ring_is_named(form: Form, words: str) -> None:
     asked = job(form=form)
     chosen = pick(competitors(asked, until=0.0), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
+    expected = form if form.is_executable else Form.RING
+    assert chosen.schedule.strategy.how.form is expected, "the file says how it is to be run"
 
 
 def test_a_million_workers_are_planned_from_rules_alone() -> None:

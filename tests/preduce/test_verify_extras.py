@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preduce.runtime.liveness.facts import read_schedule
+from preduce.runtime.schedule_file import read_schedule
 from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import load_schedule

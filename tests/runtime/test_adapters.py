@@ -2,18 +2,14 @@
 
 import json
 import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from thread_ranks import ThreadRanks
-
+from helpers import children
+from helpers.thread_ranks import ThreadRanks
 from preduce.runtime.adapters.averager import ScheduleAverager
 from preduce.runtime.adapters.ddp_hook import HookGradients, ScheduleHookState
 from preduce.topo.cluster import Cluster
@@ -25,9 +21,9 @@ from preduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, Stat
 
 @pytest.fixture(scope="module")
 def results():
-    script = str(Path(__file__).parent / "resume_worker.py")
     done = subprocess.run(
-        [sys.executable, script],
+        children.module("helpers.resume_worker"),
+        env=children.environment(),
         input='{"what": "averagers"}\n',
         capture_output=True,
         text=True,

@@ -10,19 +10,15 @@ import random
 import sys
 import threading
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_schedules import MAX_WORKERS, make_case, reference, run_case
-
+from helpers.random_schedules import MAX_WORKERS, make_case, reference, run_case
 from preduce.runtime.averaging import reducer as reduction
 from preduce.runtime.strategies import group_means
-from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.transport.gloo import GlooWorld
 
 CASES = 2000
 BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 10_000))
@@ -90,14 +86,14 @@ def test_random_schedules_cover_what_they_claim():
     assert any(getattr(s, "prologue", 0) for s in strategies)
     assert any(s.averaging == "step-normalised" for s in strategies)
     assert any(getattr(s, "averages_gradients", False) for s in strategies)
-    groups = [g for s in strategies if s.kind == "static" for phase in s.phases for g in phase]
+    groups = [g for s in strategies if s.kind == "static" for phase in s.phases.phases for g in phase]
     assert any(g.relax != 1 for g in groups)
     assert {len(g.members) for g in groups} >= {2, 3, 4, 5}
     assert any(
         sum(len(g.members) for g in phase) < phase.num_workers
         for s in strategies
         if s.kind == "static"
-        for phase in s.phases
+        for phase in s.phases.phases
     )
 
 
@@ -116,9 +112,9 @@ def test_a_seeded_fault_is_found(ranks, monkeypatch, fault):
     """The comparison above can fail: each fault in the commit is noticed within a few schedules."""
     mean = group_means.commit_mean
     if fault == "relax ignored":
-        monkeypatch.setattr(group_means, "commit_mean", lambda lane, _relax, ok, **_: mean(lane, 1.0, ok))
+        monkeypatch.setattr(group_means, "commit_mean", lambda bucket, _relax, ok, **_: mean(bucket, 1.0, ok))
     elif fault == "overlap applied late":
-        monkeypatch.setattr(group_means, "commit_delayed", lambda lane, _s, relax, ok: mean(lane, relax, ok))
+        monkeypatch.setattr(group_means, "commit_delayed", lambda bucket, _s, relax, ok: mean(bucket, relax, ok))
     else:
         monkeypatch.setattr(reduction.Reduction, "num_members", property(lambda self: len(self.group.members) + 1))
         monkeypatch.setattr(reduction, "sums_agree", lambda sums, _tag, _k: torch.tensor(True))

@@ -7,34 +7,25 @@ import random
 import selectors
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from thread_ranks import ThreadRanks
-
+from helpers import children
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state import checkpoint
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import FileProblem, InputError
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Pairwise, Server
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(6)
+from preduce.topo.strategies import AllReduce, Late, Pairwise, Server
 
 
 @pytest.fixture(scope="module")
 def ask():
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "resume_worker.py")],
+        children.module("helpers.resume_worker"),
+        env=children.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -136,7 +127,7 @@ def _all(n):
 
 def saved(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
     def work(world):
-        model, optimizer = make(world, plan or everyone(n, pace=1, overlap=True))
+        model, optimizer = make(world, plan or everyone(n, pace=1, when=Late()))
         for round_ in rounds:
             train(model, optimizer, round_ - optimizer.round)
             save_checkpoint(optimizer, tmp_path, extra={"epoch": round_, "rank": world.rank})
@@ -149,12 +140,12 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
     before = saved(ranks, tmp_path)
 
     def work(world):
-        model, optimizer = make(world, everyone(3, overlap=True), 77.0)
+        model, optimizer = make(world, everyone(3, when=Late()), 77.0)
         resumed = load_checkpoint(optimizer, tmp_path)
         return values(model), resumed.extra, optimizer.steps, optimizer.round
 
-    for rank, (found, extra, steps, round_) in enumerate(ranks.run(3, work)):
-        assert found == before[rank]
+    for rank, (restored, extra, steps, round_) in enumerate(ranks.run(3, work)):
+        assert restored == before[rank]
         assert extra == {"epoch": 4, "rank": rank}
         assert (steps, round_) == (4, 4)
 
@@ -178,7 +169,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, dama
         (newest / "manifest.json").write_text('{"format": "preduce.checkpoint", "format": 1}')
 
     def work(world):
-        _, optimizer = make(world, everyone(3, overlap=True))
+        _, optimizer = make(world, everyone(3, when=Late()))
         return load_checkpoint(optimizer, tmp_path).round
 
     assert ranks.run(3, work) == [2, 2, 2]
@@ -200,7 +191,7 @@ def test_another_model_is_refused(ranks, tmp_path):
     saved(ranks, tmp_path)
 
     def work(world):
-        _, optimizer = make(world, everyone(3, overlap=True), width=5)
+        _, optimizer = make(world, everyone(3, when=Late()), width=5)
         load_checkpoint(optimizer, tmp_path)
 
     assert all("another model" in str(error) for error in ranks.run(3, work, catch=InputError))
@@ -220,12 +211,12 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
     def work(world):
         model, optimizer = make(world, everyone(n))
         resumed = load_checkpoint(optimizer, tmp_path, other_run=True)
-        found = values(model)
+        restored = values(model)
         train(model, optimizer, 2)
-        return found, resumed.num_workers, resumed.round, optimizer.steps
+        return restored, resumed.num_workers, resumed.round, optimizer.steps
 
-    for found, old_size, old_round, steps in ranks.run(n, work):
-        assert found == pytest.approx(mean)
+    for restored, old_size, old_round, steps in ranks.run(n, work):
+        assert restored == pytest.approx(mean)
         assert (old_size, old_round, steps) == (3, 4, 2)
 
 
@@ -280,8 +271,8 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     monkeypatch.setattr(ranks, "timeout", 1)
 
     def work(world):
-        model, optimizer = make(world, everyone(3, overlap=True))
-        optimizer._reducer.timeout = 1
+        model, optimizer = make(world, everyone(3, when=Late()))
+        optimizer.run.reducer.timeout = 1
         load_checkpoint(optimizer, tmp_path)
         train(model, optimizer, 2)
         save_checkpoint(optimizer, tmp_path)
@@ -293,12 +284,12 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     monkeypatch.setattr(ranks, "timeout", 60)
 
     def again(world):
-        _, optimizer = make(world, everyone(3, overlap=True))
+        _, optimizer = make(world, everyone(3, when=Late()))
         return load_checkpoint(optimizer, tmp_path).round
 
-    found = set(ranks.run(3, again))
-    assert len(found) == 1
-    assert found <= ({2} if stop < 3 else {2, 4})
+    answers = set(ranks.run(3, again))
+    assert len(answers) == 1
+    assert answers <= ({2} if stop < 3 else {2, 4})
 
 
 @pytest.mark.parametrize(
@@ -320,8 +311,8 @@ def test_timing_dependent_strategies_lose_and_double_nothing(ranks, tmp_path, st
         if resumed is None:
             save_checkpoint(optimizer, tmp_path)
             train(model, optimizer, 3)  # lost in the crash that follows
-            optimizer._reducer.agree("end", 0, _all(3))
-            optimizer._strategy.close()
+            optimizer.run.reducer.agree("end", 0, _all(3))
+            optimizer.runner.close()
             return None
         optimizer.finish()
         return model.weight.detach().reshape(-1).tolist()

@@ -1,19 +1,13 @@
 """Drift correction: equals its NumPy reference, finds the optimum where plain means do not, refuses what diverges."""
 
 import random
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_schedules import Quadratic
-from thread_ranks import ThreadRanks
-
+from helpers.random_schedules import Quadratic
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster
@@ -23,11 +17,6 @@ from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, RulePhases, Static
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(6)
 
 
 def node_then_all(k):
@@ -154,9 +143,9 @@ def reference(plan, num_rounds, alpha, data, rates, *, guarded=True):
             members = list(group.members)
             change = x[members].mean(axis=0) - x[members]
             if len(members) == n and guarded:
-                kept = min(max(agreement.sum() / size.sum(), 0), 1) if size.sum() > 0 else 1
-                h *= kept
-                trust = max(trust / 2, 1 / 64) if kept < 0.5 else min(trust * 1.2, 1)
+                kappa = min(max(agreement.sum() / size.sum(), 0), 1) if size.sum() > 0 else 1
+                h *= kappa
+                trust = max(trust / 2, 1 / 64) if kappa < 0.5 else min(trust * 1.2, 1)
                 agreement[:], size[:] = 0, 0
             h[members] += alpha * trust * change / since[members].mean()
             x[members] += float(group.relax) * change
@@ -199,8 +188,8 @@ def test_values_and_corrections_equal_the_numpy_reference(ranks, part):
                     group["lr"] = rates[step % len(rates)]
                 model.set_gradient(float(data[1][rank]), data[2][rank])
                 optimizer.step()
-            h = torch.cat([place[2] for place in optimizer._strategy._places.values()]).numpy().copy()
-            optimizer._strategy.close()
+            h = torch.cat([place[2] for place in optimizer.runner._places.values()]).numpy().copy()
+            optimizer.runner.close()
             return model.values().numpy().copy(), h
 
         got = ranks.run(n, work)
@@ -243,7 +232,7 @@ def test_numbers_that_are_not_finite_end_a_correction_not_the_run(ranks):
         model = Quadratic(np.zeros(3), torch.float32)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(inner, model, plan, timeout=20, drift_correction=1.0, world=world)
-        strategy = optimizer._strategy
+        strategy = optimizer.runner
         for step in range(12):
             model.set_gradient(1.0, np.full(3, float(world.rank)))
             if step in (6, 7) and world.rank == 1:
@@ -285,7 +274,7 @@ def test_a_resumed_run_continues_bit_for_bit_with_its_corrections(ranks, tmp_pat
             optimizer.step()
             if saved is not None and step + 1 == saved:
                 save_checkpoint(optimizer, tmp_path)
-        strategy = optimizer._strategy
+        strategy = optimizer.runner
         return model.values().numpy().tobytes(), {k: v.numpy().tobytes() for k, v in strategy.state().items()}
 
     for saved in (20, 22):
@@ -361,7 +350,7 @@ def test_what_is_not_shown_right_is_refused(ranks, plan, correction, inner, word
 
 def test_a_strength_that_diverges_is_refused_with_its_radius():
     plan = node_then_all(3)
-    from preduce.runtime.averaging.drift_correction import chosen_alpha
+    from preduce.runtime.strategies.drift_correction import chosen_alpha
 
     sgd = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
     with pytest.raises(InputError, match=r"1 diverges .* radius of a period is 3, .*'auto' takes 0\.2"):
@@ -391,7 +380,7 @@ def test_a_skipped_step_counts_no_rate_and_a_closure_is_corrected(ranks):
         optimizer.step(closure)
         optimizer.skip()
         # one step of 0.5 each: means (0.5 + 1.0) / 2, corrections (mean − x) / 0.5
-        h = optimizer._strategy.corrections[0][0].item()
+        h = optimizer.runner.corrections[0][0].item()
         optimizer.step(closure)
         return h, float(model.values()[0])
 

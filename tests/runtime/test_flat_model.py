@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, state_keys
-from preduce.runtime.averaging.tags import sums_agree, tag_of
 from preduce.runtime.liveness.handshake import compare
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces
-from preduce.runtime.transport.communicators import GlooWorld
+from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.needed_groups import check_budget, distinct_partitions, member_sets
+from preduce.runtime.transport.tags import sums_agree, tag_of
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import FileProblem, InputError, UnavailableError
 from preduce.topo.phase import Phase
@@ -40,11 +40,12 @@ def test_parameters_become_views_of_one_array_and_keep_their_values():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2).double())
     before = [p.detach().clone() for p in model.parameters()]
     flat = flat_of(model)
-    assert [lane.dtype for lane in flat.lanes] == [torch.float32, torch.float64]
+    assert [bucket.dtype for bucket in flat.buckets] == [torch.float32, torch.float64]
     for parameter, value in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, value)
         assert any(
-            parameter.untyped_storage().data_ptr() == lane.flat.untyped_storage().data_ptr() for lane in flat.lanes
+            parameter.untyped_storage().data_ptr() == bucket.flat.untyped_storage().data_ptr()
+            for bucket in flat.buckets
         )
 
 
@@ -53,7 +54,7 @@ def test_tied_weights_stay_tied_and_count_once():
     flat = flat_of(model)
     assert model.head.weight is model.embed.weight
     assert [slot.names for slot in flat.slots()] == [("embed.weight", "head.weight")]
-    flat.lanes[0].flat.fill_(2.0)
+    flat.buckets[0].flat.fill_(2.0)
     assert (model.head.weight == 2).all()
 
 
@@ -67,10 +68,10 @@ def test_channels_last_strides_survive():
 def test_swap_exchanges_the_arrays_without_changing_shapes_or_ties():
     model = Tied()
     flat = flat_of(model)
-    lane = flat.lanes[0]
+    bucket = flat.buckets[0]
     for value in (3.0, 4.0, 5.0):
-        lane.scratch()[: lane.size].fill_(value)
-        lane.swap()
+        bucket.scratch()[: bucket.size].fill_(value)
+        bucket.swap()
         assert (model.embed.weight == value).all()
         assert model.head.weight is model.embed.weight
         flat.check()

@@ -3,17 +3,21 @@
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from generator_rig import KILL_POINTS, ServiceProcess, check_orders, randomised_run, run_workers, setting_of, started_by
-
+from helpers.generator_rig import (
+    KILL_POINTS,
+    ServiceProcess,
+    check_orders,
+    randomised_run,
+    run_workers,
+    setting_of,
+    started_by,
+)
 from preduce.runtime.generator.client import GeneratorClient
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.log import MAGIC, Log

@@ -1,18 +1,12 @@
 """Generated schedules on real gloo groups: means are conserved, orders are the generator's, everybody ends."""
 
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from generator_rig import check_orders
-from thread_ranks import ThreadRanks
-
+from helpers.generator_rig import check_orders
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.service import GeneratorService
 from preduce.runtime.optimizer import DistributedOptimizer
@@ -23,11 +17,6 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
 
 pytest.importorskip("zmq")
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(4)
 
 
 @pytest.fixture
@@ -81,7 +70,7 @@ def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, se
                 with optimizer.mean_model():
                     means.append(model.weight[0, 0].item())
         optimizer.finish()
-        return means[0], model.weight[0, 0].item(), model.bias[0].item(), optimizer._strategy.client.executed
+        return means[0], model.weight[0, 0].item(), model.bias[0].item(), optimizer.runner.client.executed
 
     results = ranks.run(4, train, limit=90)
     mean = sum(2.0**rank for rank in range(4)) / 4
@@ -119,8 +108,8 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
         optimizer = DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=40
         )
-        strategy, broken, after = optimizer._strategy, [], []
-        attempt, complete = optimizer._reducer.attempt, optimizer._reducer._complete
+        strategy, broken, after = optimizer.runner, [], []
+        attempt, complete = optimizer.run.reducer.attempt, optimizer.run.reducer._complete
 
         def attempted(kind, step, seq, group, **options):
             if not broken:
@@ -128,16 +117,16 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
                 if world.rank == 1 and when == "before the sum":
                     world.communicator(group.members).close()
                 if world.rank == 1 and when == "after the sum":
-                    optimizer._reducer._complete = cut_off
+                    optimizer.run.reducer._complete = cut_off
             return attempt(kind, step, seq, group, **options)
 
         def cut_off(reduction, given_up=None):
-            optimizer._reducer._complete = complete
+            optimizer.run.reducer._complete = complete
             complete(reduction, given_up)
             reduction.communicator.close()
             reduction.communicator.all_reduce(torch.zeros(1))
 
-        optimizer._reducer.attempt = attempted
+        optimizer.run.reducer.attempt = attempted
         for _ in range(25):
             with torch.no_grad():
                 model.weight.fill_(10.0 * world.rank)
@@ -150,12 +139,12 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
         optimizer.finish()
         return broken[0], after, [seq for seq, _ in strategy.client.executed]
 
-    (first, kept, executed), (same, own, executed_there) = ranks.run(2, train, limit=60)
+    (first, values, executed), (same, own, executed_there) = ranks.run(2, train, limit=60)
     assert first == same
     assert own[0] == 10.0, "worker 1 keeps its own parameters"
     assert first not in executed_there, "and does not count the group as executed"
-    assert kept[0] == (5.0 if when == "after the sum" else 0.0)
+    assert values[0] == (5.0 if when == "after the sum" else 0.0)
     assert (first in executed) == (when == "after the sum")
     assert ("void", first, (0, 1)) in [tuple(note) for note in notes], "the generator hears of it"
-    assert 5.0 in kept[1:], "they meet again"
+    assert 5.0 in values[1:], "they meet again"
     assert [seq for seq in executed if seq > first] == [seq for seq in executed_there if seq > first] != []

@@ -1,20 +1,14 @@
 """The form `hierarchical`: sums in three stages equal the ring's, on all members alike, and end when a member goes."""
 
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from thread_ranks import ThreadRanks
-
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.transport import hierarchical
-from preduce.runtime.transport.communicators import Communicator, NcclWorld
+from preduce.runtime.transport.communicators import Communicator
 from preduce.runtime.transport.hierarchical import (
     HierarchicalCommunicator,
     HierarchicalWorld,
@@ -22,21 +16,17 @@ from preduce.runtime.transport.hierarchical import (
     formed,
     levels_of,
 )
+from preduce.runtime.transport.nccl import NcclWorld
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, GroupPhases, Late, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, How, Late, Static
 from preduce.topo.strategies.axes import Form
 from preduce.topo.strategies.generated import Division, Generated
 
 MOST = 8
 _building = threading.Lock()
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(MOST)
 
 
 @pytest.fixture
@@ -75,13 +65,13 @@ def test_sums_equal_the_rings_and_are_the_same_bits_on_all_members(ranks, small_
             results.append(tensors)
         return results
 
-    found = ranks.run(n, work)
+    answers = ranks.run(n, work)
     for index, (length, dtype) in enumerate(cases):
-        first = found[0][0][index]
+        first = answers[0][0][index]
         exact = sum(numbers(rank, length, dtype).double() for rank in range(n))
         tolerance = 1e-12 if dtype is torch.float64 else 64 * torch.finfo(dtype).eps
         torch.testing.assert_close(first.double(), exact, rtol=tolerance, atol=tolerance)
-        assert all(torch.equal(first, run[index]) for runs in found for run in runs)
+        assert all(torch.equal(first, run[index]) for runs in answers for run in runs)
 
 
 def test_the_condition_is_that_of_the_cost_model():
@@ -122,8 +112,8 @@ def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks)
             sums.append((sum(2.0**m for m in members), set(tensor.tolist())))
         return refused, kinds, sums
 
-    found = ranks.run(5, work)
-    for rank, (refused, kinds, sums) in enumerate(found):
+    answers = ranks.run(5, work)
+    for rank, (refused, kinds, sums) in enumerate(answers):
         assert kinds[tuple(range(5))] is Communicator
         assert all(total == {wanted} for wanted, total in sums)
         if rank < 4:
@@ -211,16 +201,26 @@ def test_training_ends_where_it_does_with_rings(ranks, small_parts, name):
     def work(world):
         ring = train(world, SCHEDULES[name], "ring")
         ours = train(world, SCHEDULES[name], "hierarchical")
-        assert ring[2]._world is world
-        assert isinstance(ours[2]._world, HierarchicalWorld)
-        assert isinstance(ours[2]._world.everyone(), HierarchicalCommunicator)
+        assert ring[2].run.reducer.world is world
+        assert isinstance(ours[2].run.reducer.world, HierarchicalWorld)
+        assert isinstance(ours[2].run.reducer.world.everyone(), HierarchicalCommunicator)
         return ring[:2], ours[:2]
 
-    found = ranks.run(4, work)
-    for ring, ours in found:
+    answers = ranks.run(4, work)
+    for ring, ours in answers:
         torch.testing.assert_close(ours[0], ring[0], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours[1], ring[1], rtol=1e-4, atol=1e-5)
-        assert torch.equal(ours[1], found[0][1][1]), "all workers end with the same bits"
+        assert torch.equal(ours[1], answers[0][1][1]), "all workers end with the same bits"
+
+
+def test_the_form_comes_from_the_schedule_unless_the_option_names_another(ranks):
+    plan = Schedule("all", Cluster.regular(2, 2), AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)))
+
+    def work(world):
+        worlds = [train(world, plan, form, steps=2)[2].run.reducer.world for form in (None, "ring")]
+        return isinstance(worlds[0], HierarchicalWorld), worlds[1] is world
+
+    assert ranks.run(4, work) == [(True, True)] * 4
 
 
 def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
@@ -234,8 +234,8 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
             if world.rank == 2 and step == 9:
-                optimizer._watch.note("left", "stopped in round 4")
-                optimizer._world.abandon()
+                optimizer.run.reducer.heartbeat.note("left", "stopped in round 4")
+                optimizer.run.reducer.world.abandon()
                 return None
             try:
                 optimizer.step()
@@ -243,9 +243,9 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
                 return str(error), time.monotonic() - start
         return "nobody noticed"
 
-    found = ranks.run(4, work)
+    answers = ranks.run(4, work)
     ranks.fresh()
-    for text, seconds in (found[rank] for rank in (0, 1, 3)):
+    for text, seconds in (answers[rank] for rank in (0, 1, 3)):
         assert text.startswith("step 9, round 4: group {0,1,2,3}: worker 2 stopped in round 4")
         assert seconds < 15
 
@@ -276,18 +276,18 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
         for _ in range(3):
             model(torch.ones(1, 300, dtype=torch.float64)).sum().backward()
             optimizer.step()
-        kinds = {members: type(group) for members, group in optimizer._world._groups.items()}
-        executed = {members for _, members in optimizer._strategy.client.executed}
+        kinds = {members: type(group) for members, group in optimizer.run.reducer.world._groups.items()}
+        executed = {members for _, members in optimizer.runner.client.executed}
         optimizer.finish()
         return set(model.weight.flatten().tolist()), kinds, executed
 
-    found = ranks.run(4, work)
+    answers = ranks.run(4, work)
     service.stop()
     thread.join(10)
     service.close()
     everyone = (0, 1, 2, 3)
-    assert all(values == {15 / 4} for values, _, _ in found)
-    assert all(kinds[everyone] is HierarchicalCommunicator and everyone in done for _, kinds, done in found)
+    assert all(values == {15 / 4} for values, _, _ in answers)
+    assert all(kinds[everyone] is HierarchicalCommunicator and everyone in done for _, kinds, done in answers)
 
 
 def test_workers_with_other_forms_are_named(ranks):
@@ -308,9 +308,9 @@ def test_workers_with_other_forms_are_named(ranks):
     ],
 )
 def test_forms_that_cannot_run_are_refused_in_a_line(word, device, kind, text):
-    with pytest.raises(kind, match=text) as found:
+    with pytest.raises(kind, match=text) as refusal:
         chosen_form(word, torch.device(device))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(refusal.value)
     assert chosen_form("ring", torch.device("cuda")) is Form.RING
 
 

@@ -1,6 +1,6 @@
 """Real worker processes over gloo: training, handshake, and everything that would otherwise hang.
 
-One driver process imports torch once and forks the workers of each scenario (scenarios.py).
+One driver process imports torch once and forks the workers of each scenario (helpers/scenarios.py).
 """
 
 import json
@@ -13,19 +13,19 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+from helpers import children
+
 pytestmark = pytest.mark.processes
 
 
 class Driver:
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "scenarios.py")],
+            children.module("helpers.scenarios"),
+            env=children.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,9 +77,9 @@ def test_allreduce_equals_ddp_for_sgd_momentum_adam_and_clipped_gradients(driver
     answer = driver.run("same losses as DDP")
     assert answer["code"] == 0, answer["output"][-2000:]
     for name in ("sgd", "momentum", "adam", "clipped"):
-        found = reports(answer, name=name)
-        assert len(found) == 4
-        for report in found:
+        curves = reports(answer, name=name)
+        assert len(curves) == 4
+        for report in curves:
             assert report["ours"] == pytest.approx(report["theirs"], rel=1e-4)
             assert report["difference"] < 1e-5
             assert name == "clipped" or report["ours"][-1] < report["ours"][0]
@@ -183,9 +183,9 @@ def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driv
     assert answer["code"] == (76 if when == "stopped" else 0)
     failed = [r for r in answer["reports"] if r.get("error")]
     assert [r["rank"] for r in failed] == ([3] if when == "stopped" else []), failed
-    for found in (ends, [r for r in answer["reports"] if "mean" in r]):
-        assert len(found) == 3
-        values = [value for r in found for value in r.get("values", r.get("mean"))]
+    for reported in (ends, [r for r in answer["reports"] if "mean" in r]):
+        assert len(reported) == 3
+        values = [value for r in reported for value in r.get("values", r.get("mean"))]
         assert max(values) - min(values) < 1e-4, f"partial sums: {values}"
         assert 1 < min(values) < 4
     executed = {r["rank"]: [(seq, tuple(members)) for seq, members in r["executed"]] for r in ends}
@@ -239,10 +239,10 @@ def test_skip_counts_the_step_and_keeps_the_round(driver):
 def test_join_lets_unequal_data_end_at_the_same_round(driver, kind, rounds):
     answer = driver.run(f"unequal, joined, {kind}")
     assert answer["code"] == 0, answer["output"][-2000:]
-    found = [report for report in answer["reports"] if "rounds" in report]
-    assert {report["rounds"] for report in found} == {rounds}
-    assert len({report["checksum"] for report in found}) == 1
-    assert len(found) == 4
+    reported = [report for report in answer["reports"] if "rounds" in report]
+    assert {report["rounds"] for report in reported} == {rounds}
+    assert len({report["checksum"] for report in reported}) == 1
+    assert len(reported) == 4
 
 
 @pytest.mark.parametrize(
@@ -266,14 +266,14 @@ def test_unequal_data_without_join_is_named_with_the_way_out(driver, scenario, p
 def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, overlap):
     answer = driver.run("mean model")
     assert answer["code"] == 0, answer["output"][-2000:]
-    found = reports(answer, overlap=overlap)
-    assert len(found) == 4
+    reported = reports(answer, overlap=overlap)
+    assert len(reported) == 4
     for key, inside in (("own", "inside"), ("statistics", "inside_statistics")):
-        mean = [sum(values) / 4 for values in zip(*(report[key] for report in found), strict=True)]
-        assert all(report[inside] == pytest.approx(mean, abs=1e-6) for report in found)
-    assert all(report["same"] for report in found)
-    assert all("mean_model" in report["refused"] for report in found)
-    assert len({tuple(report["own"]) for report in found}) > 1
+        mean = [sum(values) / 4 for values in zip(*(report[key] for report in reported), strict=True)]
+        assert all(report[inside] == pytest.approx(mean, abs=1e-6) for report in reported)
+    assert all(report["same"] for report in reported)
+    assert all("mean_model" in report["refused"] for report in reported)
+    assert len({tuple(report["own"]) for report in reported}) > 1
 
 
 def test_p_reduce_averages_groups_and_refuses_different_shapes(driver):
@@ -335,7 +335,6 @@ def test_traces_are_written_and_merge(driver, tmp_path):
 SCRIPT = """
 import sys, torch
 from pathlib import Path
-sys.path.insert(0, {root!r})
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
 from preduce.topo.schedule import Schedule
@@ -356,9 +355,9 @@ Path(sys.argv[2], str(optimizer.rank)).write_text(str(model.weight.tolist()))
 @pytest.mark.parametrize("how", ["good", "fail"])
 def test_runs_under_plain_torchrun(tmp_path, how):
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(root=str(ROOT)))
+    script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = children.environment(OMP_NUM_THREADS="1")
     result = subprocess.run(
         [*command, str(script), how, str(tmp_path)],
         capture_output=True,
@@ -380,8 +379,10 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     script.write_text(
         f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     )
-    code = f"import sys; from runtime.launch import launch; sys.exit(launch({str(script)!r}, num_workers=2))"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    code = f"import sys; from preduce.runtime.launch import launch; sys.exit(launch({str(script)!r}, num_workers=2))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=children.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         deadline = time.monotonic() + 60
         while not all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"):

@@ -46,20 +46,20 @@ def test_fit_predicts_unseen_phases_of_known_hardware(shape: str, hardware: Hard
         for phase in calibration_phases(cluster)
         for size in (8_000_000, 4_000_000, 1_000_000)
     ]
-    found = fit_hardware(measured, cluster, Hardware())
+    fitted = fit_hardware(measured, cluster, Hardware())
     for phase in random_phases(cluster, 20, rng):
         unseen = Measurement(phase, 8_000_000, (1.0,))
         truth = predicted_seconds(unseen, cluster, hardware)
-        assert predicted_seconds(unseen, cluster, found.hardware) == pytest.approx(truth, rel=0.15)
+        assert predicted_seconds(unseen, cluster, fitted.hardware) == pytest.approx(truth, rel=0.15)
 
 
 def test_fit_keeps_what_it_does_not_measure() -> None:
     cluster = Cluster.parse("1x4")
     base = Hardware(num_nics=2, slowdown=((1, 2.0),), compute=0.5, model_bytes=7)
     measured = [Measurement(phase, 1000, (1e-3,)) for phase in calibration_phases(cluster)]
-    found = fit_hardware(measured, cluster, base).hardware
-    assert (found.num_nics, found.slowdown, found.compute, found.model_bytes) == (2, ((1, 2.0),), 0.5, 7)
-    assert found.nic == base.nic
+    hardware = fit_hardware(measured, cluster, base).hardware
+    assert (hardware.num_nics, hardware.slowdown, hardware.compute, hardware.model_bytes) == (2, ((1, 2.0),), 0.5, 7)
+    assert hardware.nic == base.nic
 
 
 def test_rails_are_the_nics_beside_a_gpu() -> None:
@@ -75,10 +75,10 @@ def test_slurm_words_are_those_of_the_job() -> None:
 def test_slurm_addresses_name_the_switches_above_the_nodes() -> None:
     """Two pods of two racks; the switch over everything and the second one over the same nodes are left out."""
     tree = [f"core.pod{pod}.rack{pod}{rack}.n{n}" for pod, rack, n in ((0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 0, 3))]
-    found = switches_of([f"{address}\nswitch.switch.switch.node" for address in tree])
-    assert [switch.nodes for switch in found] == [(0, 1), (2,), (3,), (0, 1, 2)]
-    assert {switch.uplink for switch in found} == {Link()}
-    Hardware(switches=found)
+    switches = switches_of([f"{address}\nswitch.switch.switch.node" for address in tree])
+    assert [switch.nodes for switch in switches] == [(0, 1), (2,), (3,), (0, 1, 2)]
+    assert {switch.uplink for switch in switches} == {Link()}
+    Hardware(switches=switches)
 
 
 @pytest.mark.parametrize("address", ["", "node7", "s0.node7", "a.b.c"])

@@ -1,16 +1,11 @@
 """RoundSampler: disjoint shares by pace, the same number of rounds for all, resumable in mid-epoch."""
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from thread_ranks import ThreadRanks
-
+from helpers.thread_ranks import ThreadRanks
 from preduce.runtime.data.sampler import RoundSampler
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster

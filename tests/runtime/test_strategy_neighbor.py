@@ -1,34 +1,24 @@
 """Weighted averaging over graphs: values equal a NumPy reference, edges cannot wait in a circle, faults are named."""
 
 import random
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_schedules import Quadratic
-from thread_ranks import ThreadRanks
-
+from helpers.random_schedules import Quadratic
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
+from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.strategies.neighbor import Neighbor
 
 WIDTH = 3
 CASES = 150
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(6)
 
 
 def random_case(seed):
@@ -84,7 +74,7 @@ def train(world, schedule, num_rounds, data):
     for step in range(num_rounds * schedule.pace_of(rank)):
         model.set_gradient(float(decay[rank]), push[rank, step])
         optimizer.step()
-    optimizer._strategy.drain()
+    optimizer.runner.drain()
     return model.values().numpy().copy()
 
 
@@ -174,7 +164,7 @@ def test_mean_model_inside_a_parallel_round_leaves_it_as_it_was(ranks):
     """The exchange in flight is put aside while all workers average, and goes on afterwards."""
 
     def work(world):
-        schedule = ring(4, overlap=True)
+        schedule = ring(4, when=Late())
         results = []
         for look in (False, True):
             model, optimizer = big_model(world, schedule)
@@ -206,7 +196,7 @@ def test_neighbours_in_different_rounds_are_told_by_the_tags(ranks):
     def work(world):
         _, optimizer = big_model(world, ring(3))
         if world.rank == 1:
-            optimizer._steps = 7
+            optimizer.stepper.steps = 7
         optimizer.step()
 
     errors = ranks.run(3, work, catch=PeerLostError)
@@ -223,7 +213,7 @@ def test_a_neighbour_that_never_comes_is_named_in_time(ranks):
         if world.rank != 2:
             optimizer.step()
         else:
-            optimizer._guard(lambda: None)
+            optimizer.ending.guard(lambda: None)
 
     errors = ranks.run(3, work, catch=PeerLostError)
     assert all("step 0, round 0: group {0,1,2}" in str(error) for error in errors[:2])

@@ -1,32 +1,22 @@
 """AD-PSGD: exchanges preserve the sum, happen once, and end cleanly when workers finish at different times."""
 
 import random
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_schedules import Quadratic
-from thread_ranks import ThreadRanks
-
+from helpers.random_schedules import Quadratic
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.strategies import pairwise as pairwise_module
 from preduce.schedulers.protocols.adpsgd import Role, two_sides
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.pairwise import Pairwise
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(6)
 
 
 def schedule(n, active, **options):
@@ -47,7 +37,7 @@ def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active,
 
     def work(world):
         rng = random.Random(world.rank)
-        plan = schedule(n, active, pace=pace, overlap=overlap)
+        plan = schedule(n, active, pace=pace, when=Late() if overlap else Lockstep())
         model, optimizer = make(world, plan, [world.rank, 2.0 * world.rank, 1.0])
         for step in range(rounds * plan.pace_of(world.rank)):
             time.sleep(rng.random() * 0.004)
@@ -57,7 +47,7 @@ def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active,
                 with optimizer.mean_model():
                     seen = model.values().numpy().copy()
         optimizer.finish()
-        return model.values().numpy().copy(), seen, optimizer._strategy.pair.averaged
+        return model.values().numpy().copy(), seen, optimizer.runner.pair.averaged
 
     results = ranks.run(n, work)
     paces = [pace if isinstance(pace, int) else pace[rank] for rank in range(n)]
@@ -82,7 +72,7 @@ def test_workers_come_to_agree(ranks):
         for _ in range(60):
             model.set_gradient(0.0, np.zeros(3))
             optimizer.step()
-        optimizer._strategy.settle()
+        optimizer.runner.settle()
         mine = model.values().numpy().copy()
         optimizer.finish()
         return mine
@@ -98,7 +88,7 @@ def test_edges_limit_who_meets_whom(ranks):
             model.set_gradient(0.0, np.zeros(3))
             optimizer.step()
         optimizer.finish()
-        return set(optimizer._strategy.pair.averaged)
+        return set(optimizer.runner.pair.averaged)
 
     met = ranks.run(4, work)
     assert met[0] == {2}
@@ -111,7 +101,7 @@ def test_workers_that_finish_at_different_times_end_cleanly(ranks, slow):
     """A passive worker that is done still answers; an active one that is done is waited for by finish()."""
 
     def work(world):
-        model, optimizer = make(world, schedule(3, (0,), overlap=True), [float(world.rank)] * 3)
+        model, optimizer = make(world, schedule(3, (0,), when=Late()), [float(world.rank)] * 3)
         for _ in range(6):
             if world.rank == slow:
                 time.sleep(0.05)
@@ -142,10 +132,10 @@ def test_a_busy_passive_worker_makes_nobody_wait(ranks):
 def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
     receive = pairwise_module._Pair.receive
 
-    def twice(self, letter):
-        receive(self, letter)
-        if letter.kind in ("ask", "answer"):
-            receive(self, letter)
+    def twice(self, message):
+        receive(self, message)
+        if message.kind in ("ask", "answer"):
+            receive(self, message)
 
     monkeypatch.setattr(pairwise_module._Pair, "receive", twice)
 
@@ -163,8 +153,8 @@ def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
 def test_the_machine_that_runs_is_the_explored_one(ranks):
     def work(world):
         _, optimizer = make(world, schedule(3, (1,)), [0.0] * 3)
-        machine = optimizer._strategy.pair.machine
-        optimizer._strategy.close()
+        machine = optimizer.runner.pair.machine
+        optimizer.runner.close()
         return machine
 
     for machine in ranks.run(3, work):
@@ -199,8 +189,8 @@ def test_a_lost_partner_is_named(ranks):
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
         if world.rank == 1:
-            optimizer._watch.note("left", "stopped in round 1 with ValueError: a bug")
-            optimizer._leave()
+            optimizer.run.reducer.heartbeat.note("left", "stopped in round 1 with ValueError: a bug")
+            optimizer.ending.leave()
             return
         for _ in range(100):
             time.sleep(0.01)

@@ -1,34 +1,22 @@
 """Parameter servers: synchronous sums equal all-reduce; asynchronous ones apply every push once, within a bound."""
 
 import socket
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_schedules import Quadratic
-from thread_ranks import ThreadRanks
-
+from helpers.random_schedules import Quadratic
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies import server as server_module
+from preduce.runtime.strategies import asynchronous_server
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.server import Server
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(6)
-
 
 _building = threading.Lock()
 
@@ -47,16 +35,16 @@ def losses(world, plan, make, steps=8, *, seed=3):
     model = network(seed)
     optimizer = DistributedOptimizer(make(model.parameters()), model, plan, timeout=20, world=world)
     generator = torch.Generator().manual_seed(100 + world.rank)
-    found = []
+    losses = []
     for _ in range(steps):
         x = torch.randn(8, 5, generator=generator)
         loss = (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
+        losses.append(loss.item())
     optimizer.finish()
-    return found, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return losses, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
 MAKERS = {
@@ -86,7 +74,9 @@ def test_synchronous_server_has_the_losses_of_all_reduce(ranks, maker, hosts):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_synchronous_server_averages_parameters_at_the_end_of_a_section(ranks, overlap):
     def work(world):
-        server = losses(world, schedule(3, hosts=(2,), pace=2, overlap=overlap), MAKERS["sgd"], steps=6)
+        server = losses(
+            world, schedule(3, hosts=(2,), pace=2, when=Late() if overlap else Lockstep()), MAKERS["sgd"], steps=6
+        )
         reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(pace=2, when=Late() if overlap else Lockstep()))
         return server, losses(world, reduced, MAKERS["sgd"], steps=6)
 
@@ -109,7 +99,7 @@ def test_every_push_is_applied_exactly_once(ranks, hosts, overlap, pace):
     rounds = 12
 
     def work(world):
-        plan = schedule(3, hosts=hosts, synchronous=False, overlap=overlap, pace=pace)
+        plan = schedule(3, hosts=hosts, synchronous=False, when=Late() if overlap else Lockstep(), pace=pace)
         model, optimizer = push_model(world, plan, [1.0, 2.0, 3.0])
         for step in range(rounds * plan.pace_of(world.rank)):
             model.set_gradient(0.0, np.array([1.0, 2.0**world.rank, step]) / 4)
@@ -180,14 +170,14 @@ def test_without_a_bound_fast_workers_do_not_wait_for_a_slow_one(ranks):
 
 
 def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
-    receive = server_module._Shard.receive
+    receive = asynchronous_server._Shard.receive
 
-    def twice(self, letter, post):
-        receive(self, letter, post)
-        if letter.kind == "push":
-            receive(self, letter, post)
+    def twice(self, message, mailbox):
+        receive(self, message, mailbox)
+        if message.kind == "push":
+            receive(self, message, mailbox)
 
-    monkeypatch.setattr(server_module._Shard, "receive", twice)
+    monkeypatch.setattr(asynchronous_server._Shard, "receive", twice)
 
     def work(world):
         model, optimizer = push_model(world, schedule(2, synchronous=False), [0.0] * 3)
@@ -207,8 +197,8 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
         model, optimizer = push_model(world, schedule(2, hosts=(0, 1), synchronous=False), [0.0] * 3)
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
-        post = optimizer._strategy._post
-        address = f"{post._place}:{post._port}"
+        mailbox = optimizer.runner._mailbox
+        address = f"{mailbox._place}:{mailbox._port}"
         with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
             stranger.connect(address)
             for frames in (
@@ -241,8 +231,8 @@ def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronou
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
         if world.rank == 1:
-            optimizer._watch.note("left", "stopped in round 1 with ValueError: a bug")
-            optimizer._leave()
+            optimizer.run.reducer.heartbeat.note("left", "stopped in round 1 with ValueError: a bug")
+            optimizer.ending.leave()
             return
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()

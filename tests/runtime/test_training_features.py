@@ -1,17 +1,11 @@
 """What training scripts do beside step(): pace everywhere; accumulation, groups, schedulers, autocast, compile."""
 
-import sys
 import threading
 import time
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from thread_ranks import ThreadRanks
 
 from preduce.runtime.averaging.reducer import LOOK_SECONDS
 from preduce.runtime.optimizer import DistributedOptimizer
@@ -22,11 +16,6 @@ from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Pairwise, 
 
 N = 3
 _building = threading.Lock()
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    return ThreadRanks(N)
 
 
 def plan(strategy):
@@ -80,17 +69,19 @@ def test_section_length_is_honoured_by_every_strategy(ranks, name, pace):
             optimizer.zero_grad()
             loss_of(model, x).backward()
             optimizer.step()
-        kept = [
-            (op.step, op.round) for op in optimizer._recorder._ring if op.kind in ("average", "push", "pair average")
+        moments = [
+            (op.step, op.round)
+            for op in optimizer.run.reducer.recorder._ring
+            if op.kind in ("average", "push", "pair average")
         ]
         optimizer.finish()
-        return kept, [(mine - 1, 0), (2 * mine - 1, 1)]
+        return moments, [(mine - 1, 0), (2 * mine - 1, 1)]
 
-    for rank, (kept, wanted) in enumerate(ranks.run(N, work)):
+    for rank, (moments, wanted) in enumerate(ranks.run(N, work)):
         if name == "pairwise" and rank == 2:
-            assert kept == [], "a passive worker starts nothing"
+            assert moments == [], "a passive worker starts nothing"
         else:
-            assert kept == wanted
+            assert moments == wanted
 
 
 def reference(steps, *, make, prepare=lambda optimizer: None):
@@ -195,14 +186,14 @@ def test_a_final_mean_that_takes_long_is_waited_for(ranks):
         model = network()
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
         optimizer = DistributedOptimizer(inner, model, plan(strategies()["static"]), timeout=60, world=world)
-        begin = optimizer._reducer.begin
+        begin = optimizer.run.reducer.begin
 
         def late(kind, *rest, **options):
             if kind == "mean model" and world.rank == 1:
                 time.sleep(1.5 * LOOK_SECONDS)
             return begin(kind, *rest, **options)
 
-        optimizer._reducer.begin = late
+        optimizer.run.reducer.begin = late
         for x in batches(world.rank, 2):
             optimizer.zero_grad()
             loss_of(model, x).backward()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from preduce.runtime.virtual_time.rounds import simulate
+from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.golden import GOLDEN
 from preduce.schedulers import registry
-from preduce.schedulers.factors import divisors, fewest_factors, largest_power, prime_factors, smallest_prime_factor
 from preduce.schedulers.rules.algebra import compose, interleave, overlay, refine, repeat
 from preduce.schedulers.rules.prague import figure_10_rule
+from preduce.topo.arithmetic.whole_numbers import (
+    ceil_log,
+    divisors,
+    fewest_factors,
+    prime_factors,
+    smallest_prime_factor,
+)
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.rule import Block, RuleView
 from preduce.topo.strategies import RulePhases, Static
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
 
 def matrices(schedule):
@@ -176,7 +179,7 @@ def test_small_number_theory():
         assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
         assert prod(prime_factors(number)) == number
         assert number == 1 or smallest_prime_factor(number) == divisors(number)[1]
-        assert 3 ** largest_power(3, number) <= number < 3 ** (largest_power(3, number) + 1)
+        assert 3 ** ceil_log(number, 3) >= number > 3 ** (ceil_log(number, 3) - 1)
 
 
 def _rule(radices, seed):

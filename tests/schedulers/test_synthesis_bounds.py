@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from preduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring, synthesise
-from preduce.schedulers.synthesis.ages import age_tables, cycle_mean_bound, dual_bound
+from preduce.schedulers.synthesis.age_bound import age_tables, cycle_mean_bound, dual_bound
+from preduce.schedulers.synthesis.candidates import TOLERANCE
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from preduce.schedulers.synthesis.front import TOLERANCE
-from preduce.schedulers.synthesis.renewal import compose, segments_of, sketch_front
 from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from preduce.schedulers.synthesis.segments import compose, segments_of, sketch_front
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
 
@@ -35,11 +35,11 @@ def test_no_short_period_is_below_the_bound(shape):
         alphabet = explicit_alphabet(problem, (1,) * problem.cluster.num_workers, seed=0, expired=never)
     bound = dual_bound(alphabet, never, depth=3)
     assert bound is not None
-    stretches = alphabet.stretches()
+    maps = alphabet.covariance_maps()
     for length in (1, 2, 3, 4):
         table = np.array(list(product(range(len(alphabet)), repeat=length)))
         table = table[:: max(1, len(table) // 4000)]
-        period = scoring.chain(alphabet.space, [stretches[table[:, t]] for t in range(length)])
+        period = scoring.compose_all(alphabet.space, [maps[table[:, t]] for t in range(length)])
         values = scoring.disagreement(alphabet.space, period)
         costs = alphabet.costs[table].mean(axis=1)
         for value, cost in zip(values, costs, strict=True):
@@ -61,14 +61,14 @@ def test_worked_example_optimum_is_proved_for_any_period():
     bound = dual_bound(alphabet, never, depth=3, num_prices=6, budgets=(0.1104,))
     assert bound is not None
     assert 5 / 16 - TOLERANCE <= bound.at(0.1104) <= 5 / 16
-    status, letters = compose(
+    status, indices = compose(
         segments_of(alphabet, 7, never), 7, Limits(max_period=7), budget=0.1104, time_limit=20, seed=0
     )
     assert status is Status.OPTIMAL
-    stretches = alphabet.stretches()
-    period = scoring.chain(alphabet.space, [stretches[i] for i in letters])
+    maps = alphabet.covariance_maps()
+    period = scoring.compose_all(alphabet.space, [maps[i] for i in indices])
     assert scoring.disagreement(alphabet.space, period) == pytest.approx(5 / 16)
-    assert alphabet.costs[list(letters)].mean() <= 0.1104 * (1 + 1e-9)
+    assert alphabet.costs[list(indices)].mean() <= 0.1104 * (1 + 1e-9)
 
 
 def test_sketched_compositions_have_the_values_of_their_segments():
@@ -77,7 +77,7 @@ def test_sketched_compositions_have_the_values_of_their_segments():
     found = sketch_front(segments, Limits(max_period=6))
     assert found
     full = alphabet.full_average()
-    assert all(full in letters and 1 <= len(letters) <= 6 for letters in found)
+    assert all(full in indices and 1 <= len(indices) <= 6 for indices in found)
 
 
 def test_impossible_budget_is_one_line_with_the_nearest_thing():

@@ -3,18 +3,20 @@
 import pytest
 
 from preduce.schedulers.synthesis.constraints import (
+    CompositionVariables,
     CostAtMost,
     DisjointGroups,
     DistinctPhasesAtMost,
     GroupSizeAtMost,
     NicCapacity,
     PeriodIs,
+    PhaseVariables,
     PreferMeetings,
+    Segment,
     ValueAtMost,
 )
+from preduce.schedulers.synthesis.cp_sat import new_model, solve
 from preduce.schedulers.synthesis.problem import Status
-from preduce.schedulers.synthesis.solve import new_model, solve
-from preduce.schedulers.synthesis.variables import CompositionVariables, PhaseVariables, Segment
 
 SEGMENTS = (Segment((0,), 0.2, 0.0), Segment((1, 0), 0.2, 0.9), Segment((2, 3, 0), 0.3, 0.6))
 PAIRS = ((0, 1), (1, 2), (2, 3), (0, 1, 2, 3))
@@ -49,7 +51,7 @@ def solved(status):
 def test_period_is_filled_exactly():
     status, counts = composition(PeriodIs(5))
     assert solved(status)
-    assert sum(len(s.letters) * c for s, c in counts.items()) == 5
+    assert sum(len(s.indices) * c for s, c in counts.items()) == 5
 
 
 def test_period_that_no_segments_fill_is_infeasible():
@@ -78,7 +80,7 @@ def test_value_at_its_bound(value, possible):
         assert sum(s.value * c for s, c in counts.items()) <= value + 1e-8
 
 
-# Within this value only two segments of three phases are left: letters 0, 2 and 3, of which one may be free.
+# Within this value only two segments of three phases are left: phases 0, 2 and 3, of which one may be free.
 @pytest.mark.parametrize(
     ("limit", "free", "possible"), [(3, (), True), (2, (), False), (2, (3,), True), (1, (3,), False)]
 )

@@ -7,13 +7,13 @@ import pytest
 
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis import Limits, Problem, scoring
+from preduce.schedulers.synthesis.alphabet_search import search_alphabet
+from preduce.schedulers.synthesis.annealing import Target, Walk
 from preduce.schedulers.synthesis.archive import Archive
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from preduce.schedulers.synthesis.explore import explore
-from preduce.schedulers.synthesis.hints import letters_of, rule_rounds
-from preduce.schedulers.synthesis.rebuild import rebuild
+from preduce.schedulers.synthesis.hints import indices_of, rule_rounds
 from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from preduce.schedulers.synthesis.search import Target, Walk
+from preduce.schedulers.synthesis.window_rebuilding import rebuild
 from preduce.topo import figures
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
@@ -47,17 +47,17 @@ def alphabet_of(asked: Problem):
 
 
 @pytest.mark.parametrize("shape", ["4x4", "8x4", "3,2"])
-def test_hints_spelled_in_letters_keep_their_figures(shape):
+def test_hints_spelled_in_phases_keep_their_figures(shape):
     asked = problem(shape)
     alphabet = alphabet_of(asked)
-    stretches = alphabet.stretches()
+    maps = alphabet.covariance_maps()
     assert len(asked.hints) >= 3
     for hint in asked.hints:
-        letters = letters_of(alphabet, hint)
-        assert letters is not None
-        value = scoring.disagreement(alphabet.space, scoring.chain(alphabet.space, [stretches[i] for i in letters]))
+        indices = indices_of(alphabet, hint)
+        assert indices is not None
+        value = scoring.disagreement(alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices]))
         assert float(value) == pytest.approx(float(figures.disagreement(hint)), rel=1e-6)
-        assert alphabet.costs[list(letters)].mean() == pytest.approx(communication(hint, HARDWARE).per_step)
+        assert alphabet.costs[list(indices)].mean() == pytest.approx(communication(hint, HARDWARE).per_step)
 
 
 def test_radices_that_do_not_refine_are_no_hint():
@@ -69,7 +69,7 @@ def test_radices_that_do_not_refine_are_no_hint():
 
 def test_phases_of_hints_join_an_incomplete_alphabet():
     asked = problem("3,3,3", [("pairs-pairs-all", {"pair_rounds": 2})])
-    spelled = letters_of(alphabet_of(asked), asked.hints[0])
+    spelled = indices_of(alphabet_of(asked), asked.hints[0])
     assert spelled is not None
     assert len(set(spelled)) == asked.hints[0].num_distinct_phases()
 
@@ -83,7 +83,7 @@ def test_hint_for_another_cluster_is_refused():
 @pytest.mark.parametrize("shape", ["3,2", "4x4"])
 def test_no_hint_beats_the_archive(shape):
     asked = problem(shape)
-    (archive,) = explore(alphabet_of(asked), asked, seconds=0.1, seed=0)
+    (archive,) = search_alphabet(alphabet_of(asked), asked, seconds=0.1, seed=0)
     for hint in asked.hints:
         found = archive.best_within(communication(hint, HARDWARE).per_step)
         assert found is not None
@@ -105,26 +105,26 @@ def test_rebuilt_period_is_never_worse(shape):
     )
     full, improved = alphabet.full_average(), 0
     for _ in range(12):
-        letters = (full, *rng.integers(0, len(alphabet), int(rng.integers(1, 8))).tolist())
-        before = np.array(walk.score(letters))
-        after = np.array(walk.score(rebuild(walk, letters, target, alphabet.stretches())))
+        indices = (full, *rng.integers(0, len(alphabet), int(rng.integers(1, 8))).tolist())
+        before = np.array(walk.score(indices))
+        after = np.array(walk.score(rebuild(walk, indices, target, alphabet.covariance_maps())))
         energies = target.energy(np.array([before[1], after[1]]), np.array([before[0], after[0]]))
         assert energies[1] <= energies[0] + 1e-9
         improved += energies[1] < energies[0] - 1e-6
     assert improved >= 6
 
 
-def test_letters_left_out_of_the_strongest_are_merged_further_by_one_at_no_more_cost():
+def test_phases_left_out_of_the_strongest_are_merged_further_by_one_at_no_more_cost():
     alphabet = alphabet_of(problem("3,2"))
     strongest = set(alphabet.strongest().tolist())
     matrices = alphabet.matrices[:, 0]
     assert alphabet.full_average() in strongest
-    for letter in set(range(len(alphabet))) - strongest:
+    for phase in set(range(len(alphabet))) - strongest:
         further = [
             other
             for other in range(len(alphabet))
-            if np.allclose(matrices[other] @ matrices[letter], matrices[other])
-            and np.linalg.matrix_rank(matrices[other]) < np.linalg.matrix_rank(matrices[letter])
-            and alphabet.costs[other] <= alphabet.costs[letter] * (1 + 1e-9)
+            if np.allclose(matrices[other] @ matrices[phase], matrices[other])
+            and np.linalg.matrix_rank(matrices[other]) < np.linalg.matrix_rank(matrices[phase])
+            and alphabet.costs[other] <= alphabet.costs[phase] * (1 + 1e-9)
         ]
         assert further

@@ -13,7 +13,7 @@ from preduce.schedulers.synthesis.explicit_alphabet import (
     partition_matrix,
     partitions,
 )
-from preduce.schedulers.synthesis.profiles import allowed, levels_of, profile_bound, profile_tables
+from preduce.schedulers.synthesis.profile_bound import allowed, levels_of, profile_bound, profile_tables
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form
@@ -88,10 +88,10 @@ def test_no_short_period_is_below_the_profile_bound(shape, hardware):
     alphabet = explicit_alphabet(asked, pace, seed=0, expired=never)
     bound = profile_bound(asked, pace, never)
     assert bound is not None
-    stretches, rng = alphabet.stretches(), np.random.default_rng(4)
+    maps, rng = alphabet.covariance_maps(), np.random.default_rng(4)
     for length in (1, 2, 3, 4, 6):
         table = rng.integers(0, len(alphabet), (1500, length))
-        period = scoring.chain(alphabet.space, [stretches[table[:, t]] for t in range(length)])
+        period = scoring.compose_all(alphabet.space, [maps[table[:, t]] for t in range(length)])
         values, costs = scoring.disagreement(alphabet.space, period), alphabet.costs[table].mean(axis=1)
         assert all(value >= bound.at(cost) - 1e-9 for value, cost in zip(values, costs, strict=True))
 

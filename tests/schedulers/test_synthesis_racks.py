@@ -6,10 +6,10 @@ import pytest
 
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis import Limits, Problem
+from preduce.schedulers.synthesis.cluster_shape import crossing_bound, is_even, node_radices
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, patterns
 from preduce.schedulers.synthesis.front import alphabets_of
 from preduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, rule_cost
-from preduce.schedulers.synthesis.shape import crossing_bound, is_even, node_radices
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link, Switch
 from preduce.topo.rule import Block

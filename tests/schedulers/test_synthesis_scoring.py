@@ -40,28 +40,28 @@ ALPHABETS = alphabets()
 @pytest.mark.parametrize("name", ALPHABETS)
 def test_disagreement_drift_and_cost_agree_with_topo(name):
     alphabet, rng, compared = ALPHABETS[name], np.random.default_rng(1), 0
-    stretches = alphabet.stretches()
+    maps = alphabet.covariance_maps()
     for _ in range(25):
-        letters = tuple(rng.integers(0, len(alphabet), int(rng.integers(1, 7))).tolist())
-        schedule = alphabet.schedule(letters, "drawn")
+        indices = tuple(rng.integers(0, len(alphabet), int(rng.integers(1, 7))).tolist())
+        schedule = alphabet.schedule(indices, "drawn")
         mine = float(
-            scoring.disagreement(alphabet.space, scoring.chain(alphabet.space, [stretches[i] for i in letters]))
+            scoring.disagreement(alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices]))
         )
         theirs = float(figures.disagreement(schedule))
         assert mine == pytest.approx(theirs, rel=1e-6)
         compared += np.isfinite(theirs)
         cost = communication(schedule, HARDWARE).per_step
-        assert alphabet.costs[list(letters)].mean() / alphabet.space.instants == pytest.approx(cost, rel=1e-9)
+        assert alphabet.costs[list(indices)].mean() / alphabet.space.instants == pytest.approx(cost, rel=1e-9)
         if np.isfinite(theirs):
-            drift = float(scoring.drift(alphabet.space, alphabet.matrices[list(letters)]))
+            drift = float(scoring.drift(alphabet.space, alphabet.matrices[list(indices)]))
             assert drift == pytest.approx(float(figures.drift(schedule, "worker")), rel=1e-6)
     assert compared >= 5
 
 
 def test_composition_is_associative_and_rotation_free():
     alphabet = ALPHABETS["rules 4x4"]
-    space, stretches = alphabet.space, alphabet.stretches()
-    a, b, c = (stretches[i] for i in (5, 40, 100))
+    space, maps = alphabet.space, alphabet.covariance_maps()
+    a, b, c = (maps[i] for i in (5, 40, 100))
     left = scoring.compose(space, scoring.compose(space, a, b), c)
     right = scoring.compose(space, a, scoring.compose(space, b, c))
     assert np.allclose(left.noise, right.noise)

@@ -22,10 +22,9 @@ from preduce.topo.figures import (
     figures,
 )
 from preduce.topo.figures.classes import merged_classes, rule_sectors
-from preduce.topo.figures.dense import dense_sectors
-from preduce.topo.figures.noise import disagreement_of
-from preduce.topo.figures.push import drift_of
+from preduce.topo.figures.decomposition import dense_sectors
 from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from preduce.topo.figures.steady_state import disagreement_of, drift_of
 from preduce.topo.mixing import exact_mixing_matrix, mixing_matrix, period_product
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block

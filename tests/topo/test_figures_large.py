@@ -13,11 +13,10 @@ from preduce.topo.errors import InputError, UnknownError
 from preduce.topo.figures import Kind, Limits, contraction, disagreement, drift, figures, n_eff, radius, rounds_to
 from preduce.topo.figures.chain import Chain
 from preduce.topo.figures.circulant import circulant_sectors
-from preduce.topo.figures.dense import dense_sectors
+from preduce.topo.figures.decomposition import dense_sectors
 from preduce.topo.figures.lanczos import lanczos_norm
-from preduce.topo.figures.noise import disagreement_of
-from preduce.topo.figures.push import drift_of
 from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
+from preduce.topo.figures.steady_state import disagreement_of, drift_of
 from preduce.topo.mixing import period_product
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule

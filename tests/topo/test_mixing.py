@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, ScheduleError
+from preduce.topo.figures.chain import period_operator
 from preduce.topo.mixing import (
     exact_mixing_matrix,
     exact_period_product,
@@ -18,7 +19,6 @@ from preduce.topo.mixing import (
     is_doubly_stochastic,
     mixing_matrix,
     mixing_sparse,
-    period_operator,
     period_product,
 )
 from preduce.topo.phase import Group, Phase

@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.golden import GOLDEN
 from preduce.topo import rule as rule_module
+from preduce.topo.arithmetic.exact_matrices import gram, pivots
+from preduce.topo.arithmetic.whole_numbers import ceil_log, prime_factors
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.writer import write_schedule
 from preduce.topo.errors import InputError, RefutedError, ScheduleError
@@ -25,14 +28,13 @@ from preduce.verify import Status, checker, membership, prove
 from preduce.verify.certificate import certificate_bytes, confirm
 from preduce.verify.classes import class_product, distinct_classes
 from preduce.verify.functions import load_function, prove_function
+from preduce.verify.norm_bound import shifted
 from preduce.verify.rate import product_minus_mean
-from preduce.verify.rational import gram, pivots, shifted
-from preduce.verify.rounds import best_bound, log_bound, prime_factors
+from preduce.verify.rounds import best_bound
 from preduce.verify.spectral import prove_gap
 from preduce.verify.symbolic import UnprovedError, prove_identity
 from preduce.verify.view import rule_view
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 CHECKER = Path(checker.__file__).parent
 
 
@@ -153,7 +155,7 @@ def test_the_bounds_settle_1562_of_the_1575_feasible_cases_and_never_exceed_a_co
             assert bound["at_least"] <= least
             feasible += 1
             settled += bound["at_least"] == least
-            naive += log_bound(n, g) == least
+            naive += ceil_log(n, g) == least
     assert (feasible, settled, naive) == (1575, 1562, 1351)
 
 

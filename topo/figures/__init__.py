@@ -9,6 +9,7 @@ from preduce.topo.figures.circulant import circulant_spectrum as circulant_spect
 from preduce.topo.figures.circulant import product_spectrum as product_spectrum
 from preduce.topo.figures.circulant import torus_spectrum as torus_spectrum
 from preduce.topo.figures.circulant import walsh_spectrum as walsh_spectrum
+from preduce.topo.figures.decomposition import Limits as Limits
 from preduce.topo.figures.evaluate import contraction as contraction
 from preduce.topo.figures.evaluate import disagreement as disagreement
 from preduce.topo.figures.evaluate import drift as drift
@@ -21,6 +22,5 @@ from preduce.topo.figures.exact import exact_class_matrices as exact_class_matri
 from preduce.topo.figures.exact import exact_disagreement as exact_disagreement
 from preduce.topo.figures.gaps import GapKind as GapKind
 from preduce.topo.figures.gaps import spectral_gap as spectral_gap
-from preduce.topo.figures.limits import Limits as Limits
-from preduce.topo.figures.partitions import expected_partition_factor as expected_partition_factor
-from preduce.topo.figures.partitions import random_partition_factor as random_partition_factor
+from preduce.topo.figures.rate import expected_partition_factor as expected_partition_factor
+from preduce.topo.figures.rate import random_partition_factor as random_partition_factor

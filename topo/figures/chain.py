@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from scipy.sparse import csr_array
+    from scipy.sparse.linalg import LinearOperator
 
-    from preduce.topo.mixing import Step
+    from preduce.topo.round import Step
+    from preduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
 
@@ -164,6 +166,30 @@ class Chain:
     def off_mean(self, x: Vector) -> Vector:
         """Take the mean's direction out of an input of the chain."""
         return x - self.mean_in * inner(self.mean_in, x)
+
+
+def period_operator(schedule: Schedule, start: int = 0, *, minus_mean: bool = False) -> LinearOperator:
+    """The period product without a matrix: `matvec` applies it, `rmatvec` its transpose. O(n · T) each for groups.
+
+    With `minus_mean` the operator is P − J, whose norm is the contraction.
+
+    Raises:
+        ScheduleError: the strategy has no fixed phases.
+    """
+    from scipy.sparse.linalg import LinearOperator
+
+    chain = Chain.of_workers(schedule.steps(), start)
+    n = schedule.num_workers
+
+    def forward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        vector = np.asarray(x, dtype=np.float64).reshape(n)
+        return chain.forward(vector) - (vector.mean() if minus_mean else 0.0)
+
+    def backward(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        vector = np.asarray(x, dtype=np.float64).reshape(n)
+        return chain.backward(vector) - (vector.mean() if minus_mean else 0.0)
+
+    return LinearOperator(shape=(n, n), matvec=forward, rmatvec=backward, dtype=np.dtype(np.float64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

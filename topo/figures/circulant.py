@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from preduce.topo.errors import InputError
-from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.round_steps import RoundSteps
 from preduce.topo.figures.sectors import Batch, Sectors
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.cluster import Cluster
+    from preduce.topo.round import Round
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.neighbor import Round
 
 
 def circulant_spectrum(num_workers: int, weights: Mapping[int, float]) -> npt.NDArray[np.complex128]:
@@ -109,9 +109,9 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     mean = np.zeros((symbols.shape[1], 1))
     mean[0] = 1.0
     paces = np.array([pace], dtype=np.int64)
-    progress = Progress.of(paces, np.full((len(rounds), 1), float(pace)), strategy.averaging, pace)
+    round_steps = RoundSteps.of(paces, np.full((len(rounds), 1), float(pace)), strategy.averaging, pace)
     roots = None if node is None else np.sqrt(np.maximum(node, 0.0))[:, None, None]
-    batch = Batch(multiplicity, symbols[:, :, None, None], mean, progress, roots)
+    batch = Batch(multiplicity, symbols[:, :, None, None], mean, round_steps, roots)
     how = f"{'Walsh–Hadamard' if xor else 'Fourier'} transform of the {'xor-invariant' if xor else 'circulant'} rounds"
     return Sectors(n, [batch], strategy.overlap, how)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.errors import ScheduleError, UnknownError
-from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.round_steps import RoundSteps
 from preduce.topo.figures.sectors import Batch, Sectors
 
 if TYPE_CHECKING:
@@ -54,13 +54,17 @@ def rule_and_paces(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | Non
     rule = schedule.rule(by_node=True)
     if rule is None:
         return None
-    # paces (num_nodes, workers_per_node): nodes are alike only if all rows are
-    paces = schedule.paces().reshape(rule.num_nodes, rule.workers_per_node)
-    if (paces != paces[0]).any():
-        return None
+    if isinstance(schedule.strategy.pace, int):  # a table of all workers would cost more than all figures of a rule
+        of_rank = (schedule.strategy.pace,) * rule.workers_per_node
+    else:
+        # paces (num_nodes, workers_per_node): nodes are alike only if all rows are
+        paces = schedule.paces().reshape(rule.num_nodes, rule.workers_per_node)
+        if (paces != paces[0]).any():
+            return None
+        of_rank = tuple(paces[0].tolist())
     if (index := rule.shared_rank()) is not None:
         raise ScheduleError(f"phases[{index}]: blocks share a local rank; groups of one phase are disjoint")
-    return rule, tuple(paces[0].tolist())
+    return rule, of_rank
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
@@ -146,7 +150,7 @@ def _even_batch(
         np.array([float(merged.multiplicity) for merged in classes]),
         matrices,
         mean,
-        _progress(schedule, rule, paces, [lump[0] for lump in lumps]),
+        _round_steps(schedule, rule, paces, [lump[0] for lump in lumps]),
         np.broadcast_to(roots[:, None], (len(classes), len(lumps), 1)),
     )
 
@@ -167,15 +171,15 @@ def _odd_batches(
                 np.array([float(rule.num_nodes * (len(lump) - 1))]),
                 factors.reshape(-1, 1, 1, 1),
                 np.zeros((1, 1)),
-                _progress(schedule, rule, paces, [lump[0]]),
+                _round_steps(schedule, rule, paces, [lump[0]]),
                 np.zeros((1, 1, 1)),
             )
         )
     return result
 
 
-def _progress(schedule: Schedule, rule: RuleView, of_rank: Sequence[int], ranks: Sequence[int]) -> Progress:
-    """Progress of some local ranks, given every local rank's pace; rules of one pace need no group means."""
+def _round_steps(schedule: Schedule, rule: RuleView, of_rank: Sequence[int], ranks: Sequence[int]) -> RoundSteps:
+    """The steps of some local ranks, given every local rank's pace; rules of one pace need no group means."""
     paces = np.array(of_rank, dtype=np.int64)
     group: npt.NDArray[np.float64] = np.tile(paces[list(ranks)].astype(np.float64), (len(rule.phases), 1))
     for t, phase in enumerate(rule.phases):
@@ -183,4 +187,4 @@ def _progress(schedule: Schedule, rule: RuleView, of_rank: Sequence[int], ranks:
             for block in phase:
                 if rank in block.local:
                     group[t, i] = paces[list(block.local)].mean()
-    return Progress.of(paces[list(ranks)], group, schedule.mixing.averaging, int(paces.max()))
+    return RoundSteps.of(paces[list(ranks)], group, schedule.mixing.averaging, int(paces.max()))

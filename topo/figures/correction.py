@@ -5,7 +5,7 @@ Every worker keeps a correction h_i, steps with gradient − h_i, and at each me
 and for gradients that are constant, a period maps (x, h) linearly; its spectral radius off the mean says how fast the
 corrections find the gradients' differences: below 1 they do, at 1 or above they run away. The same operator says how
 much of the gradients' noise the corrections follow. These are the control variates of ProxSkip/Scaffnew (Mishchenko et
-al., ICML 2022), applied to groups. Curvature is left out here; runtime.drift_correction guards against it.
+al., ICML 2022), applied to groups. Curvature is left out here; runtime.strategies.drift_correction guards against it.
 
 For a rule the operator splits into one of size 2G per class of characters (G workers on a node), for any number of
 nodes.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from preduce.topo.arithmetic.lyapunov import steady_state
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.base import Averaging
 
@@ -38,6 +39,8 @@ STRONGEST_LOCAL = 0.1
 MAX_NOISE = 1.25
 """`auto` lets the noise that corrections follow add at most a quarter to what noise spreads workers by."""
 _GRID = 40
+NEGLIGIBLE = 1e-15
+"""Entries of a power of the period below this add nothing to a covariance any more."""
 _DOUBLINGS = 40
 
 
@@ -191,28 +194,14 @@ def _spread(classes: Sequence[_Part], alpha: float) -> float:
         for step, mean in operators:
             start = mean @ (step @ start @ step.T + noise) @ mean.T
             period = mean @ step @ period
-        covariance = _solved(start, period)
-        if covariance is None:
-            return float("inf")
+        covariance, remainder = steady_state(period, start, negligible=NEGLIGIBLE, max_doublings=_DOUBLINGS)
+        if not np.abs(remainder).max() <= NEGLIGIBLE:
+            return float("inf")  # it grows without end
         for step, mean in operators:
             before = step @ covariance @ step.T + noise
             total += float(np.trace(before[:n, :n])) / len(operators)
             covariance = mean @ before @ mean.T
     return total
-
-
-def _solved(start: npt.NDArray[np.float64], period: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
-    """Σ = period Σ periodᵀ + start, by doubling; None where it grows without end."""
-    covariance: npt.NDArray[np.float64] = start
-    power: npt.NDArray[np.float64] = period
-    for _ in range(_DOUBLINGS):
-        if (size := np.abs(power).max()) < 1e-15:
-            return covariance
-        if not size < 1e100:
-            break
-        covariance = covariance + power @ covariance @ power.T
-        power = power @ power
-    return None
 
 
 def _projection(n: int, off_mean: bool) -> npt.NDArray[np.float64]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+from preduce.topo.arithmetic.lyapunov import exact_steady_state
 from preduce.topo.errors import InputError
 from preduce.topo.figures.classes import MergedClass, merged_classes, rule_and_paces, rule_sectors
 from preduce.topo.figures.rate import NEVER, radius_of
@@ -48,7 +50,7 @@ def exact_class_matrices(schedule: Schedule) -> tuple[ExactClass, ...]:
             merged.digits,
             merged.multiplicity,
             merged.holds_mean,
-            tuple(_class_matrix(phase, merged, rule.workers_per_node) for phase in rule.phases),
+            tuple(_fractions(_class_matrix(phase, merged, rule.workers_per_node)) for phase in rule.phases),
         )
         for merged in merged_classes(rule)
     )
@@ -91,28 +93,29 @@ def _rule(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]]:
     return known
 
 
-def _class_matrix(phase: RulePhase, merged: MergedClass, size: int) -> Matrix:
-    rows = [[Fraction(int(i == j)) for j in range(size)] for i in range(size)]
-    for block in phase:
-        share = Fraction(0) if tuple(sorted(block.across)) in merged.met else block.relax / len(block.local)
-        for i in block.local:
-            rows[i][i] = 1 - block.relax
-            for j in block.local:
-                rows[i][j] += share
-    return tuple(tuple(row) for row in rows)
+def _fractions(matrix: ExactMatrix) -> Matrix:
+    return tuple(map(tuple, matrix.rows()))
+
+
+def _class_matrix(phase: RulePhase, merged: MergedClass, size: int) -> ExactMatrix:
+    survives = [tuple(sorted(block.across)) not in merged.met for block in phase]
+    return ExactMatrix.identity(size).averaged(
+        (block.local, block.relax, kept) for block, kept in zip(phase, survives, strict=True)
+    )
 
 
 def _class_trace(cls: ExactClass, rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> Fraction | None:
     """The average over instants of tr Σ on one class; None if Σ ← PΣPᵀ has a fixed point besides 0."""
     size, instants = rule.workers_per_node, max(paces)
     centre = Fraction(1, size) if cls.holds_mean else Fraction(0)
-    matrices = [_shifted(matrix, centre) for matrix in cls.matrices]
-    noises = [_off_mean(diagonal, centre) for diagonal in _noise(rule, paces, schedule)]
+    off_mean = ExactMatrix.identity(size).plus(-centre)
+    matrices = [ExactMatrix.of_rows(matrix).plus(-centre) for matrix in cls.matrices]
+    noises = [off_mean @ ExactMatrix.diagonal(diagonal) @ off_mean for diagonal in _noise(rule, paces, schedule)]
     overlap = schedule.mixing.overlap
-    product, pushed = _identity(size), _zero(size)
+    product, pushed = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))
     for matrix, noise in zip(matrices, noises, strict=True):
-        product, pushed = _multiply(matrix, product), _advance(pushed, matrix, noise, overlap=overlap)
-    covariance = _solve_stein(product, pushed)
+        product, pushed = (matrix @ product).reduced(), _advance(pushed, matrix, noise, overlap=overlap)
+    covariance = exact_steady_state(product, pushed)
     if covariance is None:
         return None
     inner = sum((Fraction(s * pace // instants) for s in range(1, instants) for pace in paces), Fraction(0)) * (
@@ -120,13 +123,14 @@ def _class_trace(cls: ExactClass, rule: RuleView, paces: tuple[int, ...], schedu
     )
     total = Fraction(0)
     for matrix, noise in zip(matrices, noises, strict=True):
-        total += (instants - 1) * _trace(covariance) + inner
+        total += (instants - 1) * covariance.trace() + inner
         covariance = _advance(covariance, matrix, noise, overlap=overlap)
-        total += _trace(covariance)
+        total += covariance.trace()
     return total / (len(matrices) * instants)
 
 
 def _noise(rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> list[list[Fraction]]:
+    """The variance that every local rank adds in a round, for each phase."""
     result = []
     for phase in rule.phases:
         diagonal = [Fraction(pace) for pace in paces]
@@ -139,91 +143,7 @@ def _noise(rule: RuleView, paces: tuple[int, ...], schedule: Schedule) -> list[l
     return result
 
 
-def _solve_stein(product: Matrix, right: Matrix) -> Matrix | None:
-    """The symmetric Σ with Σ = PΣPᵀ + R, by elimination over its upper triangle; None if there is not exactly one.
-
-    The system is singular iff two eigenvalues of P have product 1: for ‖P‖ ≤ 1 that is, iff its radius is 1.
-    """
-    size = len(product)
-    pairs = [(i, j) for i in range(size) for j in range(i, size)]
-    rows = []
-    for i, j in pairs:
-        row = []
-        for k, m in pairs:
-            image = product[i][k] * product[j][m]
-            if k != m:
-                image += product[i][m] * product[j][k]
-            row.append(Fraction(int((i, j) == (k, m))) - image)
-        rows.append([*row, right[i][j]])
-    values = _eliminate(rows)
-    if values is None:
-        return None
-    found = dict(zip(pairs, values, strict=True))
-    return tuple(tuple(found[min(i, j), max(i, j)] for j in range(size)) for i in range(size))
-
-
-def _eliminate(rows: list[list[Fraction]]) -> list[Fraction] | None:
-    count = len(rows)
-    for column in range(count):
-        pivot = next((r for r in range(column, count) if rows[r][column]), None)
-        if pivot is None:
-            return None
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        lead = rows[column][column]
-        rows[column] = [value / lead if value else value for value in rows[column]]
-        for r in range(count):
-            factor = rows[r][column]
-            if r != column and factor:
-                rows[r] = [a - factor * b if b else a for a, b in zip(rows[r], rows[column], strict=True)]
-    return [row[-1] for row in rows]
-
-
-def _advance(covariance: Matrix, matrix: Matrix, noise: Matrix, *, overlap: bool) -> Matrix:
-    if overlap:
-        return _add(_conjugate(matrix, covariance), noise)
-    return _conjugate(matrix, _add(covariance, noise))
-
-
-def _conjugate(matrix: Matrix, inner: Matrix) -> Matrix:
-    transposed = tuple(zip(*matrix, strict=True))
-    return _multiply(_multiply(matrix, inner), transposed)
-
-
-def _multiply(left: Matrix, right: Matrix) -> Matrix:
-    columns = list(zip(*right, strict=True))
-    return tuple(
-        tuple(sum((a * b for a, b in zip(row, column, strict=True) if a and b), Fraction(0)) for column in columns)
-        for row in left
-    )
-
-
-def _add(left: Matrix, right: Matrix) -> Matrix:
-    return tuple(tuple(a + b for a, b in zip(x, y, strict=True)) for x, y in zip(left, right, strict=True))
-
-
-def _shifted(matrix: Matrix, centre: Fraction) -> Matrix:
-    return tuple(tuple(value - centre for value in row) for row in matrix)
-
-
-def _off_mean(diagonal: list[Fraction], centre: Fraction) -> Matrix:
-    """(I − cE) diag(d) (I − cE) with E all ones."""
-    size, total = len(diagonal), sum(diagonal, Fraction(0))
-    return tuple(
-        tuple(
-            (diagonal[i] if i == j else Fraction(0)) - centre * (diagonal[i] + diagonal[j]) + centre * centre * total
-            for j in range(size)
-        )
-        for i in range(size)
-    )
-
-
-def _identity(size: int) -> Matrix:
-    return tuple(tuple(Fraction(int(i == j)) for j in range(size)) for i in range(size))
-
-
-def _zero(size: int) -> Matrix:
-    return tuple((Fraction(0),) * size for _ in range(size))
-
-
-def _trace(matrix: Matrix) -> Fraction:
-    return sum((matrix[i][i] for i in range(len(matrix))), Fraction(0))
+def _advance(covariance: ExactMatrix, matrix: ExactMatrix, noise: ExactMatrix, *, overlap: bool) -> ExactMatrix:
+    before = covariance if overlap else covariance + noise
+    after = matrix @ before @ matrix.transposed
+    return (after + noise if overlap else after).reduced()

@@ -12,7 +12,7 @@ from preduce.topo.figures.circulant import first_column
 from preduce.topo.figures.sectors import spectral_norms, spectral_radii
 from preduce.topo.mixing import mixing_matrix
 from preduce.topo.phase import Phase
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -81,9 +81,9 @@ def _hop(adjacency: npt.NDArray[np.float64]) -> float:
     return 1 - float(values[-2])
 
 
-def _circulant_hop(listed: Round) -> float | None:
-    column = first_column(listed, xor=False)
-    if column is None or not len(listed):
+def _circulant_hop(graph: Round) -> float | None:
+    column = first_column(graph, xor=False)
+    if column is None or not len(graph):
         return None
     pattern = (column != 0).astype(np.float64)
     pattern[0] = 0.0

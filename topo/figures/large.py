@@ -18,8 +18,8 @@ from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
-    from preduce.topo.figures.limits import Limits
-    from preduce.topo.mixing import Step
+    from preduce.topo.figures.decomposition import Limits
+    from preduce.topo.round import Step
     from preduce.topo.schedule import Schedule
 
 NEARLY_1 = 0.999
@@ -88,15 +88,15 @@ class Large:
         """‖P − J‖₂ by Lanczos: `lower` is certain up to rounding, `upper` fails with probability 10⁻⁶ at most."""
         if not all(is_doubly_stochastic(step) for step in self.distinct):
             return absent("not defined: a round is not doubly stochastic, so it moves the mean")
-        found = lanczos_norm(self.chain, seed=self.limit.seed, max_steps=self.limit.lanczos_steps)
-        upper = found.upper
+        norm = lanczos_norm(self.chain, seed=self.limit.seed, max_steps=self.limit.lanczos_steps)
+        upper = norm.upper
         if all(_never_enlarges(step) for step in self.distinct):
             upper = min(upper, 1.0)
-            if found.lower > NEARLY_1 and self.parts > 1:
+            if norm.lower > NEARLY_1 and self.parts > 1:
                 return Figure(1.0, Kind.EXACT, f"the period leaves the workers in {self.parts} separate parts")
-        value = 0.0 if found.lower < ZERO else min(found.lower, upper)
+        value = 0.0 if norm.lower < ZERO else min(norm.lower, upper)
         how = (
-            f"Lanczos, {found.steps} steps, residual {found.residual:.1e}: a lower bound; the upper bound fails with "
+            f"Lanczos, {norm.steps} steps, residual {norm.residual:.1e}: a lower bound; the upper bound fails with "
             "probability 1e-6 at most"
         )
         return Figure(value, Kind.ESTIMATE, how, lower=value, upper=upper)
@@ -119,10 +119,10 @@ class Large:
             return self._infinite()
         seed, seconds = self.limit.seed, self.limit.seconds
         if self.quick:
-            found = group_disagreement(self.quick, probes=self.probes, seed=seed, seconds=seconds)
+            sampled = group_disagreement(self.quick, probes=self.probes, seed=seed, seconds=seconds)
         else:
-            found = sampled_disagreement(self.motion, probes=self.probes, seed=seed, seconds=seconds)
-        return self._figure(found, "Hutchinson's estimate")
+            sampled = sampled_disagreement(self.motion, probes=self.probes, seed=seed, seconds=seconds)
+        return self._figure(sampled, "Hutchinson's estimate")
 
     def drift(self, push: Literal["worker", "node"]) -> Figure:
         """The mean over random pushes with its standard error."""
@@ -130,10 +130,10 @@ class Large:
             return self._infinite()
         seed, seconds = self.limit.seed, self.limit.seconds
         if self.quick:
-            found = group_drift(self.quick, push, probes=self.probes, seed=seed, seconds=seconds)
+            sampled = group_drift(self.quick, push, probes=self.probes, seed=seed, seconds=seconds)
         else:
-            found = sampled_drift(self.motion, push, probes=self.probes, seed=seed, seconds=seconds)
-        return self._figure(found, "mean over random pushes")
+            sampled = sampled_drift(self.motion, push, probes=self.probes, seed=seed, seconds=seconds)
+        return self._figure(sampled, "mean over random pushes")
 
     def _is_split(self) -> bool:
         """Whether workers never meet, asked beforehand only where the answer is known or quick."""
@@ -143,21 +143,23 @@ class Large:
         how = f"infinite: the period leaves the workers in {self.parts} separate parts"
         return Figure(math.inf, Kind.EXACT, how)
 
-    def _figure(self, found: Sampled, method: str) -> Figure:
-        probes = f"{found.probes} probe{'s' if found.probes > 1 else ''}"
-        if not found.finished:
+    def _figure(self, sampled: Sampled, method: str) -> Figure:
+        probes = f"{sampled.probes} probe{'s' if sampled.probes > 1 else ''}"
+        if not sampled.finished:
             if self.parts > 1:
                 return self._infinite()
             return absent(
                 f"not found: {method}, {probes}, not settled within the time limit of {self.limit.seconds:g} s, "
-                f"because workers agree slowly or never; {found.value:.6g} had been summed up by then"
+                f"because workers agree slowly or never; {sampled.value:.6g} had been summed up by then"
             )
-        if not math.isfinite(found.spread):
-            return Figure(found.value, Kind.ESTIMATE, f"{method}, {probes}, no error known")
-        part = found.spread / found.value if found.value else 0.0
-        how = f"{method}, {probes}, standard error {found.spread:.2g} ({part:.1e} of it)"
-        margin = found.spread * STUDENT_99.get(found.probes, 3.2)
-        return Figure(found.value, Kind.ESTIMATE, how, lower=max(0.0, found.value - margin), upper=found.value + margin)
+        if not math.isfinite(sampled.spread):
+            return Figure(sampled.value, Kind.ESTIMATE, f"{method}, {probes}, no error known")
+        part = sampled.spread / sampled.value if sampled.value else 0.0
+        how = f"{method}, {probes}, standard error {sampled.spread:.2g} ({part:.1e} of it)"
+        margin = sampled.spread * STUDENT_99.get(sampled.probes, 3.2)
+        return Figure(
+            sampled.value, Kind.ESTIMATE, how, lower=max(0.0, sampled.value - margin), upper=sampled.value + margin
+        )
 
 
 def _never_enlarges(step: Step) -> bool:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from preduce.topo.figures.chain import Chain, inner
-from preduce.topo.figures.dense import group_paces
-from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.round_steps import RoundSteps, group_paces
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Motion:
-    """A schedule ready to be run on vectors: its factors and each worker's progress per round."""
+    """A schedule ready to be run on vectors: its factors and each worker's steps per round."""
 
     chain: Chain
     paces: npt.NDArray[np.int64]
@@ -66,7 +65,7 @@ class Motion:
         return len(self.chain.factors)
 
     def push(self, t: int) -> Vector:
-        """Progress that round t averages, per worker."""
+        """What the steps push before round t averages, per worker."""
         pace = self.paces.astype(np.float64)
         return pace if self.scale is None else pace * self.scale[t % self.period]
 
@@ -111,8 +110,8 @@ def sampled_disagreement(motion: Motion, *, probes: int, seed: int, seconds: flo
 
 def _inner_sum(paces: npt.NDArray[np.int64]) -> float:
     distinct, counts = np.unique(paces, return_counts=True)
-    progress = Progress.of(distinct, np.ones((1, len(distinct))), Averaging.MEAN, int(distinct[-1]))
-    return float(progress.partial @ counts)
+    round_steps = RoundSteps.of(distinct, np.ones((1, len(distinct))), Averaging.MEAN, int(distinct[-1]))
+    return float(round_steps.partial @ counts)
 
 
 def follow(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from preduce.topo.figures.progress import Progress
+    from preduce.topo.figures.round_steps import RoundSteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,14 +26,14 @@ class Batch:
     """C sectors of size g, each standing `multiplicity` times in the space of all workers.
 
     `matrices` (T, C, g, g), real or complex, with the mean projected out; `mean` (C, g), the unit vector of the mean
-    in each sector or zeros; `progress` for the g places; `node_columns` (C, g, k), columns U with U Uᴴ = the sector's
-    part of the covariance that is all ones inside each node (None where that is not available).
+    in each sector or zeros; `round_steps`, what the g places add in a round; `node_columns` (C, g, k), columns U with
+    U Uᴴ = the sector's part of the covariance that is all ones inside each node (None where that is not available).
     """
 
     multiplicity: npt.NDArray[np.float64]
     matrices: npt.NDArray[Any]
     mean: npt.NDArray[Any]
-    progress: Progress
+    round_steps: RoundSteps
     node_columns: npt.NDArray[Any] | None
 
     @property

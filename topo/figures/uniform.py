@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.figures.progress import Progress
+from preduce.topo.figures.round_steps import RoundSteps
 from preduce.topo.figures.sectors import Batch, Sectors
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def uniform_sectors(schedule: Schedule) -> Sectors | None:
     """The sectors of an all-reduce with one pace for all workers, None for anything else. O(num_nodes).
 
-    Off the mean W is 0 and progress a multiple of the identity, so of the node covariance C only its trace counts
+    Off the mean W is 0 and steps a multiple of the identity, so of the node covariance C only its trace counts
     there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
     """
     strategy = schedule.strategy
@@ -26,7 +26,7 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
     along = float((sizes**2).sum()) / n
     columns = np.sqrt(np.maximum(0.0, [along, (n - along) / (n - 1)])).reshape(2, 1, 1)
     pace = strategy.pace
-    progress = Progress.of(np.array([pace]), np.full((1, 1), float(pace)), strategy.averaging, pace)
+    round_steps = RoundSteps.of(np.array([pace]), np.full((1, 1), float(pace)), strategy.averaging, pace)
     mean = np.array([[1.0], [0.0]])
-    batch = Batch(np.array([1.0, n - 1.0]), np.zeros((1, 2, 1, 1)), mean, progress, columns)
+    batch = Batch(np.array([1.0, n - 1.0]), np.zeros((1, 2, 1, 1)), mean, round_steps, columns)
     return Sectors(n, [batch], strategy.overlap, "all-reduce: zero off the mean")

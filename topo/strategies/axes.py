@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from preduce.topo.strategies.fields import Choice, Closed
+from preduce.topo.fields import Choice, Closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.errors import ScheduleError
+from preduce.topo.fields import Choice, Closed, Count
 from preduce.topo.strategies.axes import LOCKSTEP, RING, Form, How, Late, Lockstep, When
-from preduce.topo.strategies.fields import Choice, Closed, Count
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
-    from preduce.topo.mixing import Step
     from preduce.topo.phase import Group, Phase
+    from preduce.topo.round import Round, Step
     from preduce.topo.rule import RuleView
-    from preduce.topo.strategies.neighbor import Round
 
 Pace = Count | tuple[Count, ...]
 """Steps per round: one number for all, or one per worker."""

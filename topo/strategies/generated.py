@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from annotated_types import Ge
 
 from preduce.topo.errors import ScheduleError
+from preduce.topo.fields import Choice, Count, Rounds
 from preduce.topo.strategies.axes import Form, Lockstep, When
 from preduce.topo.strategies.base import Strategy
-from preduce.topo.strategies.fields import Choice, Count, Rounds
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster

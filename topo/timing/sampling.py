@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.errors import FileProblem, InputError
-from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.timing.compute import ComputeTimes
 
 
@@ -43,7 +43,7 @@ def sample(
     compute: ComputeTimes,
     *,
     model_bytes: int | None = None,
-    form: Form = Form.RING,
+    form: Form | None = None,
     num_rounds: int = 200,
     num_samples: int = 32,
     seed: int = 0,

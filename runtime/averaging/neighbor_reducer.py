@@ -1,0 +1,191 @@
+"""Neighbor reducer: one round of weighted averaging, from point-to-point messages instead of a reduction over a group.
+
+Each worker sends its whole scratch array (parameters, riders, tag) to its out-neighbours and receives one from each
+in-neighbour; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in the scratch array, in one order, and committed as a
+group's mean would be. Costs one receive array of model size for every in-neighbour of the busiest round.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.averaging.reducer import Reducer, Reduction
+from preduce.runtime.averaging.riders import load_riders
+from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
+from preduce.runtime.transport.waiting import GoneError, OwnWork
+from preduce.topo.errors import UnavailableError
+from preduce.topo.phase import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.recorder import Operation
+    from preduce.runtime.transport.communicators import Communicator
+    from preduce.runtime.transport.waiting import RunningWork
+    from preduce.topo.strategies.neighbor import Neighbor
+
+
+class Neighbourhood:
+    """Whom one worker hears and tells in a round: in-neighbours with weights, out-neighbours, both ascending."""
+
+    def __init__(self, strategy: Neighbor, index: int, rank: int) -> None:
+        edges = list(strategy.rounds[index].edges())
+        self.sources: list[tuple[int, Fraction]] = [(s, w) for s, t, w in edges if t == rank]
+        self.targets = sorted(t for s, t, _ in edges if s == rank)
+        self.own_weight = 1 - sum((w for _, w in self.sources), start=0)
+        members = {rank, *self.targets, *(s for s, _ in self.sources)}
+        self.group = Group(tuple(sorted(members))) if len(members) > 1 else None
+
+
+class PeerReducer(Reducer):
+    """A `Reducer` whose operation is a round of weighted averaging; tags, deadlines and reports are the same.
+
+    `wait` may give up on a peer while the library still waits for it: that wait runs in a thread of its own, because
+    gloo says nothing about a point-to-point operation before it is waited for.
+    """
+
+    def __init__(self, base: Reducer, neighbourhoods: Sequence[Neighbourhood]) -> None:
+        super().__init__(base.world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
+        self.neighbourhoods = tuple(neighbourhoods)
+        self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
+
+    def begin(self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False) -> Reduction:
+        """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round.
+
+        Raises:
+            PeerLostError: the exchange cannot start.
+        """
+        assert not gradients, "neighbours average parameters"
+        near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
+        num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
+        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes)
+        self.heartbeat.doing(f"entered {operation}")
+        tag = tag_of(self.key, kind, round_, "neighbours")
+        everyone = self.world.everyone()
+        reduction = PeerReduction(everyone, group, operation, tag, near)
+        try:
+            self._look_at_deferred()
+            for index, bucket in enumerate(self.buckets):
+                with self.stream(bucket.device):
+                    self._load(reduction, index, bucket)
+                    arrays = [bucket.scratch(), *([] if bucket.exact else [reduction.sides[index]])]
+                    heard = [self._arrays(reduction, place, arrays, index) for place in range(len(near.sources))]
+                    sends = [(to, array) for to in near.targets for array in arrays]
+                    receives = [
+                        (source, array)
+                        for (source, _), copies in zip(near.sources, heard, strict=True)
+                        for array in copies
+                    ]
+                    reduction.works += everyone.exchange(sends, receives)
+        except UnavailableError as error:
+            raise self.failed(reduction, error) from None
+        if self.buckets[0].device.type != "cuda":
+            reduction.works = [_InThread(reduction.works)]
+        return reduction
+
+    def wait(self, reduction: Reduction) -> None:
+        """Wait for the neighbours' arrays, check their tags and form the weighted mean in the scratch arrays.
+
+        Raises:
+            PeerLostError: a neighbour is gone, the timeout passed, or neighbours are in different rounds.
+        """
+        assert isinstance(reduction, PeerReduction), "begun by this class"
+        operation, near = reduction.operation, reduction.neighbourhood
+        try:
+            for work in reduction.works:
+                self._await(work, reduction)
+            reduction.works.clear()
+            verdicts = []
+            for index, bucket in enumerate(self.buckets):
+                with self.stream(bucket.device):
+                    for place in range(len(near.sources)):
+                        heard = reduction.heard[index, place]
+                        verdicts.append(sums_agree(heard[-1][-TAG_LENGTH:], reduction.tag, 1))
+                    self._combine(reduction, index, bucket)
+            if self.buckets[0].device.type == "cuda" and verdicts:
+                self._defer(reduction, verdicts)
+            elif not all(bool(verdict) for verdict in verdicts):
+                raise GoneError("its members were in different rounds at the same time (their tags differ)")
+        except (RuntimeError, GoneError) as error:
+            raise self.failed(reduction, error) from None
+        self.recorder.end(operation)
+        self.heartbeat.doing(f"finished {operation}")
+
+    def _load(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
+        scratch = bucket.scratch()
+        with torch.no_grad():
+            scratch[: bucket.size].copy_(bucket.flat)
+            load_riders(bucket, scratch, 1, is_first=True)
+            if bucket.exact:
+                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype), non_blocking=True)
+            else:
+                reduction.sides[index] = torch.tensor(reduction.tag, dtype=torch.float32, device=bucket.device)
+
+    def _arrays(
+        self, reduction: PeerReduction, place: int, like: Sequence[torch.Tensor], index: int
+    ) -> list[torch.Tensor]:
+        """Where the arrays of one in-neighbour go; kept from round to round."""
+        arrays = self._received.setdefault((index, place), [torch.empty_like(array) for array in like])
+        reduction.heard[index, place] = arrays
+        return arrays
+
+    def _combine(self, reduction: PeerReduction, index: int, bucket: Bucket) -> None:
+        near = reduction.neighbourhood
+        mean = bucket.scratch()[: bucket.length]
+        with torch.no_grad():
+            mean.mul_(float(near.own_weight))
+            for place, (_, weight) in enumerate(near.sources):
+                mean.add_(reduction.heard[index, place][0][: bucket.length], alpha=float(weight))
+
+
+class PeerReduction(Reduction):
+    """A running exchange: what was heard, by (bucket, place of the in-neighbour)."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        group: Group,
+        operation: Operation,
+        tag: tuple[int, ...],
+        neighbourhood: Neighbourhood,
+    ) -> None:
+        super().__init__(communicator, group, operation, tag)
+        self.neighbourhood = neighbourhood
+        self.heard: dict[tuple[int, int], list[torch.Tensor]] = {}
+
+
+class _InThread(OwnWork):
+    """Several point-to-point works as one that can be polled."""
+
+    def __init__(self, works: Sequence[RunningWork]) -> None:
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(list(works),), name="preduce-exchange", daemon=True)
+        self._thread.start()
+
+    def _run(self, works: list[RunningWork]) -> None:
+        try:
+            while works:
+                works[0].wait()
+                works.pop(0)
+        except RuntimeError as error:
+            self._error = error
+
+    def is_completed(self) -> bool:
+        """Whether all have ended, well or not."""
+        return not self._thread.is_alive()
+
+    def ended_within(self, seconds: float) -> bool:
+        """Wait until all have ended, at most so long."""
+        self._thread.join(seconds)
+        return self.is_completed()
+
+    def wait(self) -> None:
+        """Raise what a work raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error

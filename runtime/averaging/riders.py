@@ -1,0 +1,47 @@
+"""Riders: BatchNorm buffers and optimizer state that travel in a bucket's array, beside the parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.averaging.commit import replace_where
+
+if TYPE_CHECKING:
+    from preduce.runtime.averaging.bucket import Bucket
+
+
+def load_riders(bucket: Bucket, scratch: torch.Tensor, divisor: int, *, is_first: bool) -> None:
+    """Copy what rides along into the scratch array, divided by the number of members; zero where there is nothing."""
+    for rider in bucket.riders:
+        value = rider.fetch()
+        part = rider.view(scratch)
+        if value is None or (rider.broadcast and not is_first):
+            part.zero_()
+        elif rider.broadcast:
+            part.copy_(value)
+        else:
+            torch.div(value.detach(), divisor, out=part)
+
+
+def snapshot_riders(bucket: Bucket) -> list[torch.Tensor | None]:
+    """Copies of what rides along, None where there is nothing yet."""
+    values = (rider.fetch() for rider in bucket.riders)
+    return [None if value is None else value.detach().clone() for value in values]
+
+
+def commit_riders(bucket: Bucket, ok: torch.Tensor | None, before: list[torch.Tensor | None] | None = None) -> None:
+    """Write averaged buffers and optimizer state back; with `before` what changed since that snapshot stays."""
+    scratch = bucket.scratch()
+    for index, rider in enumerate(bucket.riders):
+        value = rider.fetch()
+        if value is None:
+            continue
+        new = rider.view(scratch)
+        old = before[index] if before is not None else None
+        if old is not None:
+            new = new + (value - old)
+            if rider.name.endswith("running_var"):
+                new = new.clamp_min(0)  # a variance stays one
+        replace_where(value, new, ok)

@@ -1,0 +1,25 @@
+"""The schedule of a run, from a value or from a file; what trains, deals data or adapts DDP all read it here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from preduce.topo.schedule import Schedule
+
+
+def read_schedule(schedule: Schedule | str | Path) -> Schedule:
+    """A schedule from a value or a file; the certificate that a file carries is checked before anything runs.
+
+    Raises:
+        DocumentError: the file is refused.
+        RefutedError: an entry of its certificate does not hold.
+    """
+    if isinstance(schedule, Schedule):
+        return schedule
+    from preduce.topo.document.schedule import load_schedule
+    from preduce.verify.certificate import confirm
+
+    loaded = load_schedule(Path(schedule))
+    if loaded.certificate:
+        confirm(loaded)
+    return loaded

@@ -1,0 +1,162 @@
+"""Supervision: what the launcher does while its workers run: forward output, tell how one died, end the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preduce.runtime.transport.torch_api import Store
+
+SIGNALLED = 128
+"""Exit codes above it name the signal that ended a process."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One worker's process: it waits for the store's port on the pipe `go`; `streams` holds its unfinished lines."""
+
+    rank: int
+    pid: int
+    go: int
+    streams: dict[int, bytes] = field(default_factory=dict)
+    code: int | None = None
+
+
+@dataclass(slots=True)
+class _Shutdown:
+    """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
+
+    With `survive` workers that a signal ends do not count, as long as one is left.
+    """
+
+    survive: bool = False
+    code: int = 0
+    deadline: float = float("inf")
+    signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
+
+    def begin(self, code: int, grace: float) -> None:
+        """Note the first failure; later ones change nothing."""
+        self.code = self.code or code
+        self.deadline = min(self.deadline, time.monotonic() + grace)
+
+    def concerns(self, worker: Child, workers: Sequence[Child]) -> bool:
+        """Whether the end of a worker is a failure of the run."""
+        assert worker.code is not None
+        return not self.survive or worker.code <= SIGNALLED or all((w.code or 0) > SIGNALLED for w in workers)
+
+    def escalate(self, workers: Sequence[Child]) -> None:
+        """Send the next signal when its time has come."""
+        if time.monotonic() > self.deadline and self.signals:
+            _signal(workers, self.signals.pop(0))
+            self.deadline = time.monotonic() + 2.0
+
+
+def supervise(workers: Sequence[Child], store: Store, grace: float, output: TextIO | None, *, survive: bool) -> int:
+    """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
+    shutdown = _Shutdown(survive)
+    drained = float("inf")
+    width = len(str(len(workers) - 1))
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            for place, descriptor in enumerate(worker.streams):
+                stream = output or (sys.stdout if place == 0 else sys.stderr)
+                selector.register(descriptor, selectors.EVENT_READ, (worker, stream))
+        running = True
+        # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
+        while running or (selector.get_map() and time.monotonic() < drained):
+            try:
+                for key, _ in selector.select(timeout=0.05):
+                    if not _forward(key.fd, *key.data, width=width):
+                        selector.unregister(key.fd)
+                if running and not (running := _collect(workers, store, shutdown, grace)):
+                    drained = time.monotonic() + 0.5
+            except KeyboardInterrupt:
+                _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
+                shutdown.code = 130
+                shutdown.begin(130, grace)
+    return shutdown.code
+
+
+def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float) -> bool:
+    """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
+    for worker in workers:
+        if worker.code is None and _reap(worker) and worker.code:
+            _tell(store, worker, first=not shutdown.code)
+            if shutdown.concerns(worker, workers):
+                shutdown.begin(worker.code, grace)
+    shutdown.escalate(workers)
+    return any(worker.code is None for worker in workers)
+
+
+def _forward(descriptor: int, worker: Child, stream: TextIO, *, width: int) -> bool:
+    """Pass on a worker's complete lines, each with its rank before it; False at the end of its output."""
+    chunk = os.read(descriptor, 65536)
+    held = worker.streams[descriptor] + chunk
+    lines, rest = held.split(b"\n")[:-1], held.split(b"\n")[-1]
+    if not chunk and rest:
+        lines, rest = [*lines, rest], b""
+    worker.streams[descriptor] = rest
+    if lines:
+        prefix = f"[{worker.rank:>{width}}] "
+        stream.write("".join(f"{prefix}{line.decode(errors='replace')}\n" for line in lines))
+        stream.flush()
+    return bool(chunk)
+
+
+def _reap(worker: Child) -> bool:
+    """Whether a worker has ended; then `code` is its exit code, 128 + signal number if it was killed."""
+    pid, status = os.waitpid(worker.pid, os.WNOHANG)
+    if pid == 0:
+        return False
+    code = os.waitstatus_to_exitcode(status)
+    worker.code = code if code >= 0 else 128 - code
+    return True
+
+
+def _tell(store: Store, worker: Child, *, first: bool) -> None:
+    """Leave word in the store of how a worker died, for the others' error messages.
+
+    Later exit codes are consequences of the first; signals are causes in any case.
+    """
+    from preduce.runtime.transport.notes import DEATHS, Notes  # loads torch, as every worker does
+
+    assert worker.code is not None
+    if worker.code > SIGNALLED:
+        number = worker.code - SIGNALLED
+        text = f"was killed by signal {number} ({signal.Signals(number).name})"
+    elif not first:
+        return
+    else:
+        text = f"ended with exit code {worker.code}"
+    with contextlib.suppress(RuntimeError):
+        Notes(store, DEATHS).write(str(worker.rank), text)
+
+
+def _signal(workers: Sequence[Child], number: signal.Signals) -> None:
+    """Send a signal to the running workers and to what they started: each has its own process group."""
+    for worker in workers:
+        if worker.code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.pid, number)
+                os.killpg(worker.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
+
+
+def end_all(workers: Sequence[Child]) -> None:
+    """Leave nothing behind, whatever happened above."""
+    _signal(workers, signal.SIGKILL)
+    for worker in workers:
+        if worker.code is None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(worker.pid, 0)
+        for descriptor in [*worker.streams, *([worker.go] if worker.go >= 0 else [])]:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

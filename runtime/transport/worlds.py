@@ -1,0 +1,158 @@
+"""World: all workers of a run as one of them sees it, with the table of the groups that were made.
+
+Two worlds offer groups: `GlooWorld` (CPU; also many ranks as threads of one process, which is how tests run) makes one
+raw gloo group per distinct set of members, by its members only; `NcclWorld` (CUDA) splits the parent communicator once
+per distinct phase. Everything above talks to a `World` and never to the global state of `torch.distributed`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from preduce.runtime.transport.communicators import Communicator, first_line
+from preduce.runtime.transport.tags import sums_agree, tag_of
+from preduce.topo.errors import UnavailableError
+from preduce.topo.phase import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import timedelta
+
+    from preduce.runtime.transport.torch_api import Store
+    from preduce.topo.schedule import Schedule
+
+MAX_GROUPS = 64
+"""Groups that one worker may belong to; each costs it about one file descriptor per other member."""
+DESTROY_SECONDS = 0.2
+
+
+class World(Protocol):
+    """All workers of a run, as one of them sees it."""
+
+    rank: int
+    size: int
+    store: Store
+    timeout: timedelta
+
+    def prepare(self, schedule: Schedule) -> None:
+        """Make and warm up every group that the schedule needs; all workers call it."""
+
+    def communicator(self, members: Sequence[int]) -> Communicator:
+        """The group with these members (ascending), which contain this worker."""
+
+    def everyone(self) -> Communicator:
+        """The group of all workers."""
+
+    def next_instance(self) -> int:
+        """A number that counts the optimizers of this world, equal on all workers."""
+
+    def kin(self) -> Sequence[World]:
+        """The worlds of the same workers that are abandoned together, this one among them."""
+
+    def abandon(self) -> None:
+        """Destroy all groups at once, so that peers learn of a failure in milliseconds."""
+
+
+class GroupTable(ABC):
+    """What both worlds share: the table of groups, warmed up in order."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self._groups: dict[tuple[int, ...], Communicator] = {}
+        self._instances = 0
+        self.abandoned = False
+
+    @abstractmethod
+    def prepare(self, schedule: Schedule) -> None:
+        """See World."""
+
+    def communicator(self, members: Sequence[int]) -> Communicator:
+        """The group with these members.
+
+        Raises:
+            UnavailableError: the groups were destroyed, or this one was never made.
+        """
+        communicator = self._groups.get(tuple(members))
+        if communicator is None:
+            why = "was destroyed after an earlier failure" if self.abandoned else "was not made at start"
+            raise UnavailableError(f"group {Group(tuple(members))}: {why}")
+        return communicator
+
+    def has(self, members: Sequence[int]) -> bool:
+        """Whether the group with these members was made."""
+        return tuple(members) in self._groups
+
+    def everyone(self) -> Communicator:
+        """The group of all workers."""
+        return self.communicator(range(self.size))
+
+    def next_instance(self) -> int:
+        """A number that counts the optimizers of this world, equal on all workers."""
+        self._instances += 1
+        return self._instances
+
+    def kin(self) -> Sequence[World]:
+        """This world alone."""
+        return [self]
+
+    def abandon(self) -> None:
+        """Destroy all groups at once.
+
+        A group without a running operation closes its sockets immediately, so that its other members learn in
+        milliseconds; one with a running operation only when that ends, so each is left to a thread.
+        """
+        self.abandoned = True
+        self.destroy(list(self._groups))
+
+    def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
+        """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
+        communicators = [self._groups.pop(members) for members in doomed if members in self._groups]
+        backends = [[backend] for communicator in communicators for backend in communicator.close()]
+        name = "preduce-destroy-group"
+        endings = [threading.Thread(target=_drop, args=(held,), name=name, daemon=True) for held in backends]
+        backends.clear()
+        for ending in endings:
+            ending.start()
+        deadline = time.monotonic() + DESTROY_SECONDS
+        for ending in endings:
+            ending.join(max(0.0, deadline - time.monotonic()))
+
+    def destroy_with(self, ranks: Iterable[int]) -> None:
+        """Destroy the groups that a lost worker was in."""
+        gone = frozenset(ranks)
+        self.destroy([members for members in self._groups if not gone.isdisjoint(members)])
+
+    def _keep(
+        self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None = None
+    ) -> Communicator:
+        """Put a new group into the table after one tagged warm-up operation."""
+        communicator = self._groups[members] = self._warmed_up(members, backend, device, timeout)
+        return communicator
+
+    def _warmed_up(
+        self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
+    ) -> Communicator:
+        """A new group that has done one tagged operation; its later ones have the given timeout."""
+        communicator = Communicator(members, self.rank, backend)
+        tag = tag_of("warm-up", members)
+        numbers = torch.tensor(tag, dtype=torch.float32, device=device)
+        try:
+            communicator.all_reduce(numbers).wait()
+        except (RuntimeError, UnavailableError) as error:
+            communicator.close()
+            reason = first_line(error)
+            raise UnavailableError(f"group {Group(members)}: its first operation failed ({reason})") from None
+        if not bool(sums_agree(numbers, tag, len(members))):
+            raise UnavailableError(f"group {Group(members)}: workers of different groups answered the first operation")
+        communicator.timeout = timeout
+        return communicator
+
+
+def _drop(backends: list[object]) -> None:
+    """Release a backend; its destructor waits for the running operation, without the GIL."""
+    backends.clear()

@@ -1,0 +1,152 @@
+"""Agreement: what the user asks for, checked on this worker, then compared over all before anything is sent."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from preduce.runtime.averaging.flat_model import BufferPolicy, StatePolicy
+from preduce.runtime.liveness.handshake import handshake
+from preduce.runtime.transport.rendezvous import default_world
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from preduce.runtime.averaging.flat_model import FlatModel
+    from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.worlds import World
+    from preduce.topo.schedule import Schedule
+
+E = TypeVar("E", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What happens to the model's buffers, to the optimizer's state and to the parameters at the start."""
+
+    buffers: BufferPolicy
+    optimizer_state: StatePolicy
+    broadcast: bool
+
+    @classmethod
+    def chosen(cls, buffers: str, optimizer_state: str, initial: str) -> Policies:
+        """The policies of these names.
+
+        Raises:
+            InputError: a name that there is not.
+        """
+        chosen_buffers = _choice(BufferPolicy, "buffers", buffers)
+        chosen_state = _choice(StatePolicy, "optimizer_state", optimizer_state)
+        if initial not in ("broadcast", "keep"):
+            raise InputError(f"initial: {initial!r} is not one of broadcast, keep")
+        return cls(chosen_buffers, chosen_state, initial == "broadcast")
+
+    def refuse_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
+        """Refuse what cannot go together.
+
+        Raises:
+            InputError: as said.
+        """
+        average_states = self.optimizer_state is StatePolicy.AVERAGE
+        if schedule.strategy.averages_gradients and isinstance(optimizer, torch.optim.LBFGS):
+            raise InputError(
+                "optimizer: LBFGS evaluates its closure several times; average parameters instead (pace > 1)"
+            )
+        if average_states and schedule.strategy.averages_gradients:
+            raise InputError(
+                "optimizer_state='average': with averaged gradients the states are equal already; use 'local'"
+            )
+        if average_states and schedule.strategy.overlap:
+            raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The outcome of a handshake: how to reach the others, and which optimizer of the run this is, equal on all."""
+
+    world: World
+    key: str
+
+
+def agree(
+    facts: Mapping[str, str],
+    layout: Sequence[str],
+    world: World | None,
+    device: torch.device,
+    timeout: float,
+) -> Agreed:
+    """Compare `facts`, and the model's layout behind its hash, over all workers; join the run where no world is given.
+
+    Raises:
+        HandshakeError: workers differ; all of them name the rank and the field.
+        UnavailableError: a worker did not arrive within the timeout; all others name it.
+        InputError: no launcher, or a CUDA run without NCCL.
+    """
+    details = {"model": layout}
+    if world is not None:
+        key = str(world.next_instance())
+        handshake(world.store, world.rank, world.size, facts, details=details, key=key, timeout=timeout)
+        return Agreed(world, key)
+
+    def check(store: Store, rank: int, size: int) -> None:
+        nonlocal key
+        key = str(_next_key())  # counted only where the store answered
+        handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)
+
+    key = ""
+    world = default_world(device, timedelta(seconds=timeout), check)
+    return Agreed(world, key)
+
+
+def facts_of(
+    schedule: Schedule, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies
+) -> dict[str, str]:
+    """What all workers of a run must have in common, field by field, as short texts."""
+    from preduce.topo.document.canonical import schedule_sha256
+
+    layout = flat.layout()
+    digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()
+    return {
+        "schedule": f"{schedule.name!r} (sha256 {schedule_sha256(schedule)[:16]})",
+        "model": f"{len(layout)} tensors (sha256 {digest[:16]})",
+        "optimizer": type(optimizer).__name__,
+        "buffers": policies.buffers.value,
+        "optimizer_state": policies.optimizer_state.value,
+        "torch version": torch.__version__,
+        "preduce version": _preduce_version(),
+    }
+
+
+@cache
+def _preduce_version() -> str:
+    """The installed version, `unknown` when the source tree runs without being installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("preduce")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+_keys = 0
+
+
+def _next_key() -> int:
+    """Counts the optimizers of this process."""
+    global _keys  # noqa: PLW0603 - the count belongs to the process, as the default world does
+    _keys += 1
+    return _keys
+
+
+def _choice(enum: type[E], name: str, value: str) -> E:
+    try:
+        return enum(value)
+    except ValueError:
+        raise InputError(f"{name}: {value!r} is not one of {', '.join(member.value for member in enum)}") from None

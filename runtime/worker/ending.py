@@ -1,0 +1,131 @@
+"""Ending: whether a run may go on, and the one place where everything is closed, whatever ended it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+from typing import TYPE_CHECKING, TypeVar
+
+from preduce.runtime.averaging.mean_model import average_everywhere
+from preduce.runtime.transport.rendezvous import forget
+from preduce.topo.errors import InputError, PreduceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from preduce.runtime.strategies.base import Run, Runner
+    from preduce.runtime.worker.stepper import Stepper
+
+Result = TypeVar("Result")
+
+RUNNING = "running"
+EVALUATING = "in mean_model()"
+FINISHED = "finished"
+BROKEN = "broken after a failure"
+
+
+class Ending:
+    """How one worker's run ends: by `finish`, by a failure inside `guarded`, or with the interpreter.
+
+    With `own_process` the interpreter's exit without `finish` tells the others why.
+    """
+
+    def __init__(self, run: Run, runner: Runner, stepper: Stepper, *, own_process: bool) -> None:
+        self.run, self.runner, self.stepper = run, runner, stepper
+        self.state = RUNNING
+        self._own_process = own_process
+        if own_process:
+            atexit.register(self.leave)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `finish` has ended well."""
+        return self.state == FINISHED
+
+    def refuse_unless_running(self, what: str) -> None:
+        """Refuse a call that comes too late or inside `mean_model`.
+
+        Raises:
+            InputError: as said.
+        """
+        if self.state != RUNNING:
+            raise InputError(f"{what}: the optimizer is {self.state}; it does not {what} then")
+
+    def guard(self, action: Callable[[], Result]) -> Result:
+        """The action's result; see `guarded`."""
+        with self.guarded():
+            return action()
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """After a failure of the run nothing works on; the next optimizer of this process starts afresh."""
+        try:
+            yield
+        except PreduceError as error:
+            if not isinstance(error, InputError) and self.state != FINISHED:
+                self._fail(error)
+            raise
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, no step may be taken."""
+        self.state = EVALUATING
+        try:
+            yield
+        finally:
+            if self.state == EVALUATING:
+                self.state = RUNNING
+
+    def finish(self) -> None:
+        """Meet all others after the same round, make the model their mean, and close everything.
+
+        Raises:
+            PeerLostError: a worker ended after another number of rounds, or is gone.
+            UnavailableError: a worker did not finish within the timeout.
+        """
+        self.refuse_unless_running("finish")
+        run, runner, round_ = self.run, self.runner, self.stepper.round
+        run.flat.check()
+        # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
+        runner.leave()
+        lost = runner.lost if runner.outlives_lost_workers else None
+        members = self.stepper.uneven_inputs.meet(round_, lost)
+        runner.settle()
+        runner.drain()
+        runner.connect(members, "finish")
+        # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
+        average_everywhere(run.mean_reducers, members, self.stepper.steps, round_ - 1)
+        self.state = FINISHED
+        runner.close()
+        run.reducer.heartbeat.stop()
+        run.reducer.recorder.write_trace()
+        if self._own_process:
+            atexit.unregister(self.leave)
+
+    def _fail(self, error: PreduceError) -> None:
+        """Destroy the groups first, so that peers learn at once; then say what happened."""
+        self.state = BROKEN
+        world, heartbeat = self.run.reducer.world, self.run.reducer.heartbeat
+        world.abandon()
+        self.runner.close()
+        heartbeat.note("failed", f"gave up in round {self.stepper.round}")
+        heartbeat.record_failure(str(error)[:300])
+        heartbeat.stop()
+        forget(world)
+        with contextlib.suppress(OSError):
+            self.run.reducer.recorder.write_trace()
+
+    def leave(self) -> None:
+        """At the interpreter's exit without finish(): tell the others why."""
+        heartbeat = self.run.reducer.heartbeat
+        if self.state in (RUNNING, EVALUATING):
+            error = getattr(sys, "last_value", None)
+            reason = f"stopped in round {self.stepper.round}"
+            reason += f" with {type(error).__name__}: {error}" if error is not None else " without calling finish()"
+            heartbeat.note("left", reason[:300])
+            with contextlib.suppress(OSError):
+                self.run.reducer.recorder.write_trace()
+        heartbeat.stop()
+        self.runner.close()
+        self.run.reducer.world.abandon()

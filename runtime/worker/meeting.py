@@ -1,0 +1,76 @@
+"""Meeting: what all workers do together between steps: wait for one another, exchange facts, start from one model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from preduce.runtime.transport.notes import Notes
+from preduce.topo.phase import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from preduce.runtime.strategies.base import Run
+    from preduce.runtime.worker.ending import Ending
+
+
+class Meeting:
+    """One worker's part in what all do together; a failure ends the run."""
+
+    def __init__(self, run: Run, ending: Ending) -> None:
+        self.run, self.ending = run, ending
+        self._counts: Counter[str] = Counter()
+
+    def next_number(self, what: str) -> int:
+        """How often this worker has come to `what`, this time included; equal on all workers that come alike."""
+        self._counts[what] += 1
+        return self._counts[what]
+
+    def together(self, what: str, number: int) -> None:
+        """Wait for all workers.
+
+        Raises:
+            PeerLostError: one is gone, or does something else.
+        """
+        everyone = Group(self.run.everyone)
+        self.ending.guard(lambda: self.run.reducer.agree(what, number, everyone))
+
+    def exchange(self, what: str, number: int, mine: Mapping[str, object]) -> list[dict[str, Any]]:
+        """What every worker has to say in the `number`-th exchange about `what`, by rank.
+
+        Raises:
+            PeerLostError: a worker is gone, or does something else.
+        """
+        reducer = self.run.reducer
+        notes = Notes(reducer.world.store, f"exchange/{reducer.key}/{what}/{number}")
+        notes.write(str(self.run.rank), json.dumps(mine))
+        self.together(what, number)
+        said = [json.loads(notes.wait_for(str(rank))) for rank in self.run.everyone]
+        self.together(f"{what} read", number)
+        return said
+
+    def broadcast(self) -> None:
+        """Copy worker 0's parameters and buffers to all.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        self.ending.guard(self._broadcast)
+
+    def _broadcast(self) -> None:
+        flat, reducer = self.run.flat, self.run.reducer
+        everyone = reducer.world.everyone()
+        for tensor in [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers():
+            part = tensor.detach()
+            raw = part.contiguous().view(torch.uint8) if part.dtype is torch.bool else part.contiguous()
+            try:
+                everyone.broadcast(raw).wait()
+            except RuntimeError as error:
+                operation = reducer.recorder.begin("initial broadcast", 0, 0, everyone.members, raw.nbytes)
+                raise reducer.failure(operation, error) from None
+            if raw.data_ptr() != part.data_ptr():
+                part.copy_(raw.view(part.dtype))

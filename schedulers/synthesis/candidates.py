@@ -1,0 +1,108 @@
+"""Candidates: periods as schedules with figures from `topo`, and the choice among them.
+
+The choice: those that nothing else beats, the one that the objective prefers, the nearest miss where none will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.schedulers.synthesis.problem import Candidate, Objective, Status
+from preduce.topo import figures
+from preduce.topo.arithmetic.pareto import non_dominated
+from preduce.topo.timing.cost import communication
+from preduce.topo.timing.event_graph import cycle_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.schedulers.synthesis.age_bound import DualBound
+    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from preduce.schedulers.synthesis.problem import Problem
+
+
+TOLERANCE = 5e-5
+"""A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
+
+
+def candidate(problem: Problem, alphabet: Alphabet, indices: Indices) -> Candidate:
+    """One schedule with its figures from `topo`."""
+    schedule = alphabet.schedule(indices, "synthesised")
+    cost = communication(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step
+    value = float(figures.disagreement(schedule))
+    drift = figures.drift(schedule, problem.push)
+    name = f"synthesised-{len(indices)}-phases-{1e3 * cost:.4g}ms"
+    return Candidate(
+        schedule=alphabet.schedule(indices, name),
+        name=name,
+        communication_seconds_per_step=cost,
+        disagreement=value,
+        drift=float(drift),
+        step_seconds=cycle_time(schedule, problem.hardware, model_bytes=problem.size, form=problem.form).per_step,
+        period=len(indices),
+        status=Status.FEASIBLE,
+    )
+
+
+def bounded(one: Candidate, bound: DualBound) -> Candidate:
+    """The same candidate with the bound at its own communication; optimal where it meets it."""
+    floor = bound.at(one.communication_seconds_per_step)
+    status = Status.OPTIMAL if one.disagreement <= floor + TOLERANCE else Status.FEASIBLE
+    return replace(one, bound=floor, bound_class=bound.described, status=status)
+
+
+def primitive(indices: Indices, least: int = 1) -> Indices:
+    """The shortest period, of at least `least` phases, whose repetition is the given one."""
+    for length in range(least, len(indices)):
+        if len(indices) % length == 0 and indices == indices[:length] * (len(indices) // length):
+            return indices[:length]
+    return indices
+
+
+def pareto(candidates: list[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates that no other beats in communication, disagreement, drift and step time, by communication."""
+
+    def costs(one: Candidate) -> tuple[float, float, float, float]:
+        return one.communication_seconds_per_step, one.disagreement, one.drift, one.step_seconds
+
+    return tuple(non_dominated(candidates, costs, lambda one: (one.period,)))
+
+
+def preferred(problem: Problem, candidates: list[Candidate]) -> Candidate | None:
+    """The candidate that the objective likes best within the limits."""
+    budget = problem.limits.max_communication if problem.limits.max_communication is not None else np.inf
+    value = problem.limits.max_disagreement if problem.limits.max_disagreement is not None else np.inf
+    fitting = [
+        c
+        for c in candidates
+        if c.communication_seconds_per_step <= budget * (1 + 1e-9) and c.disagreement <= value * (1 + 1e-9)
+    ]
+    measures: dict[Objective, Callable[[Candidate], float]] = {
+        Objective.DISAGREEMENT: lambda c: c.disagreement,
+        Objective.COMMUNICATION: lambda c: c.communication_seconds_per_step,
+        Objective.DRIFT: lambda c: c.drift,
+    }
+    measure = measures[problem.objective]
+    return min(fitting, key=lambda c: (round(measure(c), 9), c.period), default=None)
+
+
+def nearest(problem: Problem, candidates: list[Candidate]) -> str:
+    """Which candidate comes nearest to limits that none keeps, in one line."""
+    budget = problem.limits.max_communication
+    if not candidates:
+        return "no schedule that keeps all limits was found in the time; relax a limit or give more time"
+    least = min(candidates, key=lambda c: c.communication_seconds_per_step)
+    if budget is not None and least.communication_seconds_per_step > budget:
+        return (
+            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes "
+            f"{least.communication_seconds_per_step:.6g} s per step"
+        )
+    fitting = [c for c in candidates if budget is None or c.communication_seconds_per_step <= budget * (1 + 1e-9)]
+    best = min(fitting, key=lambda c: c.disagreement)
+    return (
+        f"no schedule with disagreement at most {problem.limits.max_disagreement:.6g} was found; "
+        f"the least found within the budget is {best.disagreement:.6g}"
+    )

@@ -1,0 +1,219 @@
+"""Segments: periods that return to consensus are cut after every full average, and the pieces simply add up.
+
+After a full average the past is forgotten, so costs and disagreements of the segments between full averages are sums:
+choosing how often each stands in a period of given length is a small integer program with an exact objective (a renewal
+argument, as for the cycles of a renewal process). Segments come from a beam search, compositions of them from CP-SAT
+exactly or from dynamic programming for the whole front at once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.schedulers.synthesis import scoring
+from preduce.schedulers.synthesis.constraints import (
+    SCALE,
+    CompositionVariables,
+    CostAtMost,
+    DistinctPhasesAtMost,
+    PeriodIs,
+    Segment,
+    ValueAtMost,
+)
+from preduce.schedulers.synthesis.cp_sat import new_model, solve
+from preduce.topo.arithmetic.pareto import non_dominated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from preduce.schedulers.synthesis.problem import Limits, Status
+
+    Floats = npt.NDArray[np.float64]
+
+PER_COST = 4
+"""Beginnings of each cost that a beam search goes on with at the least."""
+BINS_PER_SEGMENT = 120
+"""Bins of cost that the dearest segment spans in the dynamic program."""
+BEAM = 160
+"""Beginnings that a beam search goes on with, about."""
+
+
+def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM) -> list[Segment]:
+    """Good segments of every length up to `max_length`, ending in the full average; [] if there is none.
+
+    Beam search from consensus: at each length, for each cost, the few beginnings with the least disagreement so far and
+    the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in the alphabet.
+    """
+    full = alphabet.full_average()
+    if full is None:
+        return []
+    space = alphabet.space
+    gains = alphabet.matrices.swapaxes(-1, -2) @ alphabet.matrices  # (A, C, G, G): WᵀW, what W leaves of a covariance
+    close = float(alphabet.costs[full])
+    covariance = np.zeros((1, *space.fresh.shape))  # (B, C, G, G), before the next phase
+    costs, values = np.zeros(1), np.zeros(1)  # (B,)
+    begun: list[Indices] = [()]
+    segments: list[Segment] = []
+    for _ in range(max_length):
+        closed = [
+            Segment((*indices, full), cost + close, value)
+            for indices, cost, value in zip(begun, costs.tolist(), values.tolist(), strict=True)
+        ]
+        segments += non_dominated(closed, lambda segment: (segment.cost, segment.value))
+        if expired() or len(begun[0]) + 1 >= max_length:
+            break
+        left = scoring.weighed(space, covariance + space.fresh, gains)  # (B, A): disagreement after each next phase
+        new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + left
+        keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam)
+        parent, phase = np.divmod(keep, len(alphabet))
+        begun = [(*begun[p], a) for p, a in zip(parent.tolist(), phase.tolist(), strict=True)]
+        matrices = alphabet.matrices[phase]
+        covariance = matrices @ (covariance[parent] + space.fresh) @ matrices.swapaxes(-1, -2)
+        costs, values = new_costs.ravel()[keep], new_values.ravel()[keep]
+    return segments
+
+
+def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> npt.NDArray[np.int64]:
+    """The entries worth extending: for each distinct cost the best few, then the best over a range of prices.
+
+    Best is the least of `values`, what was paid so far, and `later`, an estimate of what is to come.
+    """
+    ahead = values + later
+    rounded = np.round(costs * 1e7).astype(np.int64)
+    # By cost, then by what is ahead; `rank` counts from 0 within each run of equal costs.
+    order = np.lexsort((ahead, rounded))
+    first = np.r_[True, np.diff(rounded[order]) != 0]
+    rank = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+    kept = order[rank < PER_COST]
+    if len(kept) <= beam:
+        return np.asarray(kept, dtype=np.int64)
+    scale = max(float(costs.max()), 1e-12)
+    chosen: set[int] = set()
+    for price in (*np.geomspace(0.05, 200.0, 15) / scale, 1e9):
+        score = ahead[kept] + price * costs[kept]
+        chosen.update(kept[np.argsort(score)[: beam // 16]].tolist())
+    return np.array(sorted(chosen), dtype=np.int64)
+
+
+def compose(
+    segments: Sequence[Segment],
+    period: int,
+    limits: Limits,
+    *,
+    budget: float | None = None,
+    value: float | None = None,
+    time_limit: float,
+    seed: int,
+    free: frozenset[int] = frozenset(),
+) -> tuple[Status, Indices]:
+    """The best period of exactly `period` phases made of segments: the status and the indices of its phases.
+
+    Best is the least disagreement within a budget of seconds per round, or the least communication at a disagreement
+    of at most `value`.
+    """
+    model = new_model()
+    variables = CompositionVariables.of(model, [s for s in segments if len(s.indices) <= period], period)
+    PeriodIs(period).apply(model, variables)
+    if limits.max_distinct_phases is not None:
+        DistinctPhasesAtMost(limits.max_distinct_phases, free).apply(model, variables)
+    if budget is not None:
+        CostAtMost(budget * period).apply(model, variables)
+        weights = [round(s.value * SCALE) for s in variables.segments]
+    else:
+        assert value is not None
+        ValueAtMost(value * period).apply(model, variables)
+        weights = [round(s.cost * SCALE) for s in variables.segments]
+    model.minimize(sum(w * c for w, c in zip(weights, variables.counts, strict=True)))
+    outcome = solve(model, variables.counts, time_limit=time_limit, seed=seed)
+    indices = tuple(
+        phase
+        for segment, count in zip(variables.segments, outcome.values, strict=False)
+        for _ in range(count)
+        for phase in segment.indices
+    )
+    return outcome.status, indices
+
+
+def compositions(
+    segments: Sequence[Segment],
+    limits: Limits,
+    *,
+    budget: float | None = None,
+    value: float | None = None,
+    periods: Sequence[int] | None = None,
+    deadline: float,
+    seed: int,
+    free: frozenset[int] = frozenset(),
+) -> list[Indices]:
+    """The best composition of each of `periods`, in that order, as long as time (`time.monotonic()`) is left.
+
+    All periods within the limits if none are given, the longest first.
+    """
+    result = []
+    for period in periods if periods is not None else range(limits.max_period, limits.min_period - 1, -1):
+        left = deadline - time.monotonic()
+        if left < 0.1 or not segments:
+            break
+        _, indices = compose(
+            segments, period, limits, budget=budget, value=value, time_limit=min(2.0, left), seed=seed, free=free
+        )
+        if indices:
+            result.append(indices)
+    return result
+
+
+def sketch_front(
+    segments: Sequence[Segment], limits: Limits, expired: Callable[[], bool] = lambda: False
+) -> list[Indices]:
+    """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
+
+    Costs are rounded to bins, so single entries may miss the optimum that `compositions` finds. O(P · S · bins).
+    Periods that the time does not reach are left out.
+    """
+    if not segments:
+        return []
+    longest = limits.max_period
+    unit = max(s.cost for s in segments) / BINS_PER_SEGMENT
+    bins = longest * BINS_PER_SEGMENT + 1
+    # Entry (p, b): the least sum of disagreements of p phases of costs in bin b, and the segment that ends them.
+    table = np.full((longest + 1, bins), np.inf)
+    choice = np.full((longest + 1, bins), -1, dtype=np.int64)
+    table[0, 0] = 0.0
+    steps = [round(s.cost / unit) for s in segments]
+    for period in range(1, longest + 1):
+        if expired():
+            longest = period - 1
+            break
+        for index, segment in enumerate(segments):
+            length, step = len(segment.indices), steps[index]
+            if length > period:
+                continue
+            trial = table[period - length, : bins - step] + segment.value
+            better = trial < table[period, step:] - 1e-12
+            table[period, step:][better] = trial[better]
+            choice[period, step:][better] = index
+    sketch: dict[Indices, None] = {}
+    for period in range(limits.min_period, longest + 1):
+        least = np.inf
+        for place in np.flatnonzero(np.isfinite(table[period])).tolist():
+            if table[period, place] < least - 1e-9:
+                least = float(table[period, place])
+                sketch[_traced(segments, choice, steps, period, place)] = None
+    return list(sketch)
+
+
+def _traced(
+    segments: Sequence[Segment], choice: npt.NDArray[np.int64], steps: Sequence[int], period: int, place: int
+) -> Indices:
+    indices: Indices = ()
+    while period > 0:
+        index = int(choice[period, place])
+        indices = (*indices, *segments[index].indices)
+        period, place = period - len(segments[index].indices), place - steps[index]
+    return indices

@@ -1,0 +1,217 @@
+"""A group generator with workers as threads over real sockets, behind a wire that delays, doubles and drops."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from helpers import children
+from preduce.runtime.generator.client import GeneratorClient
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.log import Log
+from preduce.runtime.generator.service import GeneratorService
+from preduce.runtime.generator.wire import ask_of
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.service import GroupGenerator
+from preduce.topo.strategies.generated import Division, InitiatorRule
+
+
+def setting_of(seed, n=4):
+    chance = random.Random(seed)
+    return GeneratorSetting(
+        nodes=tuple(w * 2 // n for w in range(n)),
+        group_size=chance.choice([2, 2, 3]),
+        division=chance.choice(list(Division)),
+        initiator=chance.choice(list(InitiatorRule)),
+        slow_threshold=chance.choice([None, 1, 2, 4]),
+        seed=seed,
+        max_known=chance.choice([None, 2, 8]),
+    )
+
+
+def rough_wire(seed, rank, *, worst=0.004):
+    """Stands between a client and its socket: 15 % of messages are dropped, 15 % doubled, 30 % late."""
+    chance = random.Random(f"{seed} {rank}")
+
+    def transport(send):
+        held = []
+
+        def rough(data):
+            now = time.monotonic()
+            for late in [entry for entry in held if entry[0] < now]:
+                held.remove(late)
+                send(late[1])
+            luck = chance.random()
+            if luck < 0.15:
+                return
+            if luck < 0.3:
+                send(data)
+            if luck > 0.7:
+                held.append((now + chance.random() * worst, data))
+            else:
+                send(data)
+
+        return rough
+
+    return transport
+
+
+class Meeting:
+    """What a collective is to its members: nobody leaves before all have come."""
+
+    def __init__(self):
+        self.lock, self.barriers = threading.Lock(), {}
+
+    def __call__(self, group):
+        with self.lock:
+            barrier = self.barriers.setdefault(group, threading.Barrier(len(group[1])))
+        barrier.wait(30)
+
+
+def work(
+    address, keys, rank, meet, *, rounds, pause=0.0, timeout=30.0, retry=0.03, transport=lambda send: send,
+    on_answer=lambda epoch: None,
+):  # fmt: skip
+    """One worker's whole run; returns what it executed."""
+    client = GeneratorClient(
+        address, keys.for_workers(), rank, timeout=timeout, retry=retry, transport=transport, lease=20.0
+    )
+    try:
+        for _ in range(rounds):
+            client.begin()
+            time.sleep(pause)
+            group = client.group()
+            on_answer(client._state.epoch)
+            if group is not None:
+                meet(group)
+        while (group := client.leave()) is not None:
+            meet(group)
+    finally:
+        client.close()
+    return client.executed
+
+
+def run_workers(address, keys, n, *, rounds, seed=None, slow=(), **options):
+    """All workers as threads; returns their executed lists by rank."""
+    meet, results, problems = Meeting(), {}, []
+
+    def one(rank):
+        transport = (lambda send: send) if seed is None else rough_wire(seed, rank)
+        pause = 0.02 if rank in slow else 0.0
+        try:
+            results[rank] = work(address, keys, rank, meet, rounds=rounds, pause=pause, transport=transport, **options)
+        except Exception as error:  # noqa: BLE001 - the caller's assertion shows it
+            problems.append(f"worker {rank}: {error!r}")
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not problems, problems
+    assert len(results) == n, f"workers {sorted(set(range(n)) - set(results))} hang"
+    return results
+
+
+def randomised_run(seed, *, n=4, rounds=5):
+    """One run over a rough wire; returns the groups in order of starting and what each worker executed."""
+    keys, notes = JobKeys.make(), []
+    service = GeneratorService(setting_of(seed, n), keys, on_note=notes.append)
+    thread = threading.Thread(target=service.run, args=(60,))
+    thread.start()
+    slow = (random.Random(seed).randrange(n),) if seed % 3 == 0 else ()
+    try:
+        executed = run_workers(service.address, keys, n, rounds=rounds, seed=seed, slow=slow)
+    finally:
+        service.stop()
+        thread.join(10)
+        service.close()
+    started = [(seq, members) for kind, seq, members in notes if kind == "started"]
+    return started, executed
+
+
+def check_orders(started, executed):
+    """Every worker executed exactly the groups that it is in, in order of sequence numbers: none lost, none doubled."""
+    assert [seq for seq, _ in started] == list(dict.fromkeys(seq for seq, _ in started))
+    for rank, groups in executed.items():
+        assert groups == sorted((seq, members) for seq, members in started if rank in members), f"worker {rank}"
+
+
+def started_by(path, setting):
+    """The groups that a log's facts start, folded by a fresh machine."""
+    log = Log(path)
+    records = [json.loads(record) for record in log.records]
+    log.close()
+    machine = GroupGenerator(setting)
+    state, started = machine.initial(), []
+    for record in records:
+        actions = ()
+        if "ask" in record:
+            worker, *numbers = record["ask"]
+            state, actions = machine.handle(state, worker, ask_of(numbers))
+        elif "restart" in record:
+            state, _ = machine.restarted(state)
+        started += [a.what[1:] for a in actions if hasattr(a, "what") and a.what[0] == "started"]
+    return started
+
+
+KILL_POINTS = [
+    ("before receive", 1), ("before receive", 9), ("before append", 1), ("before append", 2), ("before append", 7),
+    ("after append", 1), ("after append", 2), ("after append", 8), ("before commit", 3), ("after reply", 1),
+    ("after reply", 6), ("between replies", 1), ("between replies", 3),
+]  # fmt: skip
+
+CHILD = """
+import os, signal, sys
+from helpers.generator_rig import setting_of
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.service import GeneratorService
+left = {after}
+def probe(point):
+    global left
+    if point == {point!r}:
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+service = GeneratorService(setting_of({seed}), JobKeys.read({keys!r}), address={address!r}, log={log!r}, probe=probe,
+                           on_note=lambda note: print("note", *note[:2], *note[2], flush=True))
+print("address", service.address, "epoch", service.state.epoch, flush=True)
+service.run(60)
+"""
+
+
+class ServiceProcess:
+    """A generator in a process of its own, which kills itself at a named point."""
+
+    def __init__(self, folder, keys, *, seed, address="tcp://127.0.0.1:*", point="", after=0):
+        code = CHILD.format(
+            point=point, after=after, seed=seed,
+            keys=str(folder / "keys"), address=address, log=str(folder / "log"),
+        )  # fmt: skip
+        began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=children.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        line = self.process.stdout.readline().split()
+        assert line, self.process.stderr.read()
+        self.address, self.epoch = line[1], int(line[3])
+        self.start_seconds = time.monotonic() - began
+
+    def killed(self, seconds=30):
+        """Wait for the end; whether it was SIGKILL."""
+        return self.process.wait(seconds) == -signal.SIGKILL
+
+    def end(self):
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()

@@ -1,0 +1,167 @@
+"""One random schedule run by a worker and by a NumPy reference; used by threads and by real processes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Group, Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Late, Lockstep
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.static import Static
+
+WIDTH = 3
+MAX_WORKERS = 6
+DYADIC_RELAX = [Fraction(1), Fraction(1), Fraction(1, 2), Fraction(3, 2)]
+ANY_RELAX = [*DYADIC_RELAX, Fraction(4, 3), Fraction(2, 3), Fraction(1, 10), Fraction(7, 4)]
+
+
+@dataclass(frozen=True)
+class Case:
+    schedule: Schedule
+    rounds: int
+    exact: bool
+    dtype: torch.dtype
+    start: np.ndarray  # (workers, WIDTH)
+    decay: np.ndarray  # (workers,) share of x that a step takes away
+    push: np.ndarray  # (workers, steps, WIDTH) what a step adds
+
+
+def make_case(seed: int) -> Case:
+    """A schedule with random groups, skips, relax, pace, prologue, overlap and normalisation, and its training data.
+
+    Exact cases use dyadic numbers with few bits, so that float64 makes no rounding error in any order of operations.
+    """
+    rng = random.Random(seed)
+    n = rng.randint(2, MAX_WORKERS)
+    exact = seed % 2 == 0
+    averaging = rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALISED])
+    paces = tuple(rng.choice([1, 1, 2] if exact else [1, 1, 2, 3]) for _ in range(n))
+    pace = paces if rng.random() < 0.4 else rng.choice([1, 1, 2])
+    overlap = rng.random() < 0.4
+    if rng.random() < 0.12:
+        n = rng.choice([2, 4]) if exact else n
+        pace = pace if isinstance(pace, int) else pace[:n] + pace[: max(0, n - len(pace))]
+        strategy: AllReduce | Static = AllReduce(pace=pace, when=Late() if overlap else Lockstep(), averaging=averaging)
+    else:
+        prologue = rng.choice([0, 0, 1]) if not exact or n in (2, 4) else 0
+        phases = tuple(random_phase(rng, n, exact=exact) for _ in range(rng.randint(1, 3)))
+        strategy = Static(
+            phases=GroupPhases(phases),
+            pace=pace,
+            prologue=prologue,
+            when=Late() if overlap else Lockstep(),
+            averaging=averaging,
+        )
+    schedule = Schedule(f"random {seed}", Cluster.regular(1, n), strategy)
+    rounds = rng.randint(1, 4 if exact else 6)
+    steps = rounds * int(schedule.paces().max())
+    numbers = np.random.default_rng(seed)
+    draw = (lambda *shape: numbers.integers(-8, 9, shape) / 4.0) if exact else (lambda *s: numbers.normal(size=s))
+    decay = numbers.choice([0.0, 0.5], n) if exact else numbers.uniform(0, 0.5, n)
+    dtype = torch.float64 if exact else rng.choice([torch.float64, torch.float32])
+    return Case(schedule, rounds, exact, dtype, draw(n, WIDTH), decay, draw(n, steps, WIDTH))
+
+
+def random_phase(rng: random.Random, n: int, *, exact: bool) -> Phase:
+    workers = rng.sample(range(n), n)
+    groups = []
+    while len(workers) >= 2 and rng.random() < 0.9:
+        sizes = [size for size in ([2, 4] if exact else range(2, n + 1)) if size <= len(workers)]
+        size = rng.choice(sizes)
+        members, workers = workers[:size], workers[size:]
+        groups.append(Group(tuple(sorted(members)), rng.choice(DYADIC_RELAX if exact else ANY_RELAX)))
+    return Phase.from_groups(n, groups)
+
+
+def reference(case: Case) -> tuple[np.ndarray, float]:
+    """Final parameters (workers, WIDTH) by dense matrices in float64, and the largest number met on the way."""
+    schedule, strategy = case.schedule, case.schedule.strategy
+    n = schedule.num_workers
+    paces = schedule.paces()
+    gradients = isinstance(strategy, AllReduce) and strategy.averages_gradients
+    x, largest = case.start.copy(), float(np.abs(case.start).max())
+    done = np.zeros(n, dtype=int)
+    for round_ in range(case.rounds):
+        if gradients:
+            gradient = (case.decay[:, None] * x - case.push[:, round_]).mean(axis=0)
+            x = x - gradient
+            largest = max(largest, float(np.abs(x).max()))
+            continue
+        begin = x.copy()
+        for worker in range(n):
+            for _ in range(paces[worker]):
+                x[worker] = x[worker] - (case.decay[worker] * x[worker] - case.push[worker, done[worker]])
+                largest = max(largest, float(np.abs(x[worker]).max()))
+                done[worker] += 1
+        w = np.eye(n)
+        for group in groups_of_round(schedule, round_):
+            members = list(group.members)
+            if strategy.averaging is Averaging.STEP_NORMALISED:
+                factor = paces[members].mean() / paces[members]
+                x[members] = begin[members] + factor[:, None] * (x[members] - begin[members])
+                largest = max(largest, float(np.abs(x).max()))
+            relax = float(group.relax)
+            for i in members:
+                w[i, members] = relax / len(members)
+                w[i, i] += 1 - relax
+        x = w @ begin + (x - begin) if strategy.overlap else w @ x
+        largest = max(largest, float(np.abs(x).max()))
+    return x, largest
+
+
+def groups_of_round(schedule: Schedule, round_: int) -> list[Group]:
+    strategy = schedule.strategy
+    if isinstance(strategy, AllReduce) or round_ < strategy.prologue:
+        return [Group(tuple(range(schedule.num_workers)))]
+    return list(strategy.phases.phases[(round_ - strategy.prologue) % len(strategy.phases)])
+
+
+class Quadratic(torch.nn.Module):
+    """Parameters whose gradient is decay · x − push."""
+
+    def __init__(self, start: np.ndarray, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.tensor(start[:1], dtype=dtype))
+        self.rest = torch.nn.Parameter(torch.tensor(start[1:], dtype=dtype))
+
+    def values(self) -> torch.Tensor:
+        return torch.cat([self.first, self.rest]).detach()
+
+    def set_gradient(self, decay: float, push: np.ndarray) -> None:
+        gradient = decay * self.values() - torch.tensor(push, dtype=self.first.dtype)
+        self.first.grad, self.rest.grad = gradient[:1].clone(), gradient[1:].clone()
+
+
+def run_case(case: Case, world) -> str | None:
+    """Run the case as one worker; a sentence if the result is not the reference's, None if it is."""
+    rank = world.rank
+    model = Quadratic(case.start[rank], case.dtype)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0, foreach=False),
+        model,
+        case.schedule,
+        timeout=60,
+        initial="keep",
+        world=world,
+    )
+    steps = case.rounds * case.schedule.pace_of(rank)
+    for step in range(steps):
+        model.set_gradient(float(case.decay[rank]), case.push[rank, step])
+        optimizer.step()
+    optimizer.runner.drain()
+    wanted, largest = reference(case)
+    got = model.values().double().numpy()
+    error = float(np.abs(got - wanted[rank]).max())
+    allowed = 0.0 if case.exact else 4 * max(1, steps) * torch.finfo(case.dtype).eps * max(1.0, largest)
+    if error <= allowed:
+        return None
+    return f"{case.schedule.name}, worker {rank}: {got} instead of {wanted[rank]}; error {error:g} > {allowed:g}"

@@ -1,0 +1,146 @@
+"""Forks workers that train, save, may be killed and resume; or that train beside torch's own averagers and hooks.
+
+Reads one JSON request per line, answers with one; torch is imported once.
+"""
+
+import io
+import json
+import os
+import signal
+import sys
+from collections import OrderedDict
+from datetime import timedelta
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from preduce.runtime.adapters.averager import ScheduleAverager
+from preduce.runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
+from preduce.runtime.launch import launch
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Pairwise, Round, Server, Static
+
+
+def schedule(kind: str, n: int) -> Schedule:
+    if kind == "allreduce":
+        return Schedule(kind, Cluster.regular(1, n), AllReduce())
+    if kind == "neighbor":
+        edges = [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)]
+        return Schedule(kind, Cluster.regular(1, n), Neighbor(rounds=(Round.from_edges(n, edges),)))
+    if kind in ("synchronous", "asynchronous"):
+        return Schedule(kind, Cluster.regular(1, n), Server(hosts=(0, 1), synchronous=kind == "synchronous"))
+    if kind == "pairwise":
+        return Schedule(kind, Cluster.regular(1, n), Pairwise(active=(0, 1)))
+    phases = tuple(Phase.from_groups(n, groups) for groups in ([[0, 1]], [[1, 2]], [[0, 2]]))
+    overlap, pace = kind == "overlap", (1, 2, 1) if kind == "pace" else 1
+    return Schedule(
+        kind,
+        Cluster.regular(1, n),
+        Static(phases=GroupPhases(phases), when=Late() if overlap else Lockstep(), pace=pace),
+    )
+
+
+def work() -> None:
+    request = json.loads(os.environ["REQUEST"])
+    rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(rank)
+    np.random.seed(rank)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
+    )
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if request.get("adam"):
+        inner = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, T_max=40)
+    optimizer = DistributedOptimizer(inner, model, schedule(request["kind"], n), timeout=30)
+    resumed = load_checkpoint(optimizer, request["directory"]) if request["resume"] else None
+    if resumed is not None:
+        scheduler.load_state_dict(resumed.extra["scheduler"])
+    pace = optimizer.schedule.pace_of(rank)
+    for step in range(optimizer.steps, request["rounds"] * pace):
+        if rank == request.get("victim") and step == request["kill_at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = torch.randn(8, 4) + torch.from_numpy(np.random.normal(size=(8, 4))).float()
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        if (step + 1) % (3 * pace) == 0 and request["save"]:
+            save_checkpoint(optimizer, request["directory"], extra={"scheduler": scheduler.state_dict()})
+    weights = torch.cat(
+        [p.detach().reshape(-1) for p in model.parameters()] + [b.reshape(-1).float() for b in model.buffers()]
+    )
+    optimizer.finish()
+    started = resumed.steps if resumed else 0
+    say("REPORT " + json.dumps({"rank": rank, "weights": weights.tolist(), "from": started}))
+
+
+def averagers() -> None:
+    """torch's hierarchical averager and ours on the same nested schedule; DDP with our hook and averager; DDP alone."""
+    import torch.distributed as dist
+    from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    rank = dist.get_rank()
+    nested = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
+    plan = Schedule("nested", Cluster.regular(1, 4), Static(phases=GroupPhases(nested), pace=2))
+    theirs = HierarchicalModelAverager(period_group_size_dict=OrderedDict([(2, 2), (4, 4)]))
+    theirs.step = 1  # it averages before counting; this moves its averages behind the second and fourth step
+    ours = ScheduleAverager(plan)
+
+    def train(wrap, average, optimizer_of=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5)) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+        wrapped, generator = wrap(model), torch.Generator().manual_seed(rank)
+        optimizer = optimizer_of(model.parameters())
+        if average is None:
+            optimizer = DistributedOptimizer(optimizer, model, plan, timeout=30)
+        for _ in range(8):
+            x = torch.randn(8, 4, generator=generator)
+            optimizer.zero_grad()
+            (wrapped(x) - x.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+            if average is not None:
+                average(model.parameters())
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    def hooked(schedule: Schedule, **options: object):
+        def wrap(model):
+            ddp = torch.nn.parallel.DistributedDataParallel(model)
+            ddp.register_comm_hook(ScheduleHookState(schedule, **options), schedule_hook)
+            return ddp
+
+        return wrap
+
+    every = Schedule("every step", Cluster.regular(1, 4), AllReduce())
+    results = {
+        "hierarchical": train(lambda m: m, theirs.average_parameters),
+        "averager": train(lambda m: m, ours.average_parameters),
+        "optimizer": train(lambda m: m, None),
+        "hook and averager": train(hooked(plan), ScheduleAverager(plan).average_parameters),
+        "ddp": train(torch.nn.parallel.DistributedDataParallel, lambda _: None),
+        "hook, every step": train(hooked(every), lambda _: None),
+        "hook, warm-up": train(hooked(plan, all_reduce_steps=8), lambda _: None),
+        "hook, groups": train(hooked(plan, gradients="group"), lambda _: None),
+    }
+    say("REPORT " + json.dumps({"rank": rank, **{name: x.tolist() for name, x in results.items()}}))
+    dist.destroy_process_group()
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        output = io.StringIO()
+        target, count = (averagers, 4) if "averagers" in line else (work, 3)
+        code = launch(target, num_workers=count, output=output, environment={"REQUEST": line.strip()}, grace=3.0)
+        say(json.dumps({"code": code, "output": output.getvalue()}))

@@ -1,0 +1,506 @@
+"""What real worker processes do in the tests, and the driver that forks them.
+
+`python -m helpers.scenarios` reads names of scenarios from standard input and answers each with one line of JSON: exit
+code of the launcher, what the workers printed, seconds. torch is imported once; every scenario forks fresh workers.
+"""
+
+# ruff: noqa: T201 - its output is what the tests read
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+
+from helpers.random_schedules import make_case, run_case
+from preduce.runtime.averaging.p_reduce import p_reduce
+from preduce.runtime.launch import launch
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.transport.gloo import GlooWorld
+from preduce.runtime.transport.rendezvous import connect_store
+from preduce.runtime.transport.torch_api import PrefixStore
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import PreduceError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Late, Lockstep
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.static import Static
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def size() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def pairs(name="pairs", **options) -> Schedule:
+    """Four workers in changing pairs."""
+    phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
+    return Schedule(name, Cluster.regular(1, 4), Static(phases=GroupPhases(phases), **options))
+
+
+def everyone(pace=1, *, num_nodes=1, **options) -> Schedule:
+    return Schedule("everyone", Cluster.regular(num_nodes, size() // num_nodes), AllReduce(pace=pace, **options))
+
+
+def network(width=8) -> torch.nn.Module:
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(100 + rank())
+    for _ in range(count):
+        x = torch.randn(16, 4, generator=generator)
+        yield x, x.sum(1, keepdim=True).sin()
+
+
+def train(optimizer, model, count, hook=lambda step: None, before_step=lambda: None):
+    losses = []
+    for step, (x, y) in enumerate(batches(count)):
+        hook(step)
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        before_step()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def weights(model) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def report(**facts) -> None:
+    print("REPORT " + json.dumps({"rank": rank(), **facts}), flush=True)
+
+
+def reporting(action) -> None:
+    """Run an action; report how it ended and how long it took, then end with the error's exit code."""
+    start = time.monotonic()
+    try:
+        result = action()
+    except PreduceError as error:
+        report(error=type(error).__name__, text=str(error), seconds=time.monotonic() - start)
+        raise SystemExit(error.exit_code) from None
+    report(error=None, result=result, seconds=time.monotonic() - start)
+
+
+def random_schedules_on_processes() -> None:
+    store = connect_store(timedelta(seconds=60))
+    base, count = int(os.environ["CASES_FROM"]), int(os.environ["CASES"])
+    worlds, problems, run = {}, [], 0
+    for seed in range(base, base + count):
+        case = make_case(seed)
+        n = case.schedule.num_workers
+        if rank() >= n:
+            continue
+        if n not in worlds:
+            prefixed = PrefixStore(f"world of {n}", store)
+            worlds[n] = GlooWorld(prefixed, rank(), n, timedelta(seconds=60), max_groups=1000)
+        problem = run_case(case, worlds[n])
+        problems += [problem] if problem else []
+        run += 1
+    report(problems=problems, run=run)
+
+
+def same_losses_as_ddp() -> None:
+    """Train three optimizers with DDP and with all-reduce each step, and report both loss curves."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    makers = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+        "clipped": lambda p: torch.optim.SGD(p, lr=0.1),
+    }
+
+    def clip(name, model, optimizer=None) -> None:
+        if name == "clipped":
+            if optimizer is not None:
+                optimizer.average_gradients()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    for name, make in makers.items():
+        plain = network()
+        ddp = torch.nn.parallel.DistributedDataParallel(plain)
+        theirs = train(make(ddp.parameters()), ddp, 30, before_step=lambda n=name, m=plain: clip(n, m))
+        model = network()
+        optimizer = DistributedOptimizer(make(model.parameters()), model, everyone(), timeout=30)
+        ours = train(optimizer, model, 30, before_step=lambda n=name, m=model, o=optimizer: clip(n, m, o))
+        difference = (weights(model) - weights(plain)).abs().max().item()
+        report(name=name, theirs=theirs, ours=ours, difference=difference)
+    dist.destroy_process_group()
+
+
+def unused_parameter() -> None:
+    """A parameter without gradient on some or all workers."""
+    model = torch.nn.ParameterDict(
+        {"some": torch.nn.Parameter(torch.ones(2)), "never": torch.nn.Parameter(torch.ones(2))}
+    )
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.5), model, everyone(), timeout=30)
+    if rank() == 0:
+        model["some"].grad = torch.full((2,), 4.0)
+    optimizer.step()
+    report(
+        some=model["some"].tolist(),
+        never=model["never"].tolist(),
+        grad=model["some"].grad.tolist(),
+        never_grad=model["never"].grad is not None,
+    )
+
+
+def differing(what) -> None:
+    model, schedule = network(), pairs()
+    if rank() == 2 and what == "schedule":
+        schedule = pairs("other pairs", pace=2)
+    if rank() == 2 and what == "model":
+        model = network(width=9)
+    if rank() == 2 and what == "size":
+        os.environ["WORLD_SIZE"] = "3"
+    if rank() == 2 and what == "policy":
+        os.environ["BUFFERS"] = "local"
+    if rank() == 2 and what == "missing":
+        time.sleep(8)
+        return
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    policy = os.environ.get("BUFFERS", "average")
+    reporting(lambda: DistributedOptimizer(sgd, model, schedule, timeout=3, buffers=policy) and None)
+
+
+def wrong_size() -> None:
+    """All workers agree, but on a schedule for four."""
+    model = network()
+    reporting(lambda: DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=5))
+
+
+def killed(when) -> None:
+    """Worker 3 is killed; the others must say so, and hold no partial sums."""
+    torch.manual_seed(0)
+    long = when.startswith("in mid-operation")
+    in_levels = when.endswith("hierarchical")
+    model = torch.nn.Linear(1000, 2000 if long else 2)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        model,
+        everyone(2, num_nodes=2 if in_levels else 1) if long else pairs(),
+        timeout=3 if when == "stopped" else 60,
+        initial="keep",
+        form="hierarchical" if in_levels else "ring",
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(rank() + 1))
+    if rank() == 3 and long:
+        threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+    def loop() -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for step in range(100_000):
+            if rank() == 3 and when == "between operations" and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if rank() == 3 and when == "stopped" and step == 5:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            try:
+                optimizer.step()
+            except PreduceError:
+                report(values=sorted(set(weights(model).tolist())), steps=optimizer.steps)
+                raise
+
+    reporting(loop)
+
+
+def lost_from_generated(when) -> None:
+    """Worker 3 is lost at some point of a generated schedule; the others train to the end without it."""
+    model = torch.nn.Linear(1000, 1000)
+    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=3, slow_threshold=None))
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=60, initial="keep"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(rank() + 1))
+            parameter.grad = torch.zeros_like(parameter)
+    client, store = optimizer.runner.client, optimizer.run.reducer.world.store
+
+    def die_inside_a_group() -> None:
+        while not (optimizer.steps > 4 and optimizer.run.reducer.heartbeat._doing.startswith("entered the average")):
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank() == 3 and when == "in mid-operation":
+        threading.Thread(target=die_inside_a_group, daemon=True).start()
+
+    def loop() -> None:
+        for step in range(100_000 if rank() == 3 else 60):
+            if rank() == 3 and when == "stopped" and step == 5:
+                store.set("pid", str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            optimizer.step()
+            if step == 50:
+                with optimizer.mean_model():
+                    report(mean=sorted(set(weights(model).tolist())))
+            time.sleep(0.002)
+        optimizer.finish()
+        report(values=sorted(set(weights(model).tolist())), executed=client.executed)
+        if when == "stopped" and rank() == 0:
+            os.kill(int(store.get("pid").decode()), signal.SIGCONT)
+
+    reporting(loop)
+
+
+def exception() -> None:
+    model = network()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60)
+
+    def hook(step) -> None:
+        if rank() == 1 and step == 4:
+            raise ValueError("a bug in the data loader")
+
+    reporting(lambda: train(optimizer, model, 50, hook))
+
+
+def infinite_gradient(schedule, kind="static") -> None:
+    """GradScaler meets an infinite gradient on one worker only."""
+    model = network()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    scales = []
+    for step, (x, y) in enumerate(batches(8)):
+        before = weights(model).clone()
+        optimizer.zero_grad()
+        scaler.scale((model(x) - y).square().mean()).backward()
+        if rank() == 1 and step == 3:
+            next(model.parameters()).grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        if step == 3:
+            report(
+                step=3, unchanged=bool((weights(model) == before).all()), finite=bool(weights(model).isfinite().all())
+            )
+    optimizer.finish()
+    report(end=True, finite=bool(weights(model).isfinite().all()), checksum=weights(model).sum().item(), scales=scales)
+
+
+def nan_guard() -> None:
+    """One worker skips a step with `skip()`."""
+    model = network()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=20)
+    for step, (x, y) in enumerate(batches(8)):
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        if rank() == 1 and step == 3:
+            optimizer.skip()
+        else:
+            optimizer.step()
+    optimizer.finish()
+    report(checksum=weights(model).sum().item(), steps=optimizer.steps)
+
+
+def unequal(schedule, joined, evaluated=False) -> None:
+    """Worker w has 6 + 2 w batches, and may evaluate the mean model after them."""
+    model = network()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20)
+
+    def loop() -> None:
+        if joined:
+            with optimizer.join():
+                train(optimizer, model, 6 + 2 * rank())
+        else:
+            train(optimizer, model, 6 + 2 * rank())
+        if evaluated:
+            with optimizer.mean_model():
+                pass
+        rounds = optimizer.round
+        optimizer.finish()
+        report(rounds=rounds, checksum=weights(model).sum().item())
+
+    reporting(loop)
+
+
+def mean_model() -> None:
+    """Inside: the mean; outside: bit for bit what was; with overlap an operation is in flight meanwhile."""
+    for when in (Lockstep(), Late()):
+        model = torch.nn.Sequential(network(), torch.nn.BatchNorm1d(1))
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model,
+            pairs(when=when),
+            timeout=20,
+            buffers="local",
+        )
+        train(optimizer, model, 5)
+        own, statistics = weights(model).clone(), model[1].running_mean.clone()
+        with optimizer.mean_model() as mean:
+            inside, inside_statistics = weights(mean).tolist(), mean[1].running_mean.tolist()
+            refused = ""
+            try:
+                optimizer.step()
+            except PreduceError as error:
+                refused = str(error)
+        same = bool((weights(model) == own).all() and (model[1].running_mean == statistics).all())
+        train(optimizer, model, 5)
+        report(
+            overlap=when.lag > 0,
+            own=own.tolist(),
+            inside=inside,
+            statistics=statistics.tolist(),
+            inside_statistics=inside_statistics,
+            same=same,
+            refused=refused,
+        )
+        optimizer.finish()
+
+
+def other_round() -> None:
+    """Worker 1 believes in another step count, so its operation means something else."""
+    model = network()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, everyone(2), timeout=20)
+    train(optimizer, model, 4)
+    before = weights(model).clone()
+    if rank() == 1:
+        optimizer.load_state_dict(optimizer.state_dict() | {"preduce": {"steps": 8}})
+
+    def loop() -> None:
+        try:
+            train(optimizer, model, 2)
+        finally:
+            report(before=before.tolist())
+
+    reporting(loop)
+
+
+def primitive() -> None:
+    """p_reduce on overlapping groups, several dtypes, strided tensors; then a call with another shape."""
+    a = torch.full((5,), float(rank()))
+    b = torch.full((3, 2), 2.0 * rank(), dtype=torch.float64).t()
+    c = torch.full((3,), float(rank()), dtype=torch.bfloat16)
+    p_reduce([a, b, c], [0, 1] if rank() < 2 else [2, 3], timeout=20)
+    report(a=a.tolist(), b=b.tolist(), c=c.tolist())
+    p_reduce(a, {0, 1, 2, 3}, relax=0.5, timeout=20)
+    report(relaxed=a.tolist())
+    if rank() == 3:
+        a = a.repeat(2)
+    before = a.clone()
+
+    def differ() -> None:
+        try:
+            p_reduce(a, {0, 1, 2, 3}, timeout=20)
+        finally:
+            report(unchanged=bool((a == before).all()))
+
+    reporting(differ)
+
+
+def policies() -> None:
+    """BatchNorm statistics and optimizer state under each policy, after one round in which all workers average."""
+    for buffers in ("average", "local", "broadcast"):
+        model = torch.nn.BatchNorm1d(2)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            model,
+            everyone(2),
+            timeout=20,
+            buffers=buffers,
+            optimizer_state="average" if buffers == "average" else "local",
+        )
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model.running_mean.fill_(float(rank()))
+            model.weight.grad, model.bias.grad = torch.full((2,), float(rank())), torch.zeros(2)
+            optimizer.step()
+        momentum = optimizer.state[model.weight]["momentum_buffer"].tolist()
+        report(buffers=buffers, running_mean=model.running_mean.tolist(), momentum=momentum)
+
+
+def environment() -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "OMP_NUM_THREADS"]
+    report(**{name: os.environ[name] for name in names}, threads=torch.get_num_threads())
+
+
+def no_newline() -> None:
+    sys.stdout.write(f"half a line from {rank()}")
+
+
+def exit_code() -> None:
+    if rank() == 1:
+        raise SystemExit(7)
+    time.sleep(30)
+
+
+def traced() -> None:
+    model = network()
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=20, trace=os.environ["TRACE"]
+    )
+    train(optimizer, model, 4)
+    optimizer.finish()
+
+
+SCENARIOS = {
+    "random schedules": (6, random_schedules_on_processes),
+    "same losses as DDP": (4, same_losses_as_ddp),
+    "unused parameter": (2, unused_parameter),
+    **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},
+    "wrong size": (3, wrong_size),
+    **{
+        f"killed {w}": (4, lambda w=w: killed(w))
+        for w in ("between operations", "in mid-operation", "in mid-operation, hierarchical", "stopped")
+    },
+    "exception": (4, exception),
+    **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
+    "infinite gradient, static": (4, lambda: infinite_gradient(pairs())),
+    "infinite gradient, all-reduce": (4, lambda: infinite_gradient(everyone())),
+    "nan guard": (4, nan_guard),
+    "unequal, joined, static": (4, lambda: unequal(pairs(), joined=True)),
+    "unequal, joined, overlap": (4, lambda: unequal(pairs(when=Late()), joined=True)),
+    "unequal, joined, all-reduce": (4, lambda: unequal(everyone(), joined=True)),
+    "unequal, joined, pace": (4, lambda: unequal(pairs(pace=(1, 2, 3, 1)), joined=True)),
+    "unequal, not joined": (4, lambda: unequal(pairs(), joined=False)),
+    "unequal, not joined, evaluated": (4, lambda: unequal(pairs(), joined=False, evaluated=True)),
+    "mean model": (4, mean_model),
+    "other round": (4, other_round),
+    "primitive": (4, primitive),
+    "policies": (4, policies),
+    "environment": (4, environment),
+    "no newline": (2, no_newline),
+    "exit code": (3, exit_code),
+    "traced": (4, traced),
+}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        num_workers, function = SCENARIOS[request["name"]]
+        output, start = io.StringIO(), time.monotonic()
+        code = launch(
+            function,
+            num_workers=num_workers,
+            num_nodes=request.get("nodes", 1),
+            output=output,
+            environment=request.get("environment", {}),
+            grace=request.get("grace", 3.0),
+            survive=request.get("survive", False),
+        )
+        answer = {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

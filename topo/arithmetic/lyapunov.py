@@ -1,0 +1,71 @@
+"""The steady state of Σ ← P Σ Pᴴ + Q, the discrete Lyapunov (or Stein) equation: in floats by doubling, and exactly.
+
+P is what one period does to differences from the mean, Q the noise that one period adds. Doubling: after k squarings
+the noise of 2^k periods is summed, Σ ← Σ + P^(2^k) Σ P^(2^k)ᴴ. Source: Smith, SIAM J. Appl. Math. 16, 1968.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from preduce.topo.arithmetic.exact_matrices import ExactMatrix, solve
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+GROWN = 1e70
+"""A power with such an entry belongs to a P that does not converge; its fourth power would overflow."""
+
+
+class SteadyState(NamedTuple):
+    """`covariance`, the sum of the noise of all periods, and `remainder`, the power of P that was reached, (…, g, g).
+
+    Where an entry of the remainder is not small the sum did not converge.
+    """
+
+    covariance: npt.NDArray[Any]
+    remainder: npt.NDArray[Any]
+
+
+def steady_state(
+    period: npt.NDArray[Any], noise: npt.NDArray[Any], *, negligible: float, max_doublings: int = 64
+) -> SteadyState:
+    """The Σ with Σ = P Σ Pᴴ + Q for stacks of P and Q (…, g, g), real or complex. O(doublings · stack · g³).
+
+    Doubles until no entry of the power exceeds `negligible` in the whole stack, or one has grown beyond all use.
+    """
+    power, covariance = period, noise
+    for _ in range(max_doublings):
+        largest = np.abs(power).max(initial=0.0)
+        if largest <= negligible or not largest < GROWN:
+            break
+        covariance = covariance + power @ covariance @ power.conj().swapaxes(-1, -2)
+        power = power @ power
+    return SteadyState(covariance, power)
+
+
+def exact_steady_state(period: ExactMatrix, noise: ExactMatrix) -> ExactMatrix | None:
+    """The symmetric Σ with Σ = P Σ Pᵀ + Q for real P and symmetric Q of size g; None if there is not exactly one.
+
+    Elimination over the g(g+1)/2 entries of the upper triangle, O(g⁶). The system is singular iff two eigenvalues of P
+    have product 1: for ‖P‖ ≤ 1 that is, iff its radius is 1.
+    """
+    size = period.size
+    pairs = [(i, j) for i in range(size) for j in range(i, size)]
+    entries, square = period.numerators.tolist(), period.denominator**2
+    equations = np.zeros((len(pairs), len(pairs)), dtype=object)
+    for row, (i, j) in enumerate(pairs):
+        for column, (k, m) in enumerate(pairs):
+            image = entries[i][k] * entries[j][m]
+            if k != m:
+                image += entries[i][m] * entries[j][k]
+            equations[row, column] = (square if row == column else 0) - image
+    right = [Fraction(noise.numerators[i, j], noise.denominator) for i, j in pairs]
+    values = solve(ExactMatrix(equations, square), right)
+    if values is None:
+        return None
+    covariance = dict(zip(pairs, values, strict=True))
+    return ExactMatrix.of_rows([[covariance[min(i, j), max(i, j)] for j in range(size)] for i in range(size)])

@@ -1,0 +1,82 @@
+"""Whole numbers: primes, divisors, logarithms rounded to whole numbers, factor lists with the fewest factors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isqrt, prod
+
+
+def prime_factors(number: int) -> tuple[int, ...]:
+    """The prime factors, ascending, with repetition; () for 1. O(√number)."""
+    factors = []
+    rest, divisor = number, 2
+    while divisor * divisor <= rest:
+        while rest % divisor == 0:
+            factors.append(divisor)
+            rest //= divisor
+        divisor += 1 if divisor == 2 else 2
+    return (*factors, rest) if rest > 1 else tuple(factors)
+
+
+def prime_powers(number: int) -> dict[int, int]:
+    """Prime → exponent, primes ascending; {} for 1. O(√number)."""
+    return dict(Counter(prime_factors(number)))
+
+
+def smallest_prime_factor(number: int) -> int:
+    """The smallest prime factor; 1 for 1."""
+    return next(iter(prime_factors(number)), 1)
+
+
+def largest_prime_factor(number: int) -> int:
+    """The largest prime factor; 1 for 1."""
+    return max(prime_factors(number), default=1)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending. O(√number)."""
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def valuation(number: int, prime: int) -> int:
+    """The greatest e with prime^e dividing `number`, which is not 0."""
+    exponent = 0
+    while number % prime == 0:
+        number //= prime
+        exponent += 1
+    return exponent
+
+
+def ceil_log(number: int, base: int = 2) -> int:
+    """The least e ≥ 0 with base^e ≥ number."""
+    exponent, power = 0, 1
+    while power < number:
+        exponent, power = exponent + 1, power * base
+    return exponent
+
+
+def fewest_factors(number: int, largest: int, *, even: bool = True) -> tuple[int, ...] | None:
+    """Factors ≤ `largest` whose product is `number`, as few as possible, descending; None if a prime is too large.
+
+    () for 1. Dynamic programming over the divisors; among equally short lists the most even one is taken (4·3 for 12),
+    or with `even=False` the one with the largest factors first (6·2). The number of factors is the least number of
+    rounds in which plain group means of at most `largest` workers reach the exact mean, as far as the known lower
+    bounds tell.
+    """
+    if largest_prime_factor(number) > largest:
+        return None
+
+    def preference(factors: tuple[int, ...]) -> tuple[int, ...]:
+        return (len(factors), sum(factors), *factors) if even else (len(factors), *(-factor for factor in factors))
+
+    best: dict[int, tuple[int, ...]] = {1: ()}
+    allowed = [d for d in divisors(number) if 2 <= d <= largest]
+    for target in divisors(number)[1:]:
+        options = [
+            tuple(sorted((*best[target // factor], factor), reverse=True)) for factor in allowed if target % factor == 0
+        ]
+        # A target with a prime above `largest` would have no options, but then so would `number`.
+        best[target] = min(options, key=preference)
+    assert prod(best[number]) == number
+    return best[number]

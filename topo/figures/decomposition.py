@@ -1,0 +1,83 @@
+"""Which sectors a schedule is split into: the cheapest direct decomposition, within limits on what figures may cost.
+
+All-reduce at one pace has two, a rule one per character class, a round that looks the same from every worker one per
+frequency. What has no such structure is a single sector of size n, as long as that is not too large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.topo.figures.circulant import circulant_sectors
+from preduce.topo.figures.classes import rule_sectors
+from preduce.topo.figures.round_steps import RoundSteps, group_paces
+from preduce.topo.figures.sectors import Batch, Sectors
+from preduce.topo.figures.uniform import uniform_sectors
+from preduce.topo.mixing import mixing_matrix
+
+if TYPE_CHECKING:
+    from preduce.topo.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes and times at which methods change.
+
+    Up to `dense_workers` unstructured schedules are solved directly; above, contraction takes at most `lanczos_steps`
+    steps and each sampled figure at least `probes` probes if they
+    fit into `seconds` seconds, where a probe under way is cut off.
+    """
+
+    dense_workers: int = 512
+    dense_entries: int = 2**27
+    lanczos_steps: int = 50
+    probes: int = 3
+    seconds: float = 6.0
+    seed: int = 0
+
+
+DEFAULT = Limits()
+
+
+def sectors_of(schedule: Schedule, limit: Limits = DEFAULT) -> Sectors | None:
+    """The cheapest direct decomposition, None if the schedule is too large for each: classes, Fourier, dense.
+
+    Raises:
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+        UnknownError: a rule with too many character classes.
+    """
+    period = schedule.period
+    structured = uniform_sectors(schedule) or rule_sectors(schedule) or circulant_sectors(schedule)
+    if structured is not None:
+        return structured
+    n = schedule.num_workers
+    if n <= limit.dense_workers and period * n * n <= limit.dense_entries:
+        return dense_sectors(schedule)
+    return None
+
+
+def dense_sectors(schedule: Schedule) -> Sectors:
+    """All workers as one sector. O(T n²) memory; every figure then costs O((T + 30) n³).
+
+    Raises:
+        InputError: more than 20,000 workers.
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+    """
+    n, steps = schedule.num_workers, schedule.steps()
+    strategy = schedule.mixing
+    matrices = np.empty((len(steps), 1, n, n))
+    made = {step: mixing_matrix(step) for step in set(steps)}
+    for t, step in enumerate(steps):
+        matrices[t, 0] = made[step]
+        # Π W instead of W − J: the same for doubly stochastic W, and for others still what moves distances to the mean.
+        matrices[t, 0] -= matrices[t, 0].mean(axis=0, keepdims=True)
+    paces = schedule.paces()
+    round_steps = RoundSteps.of(paces, group_paces(steps, paces), strategy.averaging, int(paces.max()))
+    node_of = schedule.cluster.node_of()
+    columns = np.zeros((1, n, schedule.cluster.num_nodes))
+    columns[0, np.arange(n), node_of] = 1.0
+    batch = Batch(np.ones(1), matrices, np.full((1, n), 1 / np.sqrt(n)), round_steps, columns)
+    return Sectors(n, [batch], strategy.overlap, f"dense matrices of all {n} workers")

@@ -1,0 +1,90 @@
+"""The steps of a round: what workers add to their parameters between two averagings, as noise and as push.
+
+With P = max pace a round has P equal instants. At instant s = 1 … P−1 worker i has made floor(s · pace_i / P) of its
+steps; at instant P it has made all pace_i and the round's averaging is applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.topo.phase import Phase
+from preduce.topo.strategies.base import Averaging
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preduce.topo.round import Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundSteps:
+    """Steps of g places (workers, or classes of workers) in one round, and sums of them over the inner instants.
+
+    `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance: pace and pace, or with
+    step-normalised averaging pace·c and pace·c² with c = (mean pace of the group) / pace. Shapes: `noise`, `push`
+    (T, g); `partial` (g,) = Σ_s steps; `gram` (g, g) = Σ_s steps · stepsᵀ; `instants` = P.
+    """
+
+    instants: int
+    noise: npt.NDArray[np.float64]
+    push: npt.NDArray[np.float64]
+    partial: npt.NDArray[np.float64]
+    gram: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls,
+        paces: npt.NDArray[np.int64],
+        group_paces: npt.NDArray[np.float64],
+        averaging: Averaging,
+        instants: int,
+    ) -> RoundSteps:
+        """From the pace of every place (g,), the mean pace of its group in every phase (T, g), and the largest pace.
+
+        O(P·d² + g²) for d distinct paces.
+        """
+        scale = group_paces / paces if averaging is Averaging.STEP_NORMALISED else np.ones_like(group_paces)
+        distinct, place = np.unique(paces, return_inverse=True)
+        if (
+            len(distinct) == 1 and distinct[0] == instants
+        ):  # closed sums: a single pace of a million steps must not make a table of instants
+            first = instants * (instants - 1) / 2
+            second = (instants - 1) * instants * (2 * instants - 1) / 6
+            sums, grams = np.array([first]), np.array([[second]])
+        else:
+            sums, grams = _sums(distinct, instants)
+        return cls(instants, paces * scale**2, paces * scale, sums[place], grams[np.ix_(place, place)])
+
+
+def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1 for the distinct paces, in slices that bound the memory."""
+    sums = np.zeros(len(distinct))
+    grams = np.zeros((len(distinct), len(distinct)))
+    width = max(1, 2**20 // len(distinct))
+    for first in range(1, instants, width):
+        s = np.arange(first, min(first + width, instants), dtype=np.int64)
+        steps = (s[:, None] * distinct // instants).astype(np.float64)
+        sums += steps.sum(axis=0)
+        grams += steps.T @ steps
+    return sums, grams
+
+
+def group_paces(steps: tuple[Step, ...], paces: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The mean pace of each worker's group in each phase, shape (T, n); a worker that skips is its own group.
+
+    Rounds of weighted averaging have no groups: there the mean pace of all workers stands.
+    """
+    result = np.empty((len(steps), len(paces)))
+    for t, step in enumerate(steps):
+        if not isinstance(step, Phase):
+            result[t] = paces.mean()
+            continue
+        result[t] = paces
+        if len(step):
+            means = np.add.reduceat(paces[step.members], step.offsets[:-1]) / step.sizes
+            result[t, step.members] = np.repeat(means, step.sizes)
+    return result

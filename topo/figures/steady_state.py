@@ -1,0 +1,162 @@
+"""Figures of the steady state that a schedule keeps up while workers step: disagreement, drift, effective neighbours.
+
+All instants of a period count alike. `off the mean`, as everywhere in this package: the mean's direction is projected
+out. Stacks have the shape (C, g, g) or (C, g, k) for the C sectors of size g of one batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from preduce.topo.arithmetic import lyapunov
+from preduce.topo.errors import InputError
+from preduce.topo.figures.rate import NEVER, radius_of
+from preduce.topo.figures.sectors import Batch, Sectors, adjoint
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Push = Literal["worker", "node"]
+
+NEGLIGIBLE = 1e-18
+"""Entries of a power of the period below this add nothing to a covariance any more."""
+
+
+def disagreement_of(sectors: Sectors) -> float:
+    """The average over all instants of tr Σ / n, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
+
+    Every worker adds fresh unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ (with
+    overlap Σ ← WΣWᵀ + D) off the mean.
+    """
+    if radius_of(sectors) >= NEVER:
+        return math.inf
+    return sum(_noise_traces(batch, overlap=sectors.overlap) for batch in sectors.batches) / sectors.num_workers
+
+
+def _noise_traces(batch: Batch, *, overlap: bool) -> float:
+    """Σ over sectors of multiplicity · (average over instants of tr Σ)."""
+    noises = [batch.off_mean_diagonal(batch.round_steps.noise[t]) for t in range(batch.period)]
+    covariance = _first_covariance(batch, noises, overlap=overlap)
+    inner = _traces(batch.off_mean_diagonal(batch.round_steps.partial))
+    instants = batch.round_steps.instants
+    total = np.zeros(len(batch.multiplicity))
+    for matrix, noise in zip(batch.matrices, noises, strict=True):
+        # Inside the round W has not acted yet: its instants have the covariance before it plus the steps made so far.
+        total += (instants - 1) * _traces(covariance) + inner
+        covariance = _after_noise(covariance, matrix, noise, overlap=overlap)
+        total += _traces(covariance)
+    return float(batch.multiplicity @ total) / (batch.period * instants)
+
+
+def _first_covariance(batch: Batch, noises: list[npt.NDArray[Any]], *, overlap: bool) -> npt.NDArray[Any]:
+    """The covariance at the start of phase 0 that one period reproduces, shape (C, g, g)."""
+    covariance = np.zeros_like(noises[0])
+    for matrix, noise in zip(batch.matrices, noises, strict=True):
+        covariance = _after_noise(covariance, matrix, noise, overlap=overlap)
+    steady = lyapunov.steady_state(batch.product(), covariance, negligible=NEGLIGIBLE)
+    assert np.abs(steady.remainder).max() <= NEGLIGIBLE, "the radius was checked to be below 1"
+    return steady.covariance
+
+
+def _after_noise(
+    covariance: npt.NDArray[Any], matrix: npt.NDArray[Any], noise: npt.NDArray[Any], *, overlap: bool
+) -> npt.NDArray[Any]:
+    if overlap:
+        result: npt.NDArray[Any] = matrix @ covariance @ adjoint(matrix) + noise
+    else:
+        result = matrix @ (covariance + noise) @ adjoint(matrix)
+    return result
+
+
+def _traces(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return np.asarray(np.trace(stack, axis1=-2, axis2=-1).real, dtype=np.float64)
+
+
+def drift_of(sectors: Sectors, push: Push) -> float:
+    """The average over all instants of E‖z − mean‖²/n, infinite if the workers never converge. O(Σ C g³).
+
+    Data that differ between workers push each one constantly:
+    z ← W(z + pace·b) (with overlap z ← Wz + pace·b) for a constant random b of mean zero and unit variance,
+    independent per worker, or one b for all workers of a node.
+    """
+    if radius_of(sectors) >= NEVER:
+        return math.inf
+    return sum(_push_squares(batch, push, overlap=sectors.overlap) for batch in sectors.batches) / sectors.num_workers
+
+
+def _push_squares(batch: Batch, push: Push, *, overlap: bool) -> float:
+    count, size = len(batch.multiplicity), batch.size
+    if push == "worker":
+        columns: npt.NDArray[Any] = np.broadcast_to(np.eye(size), (count, size, size))
+    else:
+        assert batch.node_columns is not None
+        columns = batch.node_columns
+    pushes = [batch.off_mean(batch.round_steps.push[t][:, None] * columns) for t in range(batch.period)]
+    state = np.zeros_like(batch.matrices[0] @ pushes[0])
+    for matrix, move in zip(batch.matrices, pushes, strict=True):
+        state = _after_push(state, matrix, move, overlap=overlap)
+    state = np.linalg.solve(np.eye(size) - batch.product(), state)
+    instants = batch.round_steps.instants
+    inner = batch.off_mean(batch.round_steps.partial[:, None] * columns)
+    constant = _inner_squares(batch, columns)
+    total = np.zeros(count)
+    for matrix, move in zip(batch.matrices, pushes, strict=True):
+        total += (instants - 1) * _squares(state) + 2 * (state.conj() * inner).sum(axis=(-2, -1)).real + constant
+        state = _after_push(state, matrix, move, overlap=overlap)
+        total += _squares(state)
+    return float(batch.multiplicity @ total) / (batch.period * instants)
+
+
+def _inner_squares(batch: Batch, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Σ_s ‖Π F_s U‖² over the inner instants, F_s = diag(steps made so far), from Σ_s of products of steps alone."""
+    gram = batch.round_steps.gram
+    whole = (np.abs(columns) ** 2).sum(axis=-1) @ np.diag(gram)
+    along = batch.mean.conj()[:, :, None] * columns
+    return np.asarray(whole - (along.conj() * (gram @ along)).sum(axis=(-2, -1)).real)
+
+
+def _after_push(
+    state: npt.NDArray[Any], matrix: npt.NDArray[Any], move: npt.NDArray[Any], *, overlap: bool
+) -> npt.NDArray[Any]:
+    result: npt.NDArray[Any] = matrix @ state + move if overlap else matrix @ (state + move)
+    return result
+
+
+def _squares(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return np.asarray((np.abs(stack) ** 2).sum(axis=(-2, -1)), dtype=np.float64)
+
+
+def effective_neighbours_of(sectors: Sectors, gamma: float) -> float:
+    """n_eff = (1/(1−γ)) / (mean variance of x) for x ← W(√γ x + unit noise), averaged over phases. O(Σ C g³).
+
+    1 for no averaging at all, n for all-reduce in every step (Vogels, Hendrikx and Jaggi, NeurIPS 2022). Paces and
+    overlap are left aside, as in the definition. For a fixed symmetric W: 1/n_eff = (1−γ) mean λ²/(1−γλ²).
+
+    Raises:
+        InputError: γ outside 0 ≤ γ < 1, or a schedule whose random walk diverges at this γ (relax above 2).
+    """
+    if not 0 <= gamma < 1:
+        raise InputError(f"gamma: is {gamma}; it lies in 0 <= gamma < 1")
+    off_mean = sum(_walk_traces(batch, gamma) for batch in sectors.batches)
+    return sectors.num_workers / (1 + (1 - gamma) * off_mean)
+
+
+def _walk_traces(batch: Batch, gamma: float) -> float:
+    """Σ over sectors of multiplicity · (average over phases of the trace of the covariance off the mean)."""
+    walk = batch.scaled(math.sqrt(gamma))
+    if np.abs(np.linalg.eigvals(walk.product())).max() >= 1:
+        raise InputError(f"gamma: at {gamma} the random walk on this schedule has no steady state; take a smaller one")
+    # W(√γ x + noise) = √γ W x + W noise: the noise meets the unscaled matrix, so it is scaled up by 1/√γ beforehand.
+    noise = batch.off_mean_diagonal(np.ones(batch.size))
+    if gamma == 0:
+        traces = sum((np.abs(matrix) ** 2).sum(axis=(-2, -1)) for matrix in batch.matrices)
+        return float(batch.multiplicity @ traces) / batch.period
+    covariance = _first_covariance(walk, [noise / gamma] * batch.period, overlap=False)
+    total = np.zeros(len(batch.multiplicity))
+    for matrix in walk.matrices:
+        covariance = _after_noise(covariance, matrix, noise / gamma, overlap=False)
+        total += np.trace(covariance, axis1=-2, axis2=-1).real
+    return float(batch.multiplicity @ total) / batch.period
