@@ -77,7 +77,9 @@ class Conditions:
 
 
 ALL_TAKE_PART = "all workers take part (none dies, pauses or has ended)"
-UNPREDICTED = "the random numbers, SHAKE-256 of seed and draw, are as good as uniform, and no speed depends on those to come"
+UNPREDICTED = (
+    "the random numbers, SHAKE-256 of seed and draw, are as good as uniform, and no speed depends on those to come"
+)
 
 
 def convergence_conditions(strategy: Generated, cluster: Cluster) -> Conditions:
