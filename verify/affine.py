@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - values of any type stand in the code that is read
 """Integers that depend on symbols linearly: c + Σ aᵢ·xᵢ, each symbol with 0 ≤ xᵢ < its bound.
 
 Enough for the digits of a node: sums, products with numbers, and division by a positive number, which is answered by
@@ -9,6 +10,11 @@ a value is refused: above all whether it is true, or equals another.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class UnprovedError(Exception):
@@ -124,3 +130,56 @@ class Listed:
             UnprovedError: always.
         """
         raise UnprovedError("the length of a sequence as long as a radix")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRead:
+    """What a call of `Group` was given."""
+
+    members: Any
+    relax: Any
+
+
+def refuse(what: str) -> UnprovedError:
+    """The error that names what stands outside the language."""
+    return UnprovedError(f"{what} is outside the part of Python that is read")
+
+
+def settled(items: Sequence[Any]) -> Any:
+    """A plain tuple if no item is a loop."""
+    return Listed(tuple(items)) if any(isinstance(item, Loop) for item in items) else tuple(items)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a fraction, a string, None, or a tuple of such: the same for all workers."""
+    if type(value) is tuple:
+        return all(is_plain(item) for item in value)
+    return value is None or type(value) in (int, bool, str, Fraction)
+
+
+def as_affine(value: Any) -> Affine:
+    """A number as an affine one.
+
+    Raises:
+        UnprovedError: it is none.
+    """
+    if isinstance(value, Affine):
+        return value
+    if type(value) is int:
+        return Affine(value)
+    raise refuse(f"arithmetic with {type(value).__name__}")
+
+
+def renamed(item: Any, old: Symbol, new: Symbol) -> Any:
+    """A value with one symbol for another."""
+    if isinstance(item, Affine):
+        return item.replaced(old, new)
+    if isinstance(item, Loop):
+        return Loop(item.symbol, tuple(renamed(part, old, new) for part in item.body))
+    if isinstance(item, Listed):
+        return Listed(tuple(renamed(part, old, new) for part in item.items))
+    if type(item) is tuple:
+        return tuple(renamed(part, old, new) for part in item)
+    if is_plain(item):
+        return item
+    raise refuse(f"a loop over {type(item).__name__}")

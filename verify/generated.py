@@ -1,4 +1,4 @@
-"""Generated schedules: one theorem for each division, about what the service really draws, or the reason why there is none.
+"""Generated schedules: a theorem for each division about what the service draws, or the reason why there is none.
 
 Groups drawn at run time have no fixed product to certify. Prague rests on the analysis of AD-PSGD: every W must be
 doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past. Which draws do not?
@@ -10,7 +10,7 @@ doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W mus
   `all_every` · n requests since the last one, whatever happened: its mean is the exact mean, so λ₂ is 0 over each cycle
   that ends in a meeting, and there is no statement about less.
 * `global`, `inter-intra`: a division is drawn among the workers that are idle when somebody asks. Two parts that are
-  never idle together never mix, and no probability of that is known: not proved. λ₂ is told for lockstep, where all are.
+  never idle together never mix, and no probability of that is known: not proved. λ₂ is told for all of them idle.
 
 Each holds as long as all workers take part, and only while neither the filter of slow workers nor `max_known` decides.
 """

@@ -14,16 +14,15 @@ import random
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from preduce.topo.rule import RuleView
-from preduce.verify.affine import Affine, Listed, Loop, Symbol, UnprovedError
+from preduce.verify.affine import Affine, GroupRead, Listed, Loop, Symbol, UnprovedError
 from preduce.verify.base import Claim, not_proved, proved, refuted, some
-from preduce.verify.reading import GroupRead, Reader
+from preduce.verify.reading import Reader
 from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from preduce.topo.rule import Block, RulePhase
+    from preduce.topo.rule import Block, RulePhase, RuleView
     from preduce.topo.schedule import Schedule
 
 NAME = "membership"
@@ -177,8 +176,8 @@ def _compare_everyone(found: Any, num_workers: int) -> None:  # noqa: ANN401 - a
     """
     items = found.members.items if isinstance(found, GroupRead) and isinstance(found.members, Listed) else ()
     loop = items[0] if len(items) == 1 else None
-    is_everyone = isinstance(loop, Loop) and loop.symbol.bound == num_workers and found.relax == 1
-    if not is_everyone or loop.body != (Affine(0, ((loop.symbol, 1),)),):
+    bound = loop.symbol.bound if isinstance(loop, Loop) and loop.body == (Affine(0, ((loop.symbol, 1),)),) else 0
+    if bound != num_workers or found.relax != 1:
         raise UnprovedError("in the prologue the members are not all workers")
 
 

@@ -23,10 +23,10 @@ NAME = "deadlock-free"
 
 
 END = (
-    " So does the end: if every worker carries out the same number of rounds, whatever its pace, then also the last ones "
-    "complete. That they are as many is assumed: members meet by round number; with unequal data join mode keeps a "
-    "worker whose data ended in every round that anybody begins, and without it the others wait for a worker that ends "
-    "early."
+    " So does the end: if every worker carries out the same number of rounds, whatever its pace, then also the last "
+    "ones complete. That they are as many is assumed: members meet by round number; with unequal data join mode keeps "
+    "a worker whose data ended in every round that anybody begins, and without it the others wait for a worker that "
+    "ends early."
 )
 """What the claim assumes about the end of a job, and proves of it."""
 
@@ -40,9 +40,9 @@ def prove_rounds_of_graph(schedule: Schedule) -> Claim:
     """
     period = schedule.period
     text = (
-        f"In each of the {period} rounds of a period every worker's exchange with its neighbours carries the tick of the "
-        "round; all exchanges of smaller ticks are over when one with the smallest is not, so its neighbours are in the "
-        "same round, and what they send arrives: no cycle of waiting workers exists, whatever the graph." + END
+        f"In each of the {period} rounds of a period every worker's exchange with its neighbours carries the tick of "
+        "the round; all exchanges of smaller ticks are over when one with the smallest is not, so its neighbours are "
+        "in the same round, and what they send arrives: no cycle of waiting workers exists, whatever the graph." + END
     )
     return proved(NAME, text, ticks=list(range(1, period + 1)), height=period, prologue=0)
 

@@ -3,7 +3,7 @@
 
 The run-time's own functions are read from their source, which must compile to the very code that is installed, and
 carried out on `Affine` numbers: the digits of a general node. The language is closed. It knows assignments to names,
-`return`, `if` and `for` over what does not depend on the worker, list comprehensions and generator expressions, + − · //
+`return`, `if` and `for` over what does not depend on the worker, list comprehensions, generator expressions, + − · //
 %, comparisons of plain numbers, attributes of the schedule's own values, and calls of functions that can be read in the
 same way, of `Group` and `RuleView`, and of a few builtins. Anything else is refused with an `UnprovedError`: a truth
 test, a comparison, a length, an index or a slice of what depends on the worker, `isinstance` of it, other names and
@@ -14,19 +14,28 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
-import inspect
 import math
 import operator
 from dataclasses import dataclass, field
-from fractions import Fraction
-from functools import lru_cache
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from preduce.topo.phase import ONE, Group
 from preduce.topo.rule import Block, RuleView
-from preduce.verify.affine import Affine, Listed, Loop, Symbol, UnprovedError
+from preduce.verify.affine import (
+    Affine,
+    GroupRead,
+    Listed,
+    Loop,
+    Symbol,
+    UnprovedError,
+    as_affine,
+    is_plain,
+    refuse,
+    renamed,
+    settled,
+)
+from preduce.verify.source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,110 +57,10 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRead:
-    """What a call of `Group` was given."""
-
-    members: Any
-    relax: Any
-
-
 class _Returned(Exception):  # noqa: N818 - control flow, not an error
     def __init__(self, value: Any) -> None:
         super().__init__()
         self.value = value
-
-
-def refuse(what: str) -> UnprovedError:
-    """The error that names what stands outside the language."""
-    return UnprovedError(f"{what} is outside the part of Python that is read")
-
-
-def settled(items: Sequence[Any]) -> Any:
-    """A plain tuple if no item is a loop."""
-    return Listed(tuple(items)) if any(isinstance(item, Loop) for item in items) else tuple(items)
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a fraction, a string, None, or a tuple of such: the same for all workers."""
-    if type(value) is tuple:
-        return all(is_plain(item) for item in value)
-    return value is None or type(value) in (int, bool, str, Fraction)
-
-
-def as_affine(value: Any) -> Affine:
-    """A number as an affine one.
-
-    Raises:
-        UnprovedError: it is none.
-    """
-    if isinstance(value, Affine):
-        return value
-    if type(value) is int:
-        return Affine(value)
-    raise refuse(f"arithmetic with {type(value).__name__}")
-
-
-def renamed(item: Any, old: Symbol, new: Symbol) -> Any:
-    """A value with one symbol for another."""
-    if isinstance(item, Affine):
-        return item.replaced(old, new)
-    if isinstance(item, Loop):
-        return Loop(item.symbol, tuple(renamed(part, old, new) for part in item.body))
-    if isinstance(item, Listed):
-        return Listed(tuple(renamed(part, old, new) for part in item.items))
-    if type(item) is tuple:
-        return tuple(renamed(part, old, new) for part in item)
-    if is_plain(item):
-        return item
-    raise refuse(f"a loop over {type(item).__name__}")
-
-
-@lru_cache(maxsize=256)
-def source_of(code: CodeType) -> ast.FunctionDef:
-    """The syntax tree of a function's code, if it compiles to the code that is installed.
-
-    Raises:
-        UnprovedError: no source, another source, or another form than a plain `def`.
-    """
-    name = code.co_qualname
-    try:
-        text = inspect.getsource(code)
-        # Under an `if`, so that a method keeps its indentation and with it the white space of its docstring.
-        body = ast.parse("if True:\n" + text).body[0].body if text[:1].isspace() else ast.parse(text).body  # type: ignore[attr-defined]
-    except (OSError, TypeError, SyntaxError, ValueError) as error:
-        raise UnprovedError(f"the source of {name} cannot be read: {error}") from None
-    tree = body[0] if len(body) == 1 else None
-    if not isinstance(tree, ast.FunctionDef) or tree.args.vararg or tree.args.kwarg or tree.args.posonlyargs:
-        raise refuse(f"{name}, which is no plain def,")
-    compiled = compile(ast.Module([_bare(tree)], []), "<read>", "exec", dont_inherit=True)
-    codes = [constant for constant in compiled.co_consts if isinstance(constant, CodeType)]
-    if len(codes) != 1 or not _same_code(codes[0], code):
-        raise UnprovedError(f"the source of {name} is not what is installed")
-    return tree
-
-
-def _bare(tree: ast.FunctionDef) -> ast.FunctionDef:
-    """The function without decorators, annotations and defaults, which are not part of its code."""
-    bare = copy.deepcopy(tree)
-    bare.decorator_list, bare.returns = [], None
-    bare.args.defaults, bare.args.kw_defaults = [], [None] * len(bare.args.kwonlyargs)
-    for argument in (*bare.args.args, *bare.args.kwonlyargs):
-        argument.annotation = None
-    return bare
-
-
-def _same_code(one: CodeType, two: CodeType) -> bool:
-    parts = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_exceptiontable")
-    if any(getattr(one, part) != getattr(two, part) for part in parts) or len(one.co_consts) != len(two.co_consts):
-        return False
-    for a, b in zip(one.co_consts, two.co_consts, strict=True):
-        if isinstance(a, CodeType) and isinstance(b, CodeType):
-            if not _same_code(a, b):
-                return False
-        elif type(a) is not type(b) or a != b:
-            return False
-    return True
 
 
 def _key(value: Any) -> Any:
@@ -218,7 +127,9 @@ class Reader:
         for statement in body:
             self._statement(statement, scope, function)
 
-    def _statement(self, statement: ast.stmt, scope: dict[str, Any], function: FunctionType) -> None:
+    def _statement(  # noqa: C901, PLR0912 - one case for each kind of statement
+        self, statement: ast.stmt, scope: dict[str, Any], function: FunctionType
+    ) -> None:
         match statement:
             case ast.Expr(ast.Constant()) | ast.Pass():
                 pass
@@ -257,7 +168,9 @@ class Reader:
             case _:
                 raise refuse(f"an assignment to {ast.unparse(target)}")
 
-    def _value(self, node: ast.expr, scope: dict[str, Any], function: FunctionType) -> Any:
+    def _value(  # noqa: C901, PLR0912 - one case for each kind of expression
+        self, node: ast.expr, scope: dict[str, Any], function: FunctionType
+    ) -> Any:
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise UnprovedError(f"{function.__qualname__} takes over {MAX_STEPS} steps to read")
@@ -316,8 +229,9 @@ class Reader:
             raise refuse(f"an index or slice of {type(owner).__name__}")
         if isinstance(index, ast.Slice):
             parts = (index.lower, index.upper, index.step)
-            place = slice(*(part and self._value(part, scope, function) for part in parts))
-            plain = all(type(part) is int or part is None for part in (place.start, place.stop, place.step))
+            values = [part and self._value(part, scope, function) for part in parts]
+            plain = all(type(value) is int or value is None for value in values)
+            place: Any = slice(*values)
         else:
             place = self._value(index, scope, function)
             plain = type(place) is int

@@ -9,8 +9,8 @@ block of a rule, whose groups are one operation each: all of them get the tick o
 one. Period q adds q times `height`, the largest tick. The operations of the prologue hold all workers and come first.
 
 **Weighted graphs.** An operation is one worker's exchange with its neighbours, and that of round t carries the tick
-t + 1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the rounds
-before, so its neighbours enter the same round, and what they send to one another arrives.
+t + 1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the
+rounds before, so its neighbours enter the same round, and what they send to one another arrives.
 
 *The end:* if every worker carries out the same number of rounds, then every operation has all its members, and by the
 same argument the last ones complete too.
