@@ -87,8 +87,15 @@ def command(
 
 
 def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
-    """The summary of a timeline; shares are means over all workers."""
-    warm_up = timeline.num_rounds // 4
+    """The summary of a timeline; shares are means over all workers.
+
+    The time per step is that of the last whole periods, at most three quarters of the rounds: phases cost differently,
+    and a part of a period would weigh some of them more.
+    """
+    counted = timeline.num_rounds - timeline.num_rounds // 4
+    if schedule.is_mixing:
+        counted = counted // schedule.period * schedule.period or counted
+    warm_up = timeline.num_rounds - counted
     passed = float(timeline.finish[-1].mean()) or 1.0
     return {
         "name": schedule.name,

@@ -53,7 +53,7 @@ class Generated(Strategy):
     c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `all_every` counts for the division node-then-all:
     the rounds from one meeting of all to the next. `max_known` bounds the distinct groups that a worker is put into:
     once it belongs to that many, only groups that were drawn before are drawn for it (None: no bound). It bounds what
-    communicators cost, and makes draws depend on the past. `pace` is the section length.
+    communicators cost, and makes draws depend on the past. `pace` is Prague's section length: steps per round.
     """
 
     kind: ClassVar[str] = "generated"

@@ -50,7 +50,8 @@ def sample(
 ) -> Sample:
     """Run `num_samples` copies of the schedule side by side in max-plus arithmetic; the first quarter is warm-up.
 
-    O(num_samples · num_rounds · n), vectorised over runs and workers.
+    Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
+    would weigh some of them more. O(num_samples · num_rounds · n), vectorised over runs and workers.
 
     Raises:
         InputError: too few rounds or samples, or compute times that do not fit.
@@ -63,20 +64,21 @@ def sample(
     rng = np.random.default_rng(seed)
     overlap = schedule.strategy.overlap
     finish: npt.NDArray[np.float64] = np.zeros((num_samples, schedule.num_workers))
-    warm_up = num_rounds // 4
+    period = len(stages)
+    warm_up = -(-(num_rounds // 4) // period) * period
+    counted = -(-(num_rounds - num_rounds // 4) // period) * period
     at_warm_up = finish
     worked = np.zeros_like(finish)
-    for round_ in range(num_rounds):
+    for round_ in range(warm_up + counted):
         if round_ == warm_up:
             at_warm_up, worked = finish, np.zeros_like(finish)
         seconds = compute.round_seconds(paces, round_, rng, num_samples=num_samples)
-        stage = stages[round_ % len(stages)]
+        stage = stages[round_ % period]
         worked += seconds
         if overlap:
             finish = np.maximum(finish + seconds, stage.ready(finish) + stage.duration())
         else:
             finish = stage.ready(finish + seconds) + stage.duration()
-    counted = num_rounds - warm_up
     pace = int(paces.max())
     each = (finish.max(axis=1) - at_warm_up.max(axis=1)) / counted / pace
     fastest = paces == pace
