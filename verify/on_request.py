@@ -87,8 +87,8 @@ def _numbered_groups() -> Claim:
         "for no other; once they are done, the oldest group that has not started is first in the buffers of all its "
         "members and starts. A worker that ends is taken out of groups that have not started and meets the one "
         "that runs first, so neither unequal data nor unequal paces leave anybody waiting. This is a theorem about the "
-        "protocol: that its code follows it was explored for small configurations (docs/group-generator.md). Assumed: the "
-        "service lives or is started again, messages arrive when repeated, and who dies is given up by its lease."
+        "protocol: that its code follows it was explored for small configurations (docs/group-generator.md). Assumed: "
+        "the service lives or is started again, messages arrive when repeated, and who dies is given up by its lease."
     )
     return Claim("deadlock-free", Status.PROVED, text)
 
