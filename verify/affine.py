@@ -111,9 +111,13 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A sequence of which some parts are loops; one without loops is a plain tuple instead."""
+    """A sequence of which some parts are loops; one without loops is a plain tuple instead.
+
+    `is_tuple`: whether the code made a tuple of it, as the members of a group are.
+    """
 
     items: tuple[object, ...]
+    is_tuple: bool = False
 
     def __bool__(self) -> bool:
         """Refused.
@@ -177,7 +181,7 @@ def renamed(item: Any, old: Symbol, new: Symbol) -> Any:
     if isinstance(item, Loop):
         return Loop(item.symbol, tuple(renamed(part, old, new) for part in item.body))
     if isinstance(item, Listed):
-        return Listed(tuple(renamed(part, old, new) for part in item.items))
+        return Listed(tuple(renamed(part, old, new) for part in item.items), item.is_tuple)
     if type(item) is tuple:
         return tuple(renamed(part, old, new) for part in item)
     if is_plain(item):

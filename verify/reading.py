@@ -92,7 +92,10 @@ class Reader:
             return self.call(function.__func__, (function.__self__, *arguments), keywords)
         if function is Group:
             bound = dict(zip(("members", "relax"), arguments, strict=False)) | (keywords or {})
-            return GroupRead(bound.get("members"), bound.get("relax", ONE))
+            members = bound.get("members")
+            if isinstance(members, Listed) and not members.is_tuple:
+                raise refuse("a group whose members are no tuple")
+            return GroupRead(members, bound.get("relax", ONE))
         if function is RuleView and not keywords:
             return RuleView(*arguments)
         if isinstance(function, FunctionType):
@@ -197,15 +200,22 @@ class Reader:
                 return self._value(body if self._truth(test, scope, function) else orelse, scope, function)
             case ast.Tuple(parts) | ast.List(parts) if not any(isinstance(part, ast.Starred) for part in parts):
                 return tuple(self._value(part, scope, function) for part in parts)
-            case ast.ListComp(element, generators) | ast.GeneratorExp(element, generators):
+            case ast.ListComp(element, generators):
                 return settled(self._elements(element, generators, dict(scope), function))
             case ast.Call(called, arguments, keywords):
                 if any(isinstance(a, ast.Starred) for a in arguments) or any(k.arg is None for k in keywords):
                     raise refuse("a call with * or **")
-                given = [self._value(argument, scope, function) for argument in arguments]
+                target = self._value(called, scope, function)
+                given = [self._argument(argument, target, scope, function) for argument in arguments]
                 named = {str(k.arg): self._value(k.value, scope, function) for k in keywords}
-                return self.call(self._value(called, scope, function), given, named)
+                return self.call(target, given, named)
         raise refuse(f"{ast.unparse(node)!r} in {function.__qualname__}")
+
+    def _argument(self, node: ast.expr, target: Any, scope: dict[str, Any], function: FunctionType) -> Any:
+        """An argument; a generator only where a builtin uses it up at once, since a second use would find it empty."""
+        if isinstance(node, ast.GeneratorExp) and any(target is one for one in (tuple, list, sum, sorted, math.prod)):
+            return settled(self._elements(node.elt, node.generators, dict(scope), function))
+        return self._value(node, scope, function)
 
     def _global(self, name: str, function: FunctionType) -> Any:
         """A name of the module or a builtin: a function or class only, since another value may change."""
@@ -366,7 +376,7 @@ class Reader:
             return self._range(value)
         is_sequence = type(value) is tuple or isinstance(value, Listed)
         if len(arguments) == 1 and is_sequence and (function is tuple or function is list):
-            return value
+            return Listed(value.items, function is tuple) if isinstance(value, Listed) else value
         if len(arguments) == 1 and type(value) is tuple:
             if function is len:
                 return len(value)

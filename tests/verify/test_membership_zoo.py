@@ -113,6 +113,17 @@ ZOO = {
     "relax dropped": (GROUP, GROUP.replace("(members, block.relax)", "(members)")),
     "relax of the first block": (GROUP, GROUP.replace("block.relax", "phase[0].relax")),
     "relax of node 0 only": (GROUP, GROUP.replace("block.relax", "block.relax if node == 0 else ONE")),
+    # What looks like a tuple
+    "members as a list": (GROUP, GROUP.replace("(members,", "(list(members),")),
+    "members as a generator": (GROUP, GROUP.replace("(members,", "((member for member in members),")),
+    "a generator used up": (
+        NODES,
+        "    again = (other for other in nodes)\n    nodes = tuple(again)\n    return tuple(again) or nodes[:1]\n",
+    ),
+    "a generator used twice": (
+        NODES,
+        "    again = (other for other in nodes)\n    list(again)\n    return tuple(again)\n",
+    ),
     # State and chance
     "wrong now and then": (NODE, NODE + "    import random\n    if random.random() < 1e-9:\n        return None\n"),
     "wrong at the thousandth call": (
