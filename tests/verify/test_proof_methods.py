@@ -1,4 +1,4 @@
-"""The single proof methods: the symbolic run, exactness, bounds on rounds, gaps, functions, budgets."""
+"""The single proof methods: exactness, bounds on rounds, gaps, functions, budgets."""
 
 from __future__ import annotations
 
