@@ -98,12 +98,11 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[
     """
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.errors import InputError
-    from preduce.verify.functions import load_function, prove_function
+    from preduce.verify.functions import prove_function_file
 
     if cluster is None or period is None:
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
-    name = place.rpartition(":")[2]
-    proved = prove_function(load_function(place), load_cluster(cluster), period, name=name)
+    proved = prove_function_file(place, load_cluster(cluster), period)
     return proved.schedule, proved.proof
 
 
