@@ -160,11 +160,6 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
     for claim in proof.claims:
         if explain or claim.status.value != "proved":
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
-    if any("sympy is not installed" in claim.explanation for claim in proof.claims):
-        # A claim's explanation says what was not done; which of our extras would do it, the command line knows.
-        from preduce.topo.extras import missing
-
-        out.print(str(missing(["sympy"], "a proof for every number of nodes")), style="yellow", markup=False)
     how = figures["how"]
     shown = table("Figures", "figure", "value", Column("kind", drop=1))
     for name, value in figures.items():

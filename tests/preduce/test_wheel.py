@@ -216,10 +216,6 @@ def test_every_extra_is_declared_and_brings_what_is_asked_for():
         assert name.lower().replace("-", "") in {package.lower().replace("-", "") for package in packages}, module
 
 
-SYMBOLIC = (ROOT / "verify" / "symbolic.py").exists()
-"""Whether membership is still proved by a symbolic run, which needs sympy."""
-
-
 def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
     run = base_install.command
     run("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
@@ -231,23 +227,11 @@ def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
     run("catalogue", cwd=tmp_path)
 
 
-@pytest.mark.xfail(SYMBOLIC, reason="the symbolic proof of membership needs sympy", strict=True)
 def test_a_base_install_proves_figure_10(base_install, tmp_path):
     base_install.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
     answer = base_install.command("verify", "schedule.json", "--certificate", "certificate.json", cwd=tmp_path)
     assert ": proved" in answer
     assert "not proved" not in answer
-
-
-@pytest.mark.skipif(not SYMBOLIC, reason="membership is proved without sympy")
-def test_a_base_install_says_which_extra_proves_membership(base_install, tmp_path):
-    base_install.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
-    done = subprocess.run(
-        [base_install.python, "-m", "preduce", "verify", "schedule.json"], cwd=tmp_path, env=clean_environment(),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 3
-    assert "needs sympy; install it with: pip install 'preduce[proof]'" in done.stdout
 
 
 @pytest.mark.parametrize(
