@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
 POLL_SECONDS = 0.03
-THEIRS = "torchelastic_"
-"""A folder for logs that torchrun's agent leaves by intention."""
+THEIRS = ("torchelastic_", "pytorch-errorfile-")
+"""What torchrun's agent leaves: a folder for logs by intention, files of its forked workers when it is killed."""
 LINGER_SECONDS = 2.0
 """How long after the end what the run started may take to go."""
 RUN_SECONDS = 45.0

@@ -3,6 +3,7 @@
 A cell that fails is run again with `python -m benchmarks.faults.run --cell NAME`; `make faults` runs them at random.
 """
 
+import json
 import subprocess
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from benchmarks.faults.campaign import combinations
 from benchmarks.faults.cell import Cell
 from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.table import BEGIN, PAGE, RESULTS, page
 from helpers import children
 from preduce.topo.document.strategies import KINDS as DOCUMENTS
 
@@ -54,6 +56,10 @@ def test_faults_end_in_time_named_right_and_leave_nothing_behind():
 
 def test_every_strategy_kind_is_put_under_faults():
     assert {kind.strategy.kind for kind in KINDS.values()} == set(DOCUMENTS)
+
+
+def test_the_page_is_what_the_kept_results_make():
+    assert PAGE.read_text().split(BEGIN)[1].strip() == page(json.loads(RESULTS.read_text())).strip()
 
 
 def test_names_of_cells_are_read_back():
