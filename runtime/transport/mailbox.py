@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError
+from preduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
 from preduce.topo.errors import MissingFeatureError, UnavailableError
 
 if TYPE_CHECKING:
@@ -110,18 +110,17 @@ class Mailbox:
             GoneError: a member can no longer answer, the timeout passed, or delivery failed.
         """
         start = time.monotonic()
+        lookout = Lookout(heartbeat, members, round_)
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: done() or self._failure is not None, LOOK_SECONDS):
+                if self._changed.wait_for(lambda: done() or self._failure is not None, GLANCE_SECONDS):
                     if self._failure is not None:
                         raise GoneError(f"a message could not be delivered ({self._failure})")
                     return
-            if (why := heartbeat.gone(members, round_)) is not None:
+            if (why := lookout.gone()) is not None:
                 raise GoneError(why)
             if time.monotonic() > start + self.timeout:
-                others = [rank for rank in members if rank != self.rank]
-                seen = "; ".join(f"worker {rank}, which {heartbeat.last_seen(rank)}" for rank in others[:4])
-                raise GoneError(f"waits for {seen}, for more than {self.timeout:g} s")
+                raise GoneError(heartbeat.waits_for(members, self.timeout))
 
     def poke(self) -> None:
         """Let those who wait look again, after a change that no message brought."""

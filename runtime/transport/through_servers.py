@@ -133,6 +133,7 @@ class ThroughServers:
         self.size: int = world.size
         self.store: Store = world.store
         self.timeout: timedelta = world.timeout
+        self.signs: SignsOfLife | None = world.signs
 
     def prepare(self, schedule: Schedule) -> None:
         """See World."""

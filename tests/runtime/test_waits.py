@@ -1,0 +1,123 @@
+"""No wait without limit and no death without a name: real faults on real processes (helpers/fault_scenarios.py)."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+
+import pytest
+
+from helpers import children
+
+pytestmark = pytest.mark.processes
+
+
+class Driver:
+    def __init__(self):
+        self.process = subprocess.Popen(
+            children.module("helpers.fault_scenarios"),
+            env=children.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, name, *, limit=60, **request):
+        self.process.stdin.write(json.dumps({"name": name, "limit": limit, **request}) + "\n")
+        self.process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(limit + 20), f"{name}: hangs; no answer within {limit + 20} s"
+        answer = json.loads(self.process.stdout.readline())
+        parts = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
+        said = [json.loads(part) for part in parts]
+        answer["errors"] = {r["rank"]: r for r in said if r.get("error")}
+        answer["faults"] = [r for r in said if "fault" in r]
+        return answer
+
+    def close(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def driver():
+    started = Driver()
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [("SIGSTOP", 8), ("SIGKILL", 3)])
+def test_workers_whose_store_is_gone_end_and_say_so(driver, fault, seconds):
+    """The timeout is 3 s; before, they trained on as orphans, and hung in finish()."""
+    answer = driver.run("training", fault=fault, limit=15)
+    assert answer["hang"] == [], answer["output"][-2000:]
+    assert set(answer["errors"]) == {0, 1, 2}, answer["output"][-2000:]
+    for report in answer["errors"].values():
+        assert report["error"] == "StoreLostError"
+        assert "the store at 127.0.0.1:" in report["text"]
+        assert "worker " not in report["text"], "nobody else is blamed"
+        assert report["at"] - answer["fired"] < seconds
+
+
+def test_a_port_that_another_program_holds_is_told_within_the_timeout_and_a_second(driver):
+    answer = driver.run("wrapped", fault="squatted", limit=15)
+    assert answer["hang"] == []
+    for report in answer["errors"].values():
+        assert "another program's port?" in report["text"]
+        assert report["at"] - answer["fired"] < 2 + 3
+    assert set(answer["errors"]) == {0, 1}
+
+
+def test_a_member_that_dies_while_gloo_connects_costs_one_timeout(driver):
+    """Where nobody notes the death; torch alone takes five times the timeout of 3 s."""
+    answer = driver.run("connecting", limit=30)
+    assert answer["hang"] == []
+    assert [fault["rank"] for fault in answer["faults"]] == [3], "the fault fired"
+    assert set(answer["errors"]) == {0, 1, 2}
+    for report in answer["errors"].values():
+        assert "worker 3" in report["text"]
+        assert report["at"] - answer["faults"][0]["at"] < 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        ("imports", "before it reached the store"),
+        ("handshake", "while it was in the handshake"),
+        ("connecting", "while it connected its groups"),
+    ],
+)
+def test_a_worker_that_is_killed_at_start_is_named_with_its_stage(driver, stage, words):
+    answer = driver.run(f"killed in {stage}")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    line = next(line for line in answer["output"].splitlines() if line.startswith("preduce: "))
+    assert f"worker 2 was killed by signal 9 (SIGKILL) {words}" in line
+    assert set(answer["errors"]) == {0, 1, 3}, answer["output"]
+    for report in answer["errors"].values():
+        assert "worker 2 was killed by signal 9" in report["text"]
+        assert report["at"] - answer["faults"][0]["at"] < 4, "not after the timeout of 60 s"
+
+
+def test_a_stopped_worker_at_the_end_of_a_row_is_the_one_that_is_named(driver):
+    """Its neighbours wait for it, theirs for them: whoever's time is over first names the one that holds up all."""
+    answer = driver.run("row")
+    assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
+    assert set(answer["errors"]) == {0, 1, 2, 3}
+    for report in answer["errors"].values():
+        assert "worker 4" in report["text"], report["text"]
+        assert report["text"].count("no sign of life") == 1, report["text"]
+        assert report["at"] - answer["faults"][0]["at"] < 4 + 5
+
+
+@pytest.mark.parametrize("kind", ["static", "allreduce", "pairwise", "server", "asynchronous server"])
+def test_a_kill_is_noticed_within_a_second_by_every_kind(driver, kind):
+    answer = driver.run(f"killed, {kind}")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    assert set(answer["errors"]) >= {0, 3}, answer["output"][-2000:]
+    waits = [report["at"] - answer["faults"][0]["at"] for report in answer["errors"].values()]
+    assert all("worker 1 was killed by signal 9" in report["text"] for report in answer["errors"].values())
+    assert max(waits) < 3, waits
+    print("seconds", kind, waits)  # noqa: T201 - for the table of detection times
