@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
+from preduce.topo.errors import FencedError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -35,7 +37,8 @@ class Child:
 class _Shutdown:
     """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
 
-    With `survive` workers that a signal ends do not count, as long as one is left.
+    With `survive` workers that a signal ends, or that the group generator gave up, do not count, as long as one is
+    left.
     """
 
     survive: bool = False
@@ -56,7 +59,7 @@ class _Shutdown:
     def concerns(self, worker: Child, workers: Sequence[Child]) -> bool:
         """Whether the end of a worker is a failure of the run."""
         assert worker.code is not None
-        return not self.survive or worker.code <= SIGNALLED or all((w.code or 0) > SIGNALLED for w in workers)
+        return not self.survive or not _is_lost(worker) or all(_is_lost(w) for w in workers)
 
     def escalate(self, workers: Sequence[Child]) -> None:
         """Send the next signal when its time has come."""
@@ -88,7 +91,14 @@ def supervise(workers: Sequence[Child], store: Store, grace: float, output: Text
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
                 shutdown.code = 130
                 shutdown.begin(130, grace)
-    return shutdown.code
+    # A run that went on without a worker that was given up says so, even where all others ended well.
+    fenced = any(worker.code == FencedError.exit_code for worker in workers)
+    return shutdown.code or (FencedError.exit_code if fenced else 0)
+
+
+def _is_lost(worker: Child) -> bool:
+    """Whether the others of a run that outlives lost workers go on without this one."""
+    return worker.code is not None and (worker.code > SIGNALLED or worker.code == FencedError.exit_code)
 
 
 def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float, output: TextIO | None) -> bool:

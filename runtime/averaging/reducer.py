@@ -165,6 +165,17 @@ class Reducer:
         self.recorder.end(reduction.operation)
         self.heartbeat.doing(f"finished {reduction.operation}")
 
+    def refuse_if_gone(self, lookout: Lookout, step: int, round_: int) -> None:
+        """For strategies in which nobody waits for all: now and then look whether the run can still end well.
+
+        Raises:
+            PeerLostError: a worker is gone; one who waited for it would find out, too.
+        """
+        if (why := lookout.gone()) is not None:
+            raise self.failure(
+                self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0), GoneError(why)
+            )
+
     def failed(self, reduction: Reduction, error: Exception) -> UnavailableError:
         """The error for a failed reduction; see `failure`."""
         reduction.works.clear()

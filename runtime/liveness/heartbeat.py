@@ -37,6 +37,8 @@ class Heartbeat:
         self._doing = "has not started a round"
         self._waits: tuple[int, ...] = ()
         self._changes = 0
+        self.witnesses: list[Callable[[], frozenset[int]]] = []
+        """Each says, when asked, the workers whose connections were closed at their ends and cannot be made again."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
         self._noted: set[str] = set()
@@ -66,7 +68,7 @@ class Heartbeat:
         changes = self._try(lambda: self._deaths.count(CHANGES))
         is_new = changes is not None and changes != self._changes
         self._changes = self._changes if changes is None else changes
-        return is_new or self._deaths.problem is not None
+        return is_new or self._deaths.problem is not None or any(witness() for witness in self.witnesses)
 
     def refuse_without_store(self) -> None:
         """Stop a run whose store is gone, before it works on for nothing.
@@ -174,7 +176,11 @@ class Heartbeat:
         given_up = (rank for rank in members if rank != self.rank and self.read("failed", rank) is not None)
         rank = next(given_up, None)
         # It gives up first and finds out why then; that is worth waiting for, so that all name the same culprit.
-        if rank is None or time.monotonic() < self._given_up.setdefault(rank, time.monotonic() + REASON_SECONDS):
+        if rank is None:
+            closed = frozenset[int]().union(*(witness() for witness in self.witnesses)).intersection(members)
+            gone = min(closed - {self.rank}, default=None)
+            return None if gone is None else f"worker {gone} closed its connections, and its process no longer answers"
+        if time.monotonic() < self._given_up.setdefault(rank, time.monotonic() + REASON_SECONDS):
             return None
         return f"worker {rank} {self.read('failed', rank)}"
 

@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from preduce.runtime.transport.connections import Connections
 from preduce.runtime.transport.notes import Notes
 from preduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
 from preduce.topo.errors import MissingFeatureError, UnavailableError
@@ -71,6 +72,8 @@ class Mailbox:
         self._outgoing: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
         self._peers: dict[int, Any] = {}
+        self._poller = self._zmq.Poller()
+        self.connections = Connections(self._poller)
         self._changed = threading.Condition()
         self._failure: Exception | None = None
         self._closing = False
@@ -151,13 +154,15 @@ class Mailbox:
         return address
 
     def _run(self, inbox: Any) -> None:  # noqa: ANN401 - a zmq socket
-        poller = self._zmq.Poller()
+        poller = self._poller
         poller.register(inbox, self._zmq.POLLIN)
         poller.register(self._wake_end, self._zmq.POLLIN)
         try:
             while not self._closing:
                 for ready, _ in poller.poll(1000):
-                    if ready == self._wake_end:
+                    if self.connections.is_one(ready):
+                        self.connections.hear(ready)
+                    elif ready == self._wake_end:
                         os.read(self._wake_end, 4096)
                     else:
                         self._receive(inbox)
@@ -185,6 +190,7 @@ class Mailbox:
                 peer = self._peers[to] = self._context.socket(self._zmq.PUSH)
                 peer.setsockopt(self._zmq.SNDHWM, 0)
                 peer.setsockopt(self._zmq.IPV6, self._addresses[to].startswith("tcp://["))
+                self.connections.watch(to, peer)
                 peer.connect(self._addresses[to])
             header = json.dumps([self._token, self.rank, message.kind, message.numbers]).encode()
             self._peers[to].send_multipart([header, *message.payload], copy=False)

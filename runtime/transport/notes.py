@@ -119,4 +119,4 @@ def stage_of(store: Store, rank: int) -> str:
     stage, place = json.loads(noted)
     if not place or not store.check([place]):
         return f"while it {stage}"
-    return f"while it {stage}; it last {json.loads(store.get(place))[1]}"
+    return f"while it {stage}; its last sign: {json.loads(store.get(place))[1]}"

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from preduce.topo.errors import UnavailableError
 
@@ -34,6 +34,9 @@ class SignsOfLife(Protocol):
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Why a member cannot take part any more, as a clause; None if nothing is known."""
+
+    witnesses: list[Callable[[], frozenset[int]]]
+    """Each says, when asked, the workers whose connections were closed at their ends and cannot be made again."""
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:
         """The members that are known to take part in nothing any more."""

@@ -32,6 +32,7 @@ from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases
+from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.server import Server
 from preduce.topo.strategies.static import Static
@@ -144,7 +145,35 @@ def wrapped(timeout) -> None:
     reporting(lambda: DistributedOptimizer(sgd, model, everyone(), timeout=timeout))
 
 
+def fenced() -> None:
+    """Worker 3 is stopped until the generator has given it up, and wakes while the others still train."""
+    model = network()
+    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=2, slow_threshold=None))
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=300)
+    me, steps = os.getpid(), []
+
+    def hook(step) -> None:
+        steps.append(step)
+        time.sleep(0.02)
+        if rank() == 3 and step == 10:
+            if os.fork() == 0:
+                time.sleep(5.0)
+                os.kill(me, signal.SIGCONT)
+                os._exit(0)
+            pause_or_kill(signal.SIGSTOP)
+
+    def loop() -> None:
+        train(optimizer, model, 700, hook)
+        optimizer.finish()
+
+    try:
+        reporting(loop)
+    finally:
+        report(steps=len(steps))
+
+
 BY_LAUNCHER = {
+    "fenced": (4, fenced),
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
     "row": (5, lambda: trained(chain(), 4, signal.SIGSTOP, timeout=4)),
     **{
@@ -215,7 +244,7 @@ def _forked(action, descriptor) -> int:
         try:
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
-            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123 - as long as the process
+            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - as long as the process
             action()
             code = 0
         except SystemExit as stop:

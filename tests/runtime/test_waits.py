@@ -5,10 +5,15 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 
 import pytest
 
 from helpers import children
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.service import GeneratorService
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.topo.strategies.generated import Division
 
 pytestmark = pytest.mark.processes
 
@@ -34,6 +39,7 @@ class Driver:
         parts = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
         said = [json.loads(part) for part in parts]
         answer["errors"] = {r["rank"]: r for r in said if r.get("error")}
+        answer["ends"] = {r["rank"]: r["steps"] for r in said if "steps" in r}
         answer["faults"] = [r for r in said if "fault" in r]
         return answer
 
@@ -112,11 +118,34 @@ def test_a_stopped_worker_at_the_end_of_a_row_is_the_one_that_is_named(driver):
         assert report["at"] - answer["faults"][0]["at"] < 4 + 5
 
 
+def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver):
+    """The lease is 2 s, the pause 5 s, and the others train on for some 10 s more: they are not ended."""
+    pytest.importorskip("zmq")
+    keys = JobKeys.make()
+    setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
+    service = GeneratorService(setting, keys, lease=2.0)
+    thread = threading.Thread(target=service.run, args=(100,))
+    thread.start()
+    environment = {"PREDUCE_GENERATOR": service.address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+    try:
+        answer = driver.run("fenced", environment=environment, survive=True, grace=1.0)
+    finally:
+        service.stop()
+        thread.join(10)
+        service.close()
+    assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
+    assert {rank: report["error"] for rank, report in answer["errors"].items()} == {3: "FencedError"}
+    assert "the others went on without it" in answer["errors"][3]["text"]
+    assert answer["ends"].pop(3) < 20
+    assert answer["ends"] == {0: 700, 1: 700, 2: 700}, answer["output"][-2000:]
+    assert answer["code"] == 76, "the run says that it went on without a worker"
+
+
 @pytest.mark.parametrize("kind", ["static", "allreduce", "pairwise", "server", "asynchronous server"])
 def test_a_kill_is_noticed_within_a_second_by_every_kind(driver, kind):
     answer = driver.run(f"killed, {kind}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
-    assert set(answer["errors"]) >= {0, 3}, answer["output"][-2000:]
+    assert set(answer["errors"]) == {0, 2, 3}, answer["output"][-2000:]
     waits = [report["at"] - answer["faults"][0]["at"] for report in answer["errors"].values()]
     assert all("worker 1 was killed by signal 9" in report["text"] for report in answer["errors"].values())
     assert max(waits) < 3, waits
