@@ -184,10 +184,6 @@ class Heartbeat:
             return None
         return f"worker {rank} {self.read('failed', rank)}"
 
-    def last_seen(self, rank: int) -> str:
-        """What a worker did last and whether it still gives signs of life, as a clause."""
-        return str(self.sign(rank))
-
     def sign(self, rank: int) -> Sign:
         """What a worker said last, and for how long its heartbeat has stood still under this one's eyes."""
         beat = self._get(self._notes, f"beat/{rank}")

@@ -9,11 +9,13 @@ where the store has a process of its own and nobody notes a death, as on several
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +25,7 @@ from pathlib import Path
 import torch
 
 from helpers.scenarios import everyone, network, pairs, rank, report, train
-from preduce.runtime.launch import launch
+from preduce.runtime.launch import _import_once, launch
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.transport import gloo
 from preduce.runtime.transport.torch_api import TCPStore
@@ -182,7 +184,7 @@ BY_LAUNCHER = {
     },
 }
 WITHOUT_LAUNCHER = {
-    "training": (3, lambda: trained(everyone(), -1, 0, timeout=3)),
+    "training": (3, lambda: trained(everyone(), -1, 0, timeout=5)),
     "connecting": (4, lambda: connecting(3)),
     "wrapped": (2, lambda: wrapped(2)),
 }
@@ -190,26 +192,30 @@ WITHOUT_LAUNCHER = {
 
 def without_launcher(request) -> dict:
     """Workers whose store is served by another process, to which, or to whose port, the fault happens."""
+    _import_once()  # as the launcher does before it forks
     num_workers, function = WITHOUT_LAUNCHER[request["name"]]
     fault = request.get("fault")
     read_end, write_end = os.pipe()
     ports_read, ports_write = os.pipe()
     squatter = socket.socket()
     squatter.bind(("127.0.0.1", 0))
-    host = _forked(lambda: _serve(ports_write), write_end)
+    net = Namespaces() if fault == "cut" else None
+    place = "10.231.17.1" if net else "127.0.0.1"
+    host = _forked(lambda: _serve(ports_write, place, net), write_end)
     port = os.read(ports_read, 16).decode()
     if fault == "squatted":
         squatter.listen(16)
         port = str(squatter.getsockname()[1])
     variables = {
         "WORLD_SIZE": str(num_workers),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": place,
+        "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     start = now()
-    workers = {_forked(lambda r=r: _work(function, variables, r), write_end): r for r in range(num_workers)}
+    workers = {_forked(lambda r=r: _work(function, variables, r, net), write_end): r for r in range(num_workers)}
     os.close(write_end)
     output, codes, fired = "", {}, None
     os.set_blocking(read_end, False)
@@ -217,6 +223,9 @@ def without_launcher(request) -> dict:
     while len(codes) < num_workers and time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
             output += os.read(read_end, 65536).decode()
+        if fired is None and net and output.count("STEPS") == num_workers:
+            fired = now()
+            net.cut()
         if fired is None and fault in ("SIGSTOP", "SIGKILL") and output.count("STEPS") == num_workers:
             fired = now()
             os.kill(host, getattr(signal, fault))
@@ -234,7 +243,42 @@ def without_launcher(request) -> dict:
     for descriptor in (read_end, ports_read, ports_write):
         os.close(descriptor)
     squatter.close()
+    if net:
+        net.close()
     return {"hang": sorted(workers.values()), "output": output, "fired": fired if fired is not None else start}
+
+
+class Namespaces:
+    """Two network namespaces with one cable: the store's host in one, the workers in the other."""
+
+    def __init__(self) -> None:
+        self.names = {side: f"preduce-{os.getpid()}-{side}" for side in ("host", "workers")}
+        for number, name in enumerate(self.names.values(), 1):
+            _ip("netns", "add", name)
+            if number == 2:
+                cable = ("type", "veth", "peer", "name", "cable", "netns", self.names["host"])
+                _ip("link", "add", "cable", "netns", name, *cable)
+        for number, name in enumerate(self.names.values(), 1):
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "addr", "add", f"10.231.17.{number}/24", "dev", "cable")
+            _ip("-n", name, "link", "set", "cable", "up")
+
+    def enter(self, side) -> None:
+        with Path(f"/run/netns/{self.names[side]}").open() as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0, "CLONE_NEWNET"
+
+    def cut(self) -> None:
+        _ip("-n", self.names["host"], "link", "set", "cable", "down")
+        state = _ip("-n", self.names["workers"], "link", "show", "cable")
+        assert "NO-CARRIER" in state, "the fault fired"
+
+    def close(self) -> None:
+        for name in self.names.values():
+            _ip("netns", "del", name)
+
+
+def _ip(*words) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 def _forked(action, descriptor) -> int:
@@ -257,13 +301,17 @@ def _forked(action, descriptor) -> int:
     return pid
 
 
-def _serve(ports_write) -> None:
-    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+def _serve(ports_write, place, net) -> None:
+    if net:
+        net.enter("host")
+    store = TCPStore(place, 0, None, True, wait_for_workers=False)
     os.write(ports_write, str(store.port).encode())
     time.sleep(600)
 
 
-def _work(function, variables, number) -> None:
+def _work(function, variables, number, net) -> None:
+    if net:
+        net.enter("workers")
     os.environ.update(variables, RANK=str(number))
     torch.set_num_threads(1)
     function()
