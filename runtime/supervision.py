@@ -151,8 +151,9 @@ def _tell(store: Store, worker: Child, output: TextIO, *, first: bool, ended: bo
         if not ended:
             # A worker that a signal ends prints nothing itself.
             hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
-            output.write(f"preduce: worker {worker.rank} {text} {stage_of(store, worker.rank)}{hint}\n")
-            output.flush()
+            with contextlib.suppress(RuntimeError):
+                output.write(f"preduce: worker {worker.rank} {text} {stage_of(store, worker.rank)}{hint}\n")
+                output.flush()
     elif not first:
         return
     else:

@@ -113,9 +113,9 @@ class GlooWorld(GroupTable):
     def _store_to_connect(self) -> Store:
         """The world's store; a client of its own where a call that was left behind may still hold up that one."""
         self._left_behind = [call for call in self._left_behind if call.is_running]
-        if not self._left_behind:
+        if not self._left_behind or not hasattr(self.store, "clone"):
             return self.store
-        other: Store = self.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
+        other: Store = self.store.clone()
         return other
 
     def _lookout_for(self, members: tuple[int, ...]) -> Callable[[], str | None]:

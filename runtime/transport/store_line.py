@@ -105,13 +105,15 @@ os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thre
 def line_to(store: Store) -> tuple[StoreLine, str] | None:
     """This process's line to the server of a store, and what stands before a key there.
 
-    None for stores that live in memory or in a file, which cannot go away.
+    None for stores that live in memory or in a file, which cannot go away. The others are asked without a deadline.
     """
     root: Any = root_store(store)
     if not isinstance(root, TCPStore):
         return None
     base: Any
     base, prefix = _named(store)
+    if base is not root and not hasattr(base, "clone"):
+        return None  # older releases of torch cannot connect again under a prefix that they do not tell
     name: tuple[str, int] | int = (root.host, root.port) if base is root else id(base)
     with _making:
         if name not in _lines:
