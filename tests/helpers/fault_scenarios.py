@@ -177,7 +177,10 @@ def fenced() -> None:
 BY_LAUNCHER = {
     "fenced": (4, fenced),
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
-    "row": (5, lambda: trained(chain(), 4, signal.SIGSTOP, timeout=4)),
+    "row": (
+        5,
+        lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=4, at=int(os.environ["AT"])),
+    ),
     **{
         f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
         for kind in ("static", "allreduce", "pairwise", "server", "asynchronous server")
