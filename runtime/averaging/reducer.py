@@ -253,6 +253,7 @@ class Reducer:
         members, round_ = reduction.group.members, reduction.operation.round
         self.heartbeat.doing(f"entered {reduction.operation}", members)
         lookout = Lookout(self.heartbeat, members)
+        end = start + self.timeout
         while not work.is_completed():
             now = time.monotonic()
             if lookout.is_due():
@@ -262,8 +263,10 @@ class Reducer:
                     why = given_up()
                 if why is not None:
                     raise RuntimeError(why)
-            if now > start + self.timeout + DIAGNOSE_SECONDS:
-                raise GoneError(self.heartbeat.waits_for(members, self.timeout))
+            if now > end:
+                end = start + self.timeout + DIAGNOSE_SECONDS
+                if now > end or self.heartbeat.sees_silence(members):
+                    raise GoneError(self.heartbeat.waits_for(members, self.timeout))
             if isinstance(work, OwnWork):
                 work.ended_within(max(0.0, lookout.next - now))
             else:
@@ -276,12 +279,12 @@ class Reducer:
         members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS
         self.heartbeat.watch(members)
-        while time.monotonic() < deadline:
+        timed_out = "imed out" in first or "timeout" in first.lower()
+        while time.monotonic() < deadline and not (timed_out and self.heartbeat.sees_silence(members)):
             round_ = operation.round
             if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
                 return why
             time.sleep(0.05)
-        timed_out = "imed out" in first or "timeout" in first.lower()
         return f"{self.heartbeat.waits_for(members, self.timeout if timed_out else None)} ({first})"
 
     def _defer(self, reduction: Reduction, verdicts: list[torch.Tensor]) -> None:

@@ -59,6 +59,12 @@ def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], secon
     return f"waits for {text}" + (f", for more than {seconds:g} s" if seconds is not None else "")
 
 
+def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
+    """Whether one down the chains was heard once and has fallen silent: then there is nothing more to find out."""
+    signs, _ = _chains(rank, members, sign)
+    return any(seen.is_silent and seen.silent is not None for seen in signs.values())
+
+
 def _chains(
     rank: int, members: Sequence[int], sign: Callable[[int], Sign]
 ) -> tuple[dict[int, Sign], dict[int, int | None]]:

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.liveness.culprit import Sign, clause
+from preduce.runtime.liveness.culprit import Sign, clause, sees_silence
 from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes
 from preduce.runtime.transport.store_line import root_store
 from preduce.topo.errors import StoreLostError
@@ -204,6 +204,10 @@ class Heartbeat:
         """For whom a worker waits, down the chain of waiting to the one that holds up the rest, as a clause."""
         others = [rank for rank in members if rank != self.rank]
         return clause(self.rank, others, self.sign, seconds)
+
+    def sees_silence(self, members: Iterable[int]) -> bool:
+        """Whether it is known already who holds up a worker that waits for these."""
+        return sees_silence(self.rank, [rank for rank in members if rank != self.rank], self.sign)
 
     def stop(self) -> None:
         """End the heartbeat."""
