@@ -14,6 +14,7 @@ from preduce.runtime.averaging.commit import commit_mean
 from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.liveness.heartbeat import Heartbeat
 from preduce.runtime.recorder import Recorder
+from preduce.runtime.transport.alone import is_alone
 from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.errors import InputError
@@ -40,7 +41,8 @@ def p_reduce(
 
     Groups may differ from call to call and may overlap over time; every worker must call its groups in one order that
     fits all (a schedule from this project has one). A group is connected at its first use, on gloo by its members only.
-    Moves 2(k−1)/k of the tensors through each member's link, for k members.
+    Moves 2(k−1)/k of the tensors through each member's link, for k members. In a script that runs alone, without a
+    launcher, nothing happens.
 
     Args:
         tensors: one real floating-point tensor or several; shapes and dtypes equal on all members.
@@ -55,6 +57,8 @@ def p_reduce(
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _refuse_tensors(all_tensors)
+    if is_alone(world):
+        return
     if world is None:
         world = default_world(all_tensors[0].device, timedelta(seconds=timeout), lambda _store, _rank, _size: None)
     chosen = group if isinstance(group, Group) else Group(tuple(sorted(set(group))))

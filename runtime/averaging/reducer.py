@@ -123,6 +123,8 @@ class Reducer:
         Raises:
             PeerLostError: members differ, or one is gone.
         """
+        if len(group.members) == 1:
+            return
         communicator = self.world.communicator(group.members)
         operation = self.recorder.begin(kind, round_, round_, group.members, 16)
         reduction = Reduction(communicator, group, operation, ())

@@ -70,7 +70,7 @@ def test_orders_drawn_from_a_seed_are_uniform():
 
 def test_known_groups_are_bounded_and_every_worker_goes_on_averaging():
     cluster = Cluster.regular(2, 4)
-    setting = GeneratorSetting.of(Generated(group_size=3, slow_threshold=None), cluster, max_known=4)
+    setting = GeneratorSetting.of(Generated(group_size=3, slow_threshold=None, max_known=4), cluster)
     machine = GroupGenerator(setting)
     state, granted = machine.initial(), [0] * 8
     for _ in range(60):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import FileProblem, InputError
+from preduce.topo.document.reader import read_bytes
+from preduce.topo.errors import InputError
 from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
     from preduce.topo.timing.compute import ComputeTimes
+
+MAX_TRACE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,7 @@ def read_trace(path: Path) -> npt.NDArray[np.float64]:
         InputError: it is not such a table.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+        text = read_bytes(path, MAX_TRACE_BYTES).decode()
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not a text file") from None
     rows: list[list[float]] = []
