@@ -12,7 +12,12 @@ def command(
     keys: Annotated[Path, typer.Option(help="The job's key file; made (mode 0600) if it is not there.")],
     address: Annotated[str, typer.Option(help="Where to listen; * takes a free port.")] = "tcp://127.0.0.1:*",
     log: Annotated[Path | None, typer.Option(help="Write-ahead log; a restart goes on from it.")] = None,
-    lease: Annotated[float, typer.Option(help="Seconds of silence after which a worker is given up.", min=0.1)] = 10.0,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds of silence after which a worker is given up (default: 3/4 of the run's timeout).", min=0.1
+        ),
+    ] = None,
     address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
     worker_keys: Annotated[
         Path | None, typer.Option(help="Write the workers' part of the keys here (mode 0600).")

@@ -20,8 +20,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from preduce.runtime.transport.connections import Connections
 from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError
+from preduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
 from preduce.topo.errors import UnavailableError
 from preduce.topo.extras import load
 
@@ -72,6 +73,8 @@ class Mailbox:
         self._outgoing: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
         self._peers: dict[int, Any] = {}
+        self._poller = self._zmq.Poller()
+        self.connections = Connections(self._poller)
         self._changed = threading.Condition()
         self._failure: Exception | None = None
         self._closing = False
@@ -111,18 +114,17 @@ class Mailbox:
             GoneError: a member can no longer answer, the timeout passed, or delivery failed.
         """
         start = time.monotonic()
+        lookout = Lookout(heartbeat, members, round_)
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: done() or self._failure is not None, LOOK_SECONDS):
+                if self._changed.wait_for(lambda: done() or self._failure is not None, GLANCE_SECONDS):
                     if self._failure is not None:
                         raise GoneError(f"a message could not be delivered ({self._failure})")
                     return
-            if (why := heartbeat.gone(members, round_)) is not None:
+            if (why := lookout.gone()) is not None:
                 raise GoneError(why)
             if time.monotonic() > start + self.timeout:
-                others = [rank for rank in members if rank != self.rank]
-                seen = "; ".join(f"worker {rank}, which {heartbeat.last_seen(rank)}" for rank in others[:4])
-                raise GoneError(f"waits for {seen}, for more than {self.timeout:g} s")
+                raise GoneError(heartbeat.waits_for(members, self.timeout))
 
     def poke(self) -> None:
         """Let those who wait look again, after a change that no message brought."""
@@ -153,13 +155,15 @@ class Mailbox:
         return address
 
     def _run(self, inbox: Any) -> None:  # noqa: ANN401 - a zmq socket
-        poller = self._zmq.Poller()
+        poller = self._poller
         poller.register(inbox, self._zmq.POLLIN)
         poller.register(self._wake_end, self._zmq.POLLIN)
         try:
             while not self._closing:
                 for ready, _ in poller.poll(1000):
-                    if ready == self._wake_end:
+                    if self.connections.is_one(ready):
+                        self.connections.hear(ready)
+                    elif ready == self._wake_end:
                         os.read(self._wake_end, 4096)
                     else:
                         self._receive(inbox)
@@ -187,6 +191,7 @@ class Mailbox:
                 peer = self._peers[to] = self._context.socket(self._zmq.PUSH)
                 peer.setsockopt(self._zmq.SNDHWM, 0)
                 peer.setsockopt(self._zmq.IPV6, self._addresses[to].startswith("tcp://["))
+                self.connections.watch(to, peer)
                 peer.connect(self._addresses[to])
             header = json.dumps([self._token, self.rank, message.kind, message.numbers]).encode()
             self._peers[to].send_multipart([header, *message.payload], copy=False)

@@ -47,9 +47,9 @@ class Meeting:
         """
         reducer = self.run.reducer
         notes = Notes(reducer.world.store, f"exchange/{reducer.key}/{what}/{number}")
-        notes.write(str(self.run.rank), json.dumps(mine))
+        self.ending.guard(lambda: notes.write(str(self.run.rank), json.dumps(mine)))
         self.together(what, number)
-        said = [json.loads(notes.wait_for(str(rank))) for rank in self.run.everyone]
+        said = self.ending.guard(lambda: [json.loads(notes.wait_for(str(rank))) for rank in self.run.everyone])
         self.together(f"{what} read", number)
         return said
 
