@@ -113,8 +113,7 @@ class Ending:
         heartbeat.record_failure(str(error)[:300])
         heartbeat.stop()
         forget(world)
-        with contextlib.suppress(OSError):
-            self.run.reducer.recorder.write_trace()
+        self.run.reducer.recorder.write_trace()
 
     def leave(self) -> None:
         """At the interpreter's exit without finish(): tell the others why."""
@@ -124,8 +123,7 @@ class Ending:
             reason = f"stopped in round {self.stepper.round}"
             reason += f" with {type(error).__name__}: {error}" if error is not None else " without calling finish()"
             heartbeat.note("left", reason[:300])
-            with contextlib.suppress(OSError):
-                self.run.reducer.recorder.write_trace()
+            self.run.reducer.recorder.write_trace()
         heartbeat.stop()
         self.runner.close()
         self.run.reducer.world.abandon()
