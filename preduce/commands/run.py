@@ -50,18 +50,23 @@ def command(
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
     require_torch()
     from preduce.runtime.launch import launch
+    from preduce.runtime.orphans import orphans_ended
+    from preduce.runtime.signals import Terminated, terminable
 
-    with contextlib.ExitStack() as stack:
-        if generated and schedule is not None:
-            from preduce.runtime.generator.beside import generator_beside
+    try:
+        with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
+            if generated and schedule is not None:
+                from preduce.runtime.generator.beside import generator_beside
 
-            environment |= stack.enter_context(generator_beside(schedule.resolve()))
-        return launch(
-            script,
-            context.args,
-            num_workers=workers,
-            num_nodes=nodes,
-            threads=threads,
-            environment=environment,
-            survive=generated,
-        )
+                environment |= stack.enter_context(generator_beside(schedule.resolve()))
+            return launch(
+                script,
+                context.args,
+                num_workers=workers,
+                num_nodes=nodes,
+                threads=threads,
+                environment=environment,
+                survive=generated,
+            )
+    except Terminated as ended:
+        return ended.exit_code
