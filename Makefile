@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-.PHONY: demo test test-computing test-others check bench lab explore format clean
+.PHONY: demo test test-computing test-others check docs bench lab explore format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -18,36 +20,44 @@ demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/preduce demo
 
 # The suite runs as two halves side by side: what only computes, in one process; and everything that is not named here,
-# which is what starts processes and waits. Each half's output comes in one piece, and either failing fails the whole.
+# which is what starts processes and waits. Their lines interleave, each with its half's name; either failing fails the whole.
 COMPUTING := tests/schedulers tests/topo tests/verify
+PYTEST = mkdir -p build && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest
+LINES_OF = 2>&1 | tee build/$(1).txt | sed -u 's/^/$(1) | /'
 
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(STAMP)  ## the whole test suite
-	@echo "two halves side by side; the output of each comes when it ends"
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target test-computing test-others
+	@rm -f build/test-*.txt; status=0; \
+	$(MAKE) --no-print-directory --jobs=2 --keep-going test-computing test-others || status=$$?; \
+	echo; for half in test-computing test-others; do echo "$$half: $$(tail -n 1 build/$$half.txt)"; done; exit $$status
 
 test-computing: $(STAMP)
-	$(BIN)/python -m pytest -q $(COMPUTING)
+	@$(PYTEST) $(COMPUTING) $(call LINES_OF,$@)
 
 test-others: $(STAMP)
-	$(BIN)/python -m pytest -q $(COMPUTING:%=--ignore=%)
+	@$(PYTEST) $(COMPUTING:%=--ignore=%) $(call LINES_OF,$@)
 
-check: $(STAMP)  ## style, types, layers, schema
+check: $(STAMP)  ## style, types, layers, schema, links between documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m preduce.topo.document.schema --check
+	$(BIN)/python -m docs.links
+
+docs: $(STAMP)  ## the documentation as a site: build/site/index.html
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
+	$(BIN)/python -m docs.build_site
 
 bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/results
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python -m benchmarks.run
 
 lab: export OMP_NUM_THREADS = 1
 lab: $(STAMP)  ## four emulated nodes, shaped links, every strategy side by side (root; about 9 minutes)
-	$(BIN)/python benchmarks/lab/run.py
+	$(BIN)/python -m benchmarks.lab.run
 
 explore: $(STAMP)  ## larger protocol configurations than the tests have time for
-	$(BIN)/python benchmarks/explore.py
+	$(BIN)/python -m benchmarks.explore
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,9 +1,10 @@
-"""Explore the larger configurations of Hop's worker: states, transitions, depth, states a second, peak memory.
+"""Explore the larger configurations of Hop's worker and of the group generator.
 
-    python benchmarks/explore.py [--all] [--json FILE] [--trace FILE.svg]
+    python -m benchmarks.explore [--all] [--only WORD] [--json FILE] [--trace FILE.svg]
 
-Without --all only the large ones run; with it those of the tests as well. Every property must hold and every gap bound
-must be attained, or the script ends with exit code 1.
+Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all only the large
+ones run; with it those of the tests as well. Every property must hold, and every gap bound of Hop must be attained, or
+the script ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -14,40 +15,70 @@ import platform
 import resource
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.hop import Hop, HopSetting
 from preduce.verify.explore import Network, explore
 from preduce.verify.pairing import shortest_deadlock
-from preduce.verify.properties.suite import LARGE, MILLION, SMALL, both_ways
+from preduce.verify.properties import group_generator_suite, hop_suite, lock_vector
+
+if TYPE_CHECKING:
+    from preduce.verify.explore import Exploration
+
+PROTOCOLS = ("Hop", "group generator")
+
+
+def configurations(*, everything: bool) -> list[tuple[str, Any]]:
+    """(protocol, configuration) of all that is explored."""
+    hop: list[Any] = [*hop_suite.LARGE]
+    generator: list[Any] = [*group_generator_suite.LARGE]
+    if everything:
+        hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop]
+        generator = [*lock_vector.SMALL, *group_generator_suite.SMALL, *group_generator_suite.MILLION, *generator]
+    return [(PROTOCOLS[0], c) for c in hop] + [(PROTOCOLS[1], c) for c in generator]
+
+
+def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - one of three classes of configurations
+    """What the search says, in a word or two."""
+    if not result.complete and all(finding.verdict != "fails" for finding in result.findings):
+        return "cut"
+    if not result.holds:
+        return "FAILS"
+    if isinstance(configuration, hop_suite.HopConfiguration):
+        return "holds, tight" if configuration.is_tight(result) else "FAILS: a bound is not attained"
+    return "holds"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="run the configurations of the tests as well")
+    parser.add_argument("--only", default="", help="those whose protocol or name has this in it")
     parser.add_argument("--json", type=Path, help="write the table as JSON")
     parser.add_argument("--trace", type=Path, help="draw the deadlock of skipping without staleness here")
     options = parser.parse_args()
     rows, total, failed = [], 0, False
-    print(f"{'configuration':72s} {'states':>9s} {'transitions':>12s} {'depth':>5s} {'states/s':>9s}  verdict")
-    for configuration in (*SMALL, *MILLION, *LARGE) if options.all else LARGE:
-        found = configuration.run()
-        tight = configuration.is_tight(found)
-        verdict = "holds, tight" if found.holds and tight else ("cut" if not found.complete else "FAILS")
-        failed |= not (found.holds and tight)
-        total += found.states
-        rate = found.states / found.seconds
-        sizes = f"{found.states:9d} {found.transitions:12d} {found.depth:5d} {rate:9.0f}"
-        print(f"{configuration.name:72s} {sizes}  {verdict}", flush=True)
-        properties = [finding.name for finding in found.findings]
+    print(f"{'configuration':76s} {'states':>9s} {'transitions':>12s} {'depth':>5s} {'states/s':>9s}  verdict")
+    for protocol, configuration in configurations(everything=options.all):
+        name = f"{protocol}: {configuration.name}"
+        if options.only not in name:
+            continue
+        print(f"{name:76s} ", end="", flush=True)
+        result = configuration.run()
+        word = verdict(configuration, result)
+        failed |= not word.startswith("holds")
+        total += result.states
+        rate = result.states / result.seconds
+        print(f"{result.states:9d} {result.transitions:12d} {result.depth:5d} {rate:9.0f}  {word}", flush=True)
         rows.append(
             {
+                "protocol": protocol,
                 "configuration": configuration.name,
-                "properties": properties,
-                "states": found.states,
-                "transitions": found.transitions,
-                "depth": found.depth,
+                "properties": [finding.name for finding in result.findings],
+                "states": result.states,
+                "transitions": result.transitions,
+                "depth": result.depth,
                 "states_per_second": round(rate),
-                "verdict": verdict,
+                "verdict": word,
             }
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -62,7 +93,7 @@ def main() -> int:
 def _draw(path: Path) -> None:
     from preduce.report.gaps import draw_trace
 
-    skipping = explore(Hop(both_ways(3), HopSetting(max_ig=3, max_jump=3)), network=Network())
+    skipping = explore(Hop(hop_suite.both_ways(3), HopSetting(max_ig=3, max_jump=3)), network=Network())
     trace = skipping.findings[0].trace
     assert trace is not None
     draw_trace(trace, path, title="Skipping without staleness: an update that never comes")

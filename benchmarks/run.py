@@ -1,9 +1,9 @@
 """Runs the benchmarks that need no root, one after another; `make bench` runs this.
 
-    python benchmarks/run.py                      every benchmark in a bounded size, about 10 minutes on two quiet cores
-    python benchmarks/run.py --list               what there is, with the claim that each one measures
-    python benchmarks/run.py --only rules         some of them, by name
-    python benchmarks/run.py --full --only rules  in the published size, with its results where the README finds them
+    python -m benchmarks.run                      every benchmark in a bounded size, about 10 minutes on two quiet cores
+    python -m benchmarks.run --list               what there is, with the claim that each one measures
+    python -m benchmarks.run --only rules         some of them, by name
+    python -m benchmarks.run --full --only rules  in the published size, with its results where the README finds them
 
 Each runs as a process of its own with a time limit. What it prints goes to benchmarks/results/bench/NAME.txt, its files
 beside that, the summary to benchmarks/results/bench/summary.{json,md}. Exit code 1 if any failed or ran out of time.
@@ -32,11 +32,11 @@ FULL_TIMES = 20
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One script. `{out}` in the bounded arguments becomes the place of its files; `limit` is in seconds."""
+    """One module. `{out}` in the bounded arguments becomes the place of its files; `limit` is in seconds."""
 
     name: str
     claim: str
-    script: str
+    module: str
     bounded: str
     full: str
     limit: int
@@ -44,57 +44,57 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark(
-        "rules", "rules are designed, proved and checked in seconds at 10^6 workers", "scale/rules.py",
+        "rules", "rules are designed, proved and checked in seconds at 10^6 workers", "scale.rules",
         "--sizes 1e3,1e6 --repeats 1 -o {out}", "", 300,
     ),
     Benchmark(
-        "contraction", "contraction at 10^3..10^6 workers, beside scipy's eigsh and networkx", "scale/contraction.py",
+        "contraction", "contraction at 10^3..10^6 workers, beside scipy's eigsh and networkx", "scale.contraction",
         "--sizes 1e3,1e5 --repeats 1 --json {out}.json", "--repeats 2 --json benchmarks/scale/contraction.json", 300,
     ),
     Benchmark(
-        "certificates", "certificates of large explicit schedules are made and checked", "scale/certificates.py",
-        "--workers 100000 --period 8 --output {out}.json", "--output benchmarks/scale/certificates.json", 300,
+        "certificates", "certificates of large explicit schedules are made and checked", "scale.certificates",
+        "--workers 100000 --period 8 --output {out}.md", "--output benchmarks/scale/certificates.md", 300,
     ),
     Benchmark(
         "worked-example", "the planner beats Figure 10 and the catalogue on 4x4 and on random bandwidths",
-        "planner/worked_example.py", "--time-limit 10 --seeds 0 --ratios 1 --forms ring -o {out}", "", 240,
+        "planner.worked_example", "--time-limit 10 --seeds 0 --ratios 1 --forms ring -o {out}", "", 240,
     ),
     Benchmark(
-        "clusters", "the planner on regular, irregular and uneven clusters", "planner/clusters.py",
+        "clusters", "the planner on regular, irregular and uneven clusters", "planner.clusters",
         "--time-limit 10 --only 8x8 3,3,2 5,3 -o {out}", "", 300,
     ),
     Benchmark(
-        "synthesis", "the synthesiser alone, without the planner around it", "synthesis/worked_example.py",
+        "synthesis", "the synthesiser alone, without the planner around it", "synthesis.worked_example",
         "--time-limit 5 --seeds 0 --ratios 1", "--time-limit 25 --seeds 0 1 --ratios 5", 180,
     ),
     Benchmark(
-        "exact-rounds", "exact consensus in no more rounds than Base-2, n up to 64", "synthesis/exact_rounds.py",
+        "exact-rounds", "exact consensus in no more rounds than Base-2, n up to 64", "synthesis.exact_rounds",
         "--output {out}.md", "", 300,
     ),
     Benchmark(
-        "steps-to-loss", "how many more steps a schedule needs, by its figures", "steps_to_loss/fit.py",
+        "steps-to-loss", "how many more steps a schedule needs, by its figures", "steps_to_loss.fit",
         "--seeds 1 --random 2 --output {out}.json", "", 300,
     ),
     Benchmark(
-        "second-network", "the price of disagreement on a second network", "steps_to_loss/second_task.py",
+        "second-network", "the price of disagreement on a second network", "steps_to_loss.second_task",
         "--seeds 1 --random 0 --output {out}.json", "", 300,
     ),
     Benchmark(
-        "drift-correction", "drift correction saves steps on sorted data", "steps_to_loss/drift_correction.py",
+        "drift-correction", "drift correction saves steps on sorted data", "steps_to_loss.drift_correction",
         "--seeds 1 --modes per-worker --json {out}.json", "--json benchmarks/results/drift_correction.json", 300,
     ),
     Benchmark(
-        "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "overhead/p_reduce.py",
-        "--settings loopback --megabytes 8 40 --workers 2 --repetitions 7 -o {out}.json",
-        "-o benchmarks/results/overhead.json", 240,
+        "overhead", "P-Reduce costs little more than a bare all_reduce (loopback)", "overhead.p_reduce",
+        "--settings loopback --megabytes 8 40 --workers 2 --repetitions 7 -o {out}.md",
+        "-o benchmarks/results/overhead.md", 240,
     ),
     Benchmark(
-        "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator/run.py",
+        "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator.run",
         "--runs 60 --kills 4 --rounds 30 --repeat 1 --output {out}", "", 300,
     ),
     Benchmark(
         "time-to-loss", "16 processes train on digits under every schedule (bounded: a check, no result)",
-        "digits/time_to_loss.py", "--quick", "", 300,
+        "digits.time_to_loss", "--quick", "", 300,
     ),
 )  # fmt: skip
 
@@ -103,7 +103,7 @@ def run(benchmark: Benchmark, *, full: bool) -> dict[str, object]:
     """One benchmark to its end or its limit."""
     out, limit = OUTPUT / benchmark.name, benchmark.limit * (FULL_TIMES if full else 1)
     words = (benchmark.full if full else benchmark.bounded).format(out=out).split()
-    command = [f"benchmarks/{benchmark.script}", *words]
+    command = ["-m", f"benchmarks.{benchmark.module}", *words]
     shown = " ".join(["python", *command]).replace(f"{ROOT}/", "")
     print(f"{benchmark.name}: {shown} (at most {limit} s)", flush=True)
     load, started = os.getloadavg()[0], time.monotonic()

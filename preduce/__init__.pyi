@@ -17,8 +17,8 @@ from .runtime.optimizer import DistributedOptimizer as DistributedOptimizer
 from .runtime.recorder import merge_traces as merge_traces
 from .runtime.state.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.state.checkpoint import save_checkpoint as save_checkpoint
-from .runtime.virtual_time.rounds import Timeline as Timeline
-from .runtime.virtual_time.rounds import simulate as simulate
+from .runtime.virtual_time.simulate import simulate as simulate
+from .runtime.virtual_time.timeline import Timeline as Timeline
 from .schedulers.imports.load import import_schedule as import_schedule
 from .schedulers.synthesis.problem import Limits as Limits
 from .schedulers.synthesis.problem import Objective as Objective

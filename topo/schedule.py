@@ -9,6 +9,7 @@ import numpy as np
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Group
+from preduce.topo.strategies.axes import How
 from preduce.topo.strategies.base import Mixing, Phased
 
 if TYPE_CHECKING:
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.cluster import Cluster
-    from preduce.topo.mixing import Step
     from preduce.topo.phase import Phase
+    from preduce.topo.round import MixingStep
     from preduce.topo.rule import RuleView
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.strategies.base import Strategy
 
 
@@ -53,17 +55,17 @@ class Schedule:
 
     @property
     def is_mixing(self) -> bool:
-        """Whether it averages in fixed steps, and so has mixing matrices and figures."""
+        """Whether its rounds are fixed, so that it has mixing matrices and figures."""
         return isinstance(self.strategy, Mixing)
 
     @property
     def is_phased(self) -> bool:
-        """Whether its steps are phases of groups."""
+        """Whether its rounds are phases of groups."""
         return isinstance(self.strategy, Phased)
 
     @property
     def mixing(self) -> Mixing:
-        """The strategy as one that averages in fixed steps.
+        """The strategy as one whose rounds are fixed.
 
         Raises:
             ScheduleError: it does not.
@@ -97,7 +99,7 @@ class Schedule:
         """First rounds that average over all workers before the period starts."""
         return self.strategy.prologue if isinstance(self.strategy, Mixing) else 0
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[MixingStep, ...]:
         """What one period averages: its phases, or the rounds of a weighted graph.
 
         Raises:
@@ -148,6 +150,12 @@ class Schedule:
             ScheduleError: the strategy has no fixed phases.
         """
         return self.mixing.num_distinct_phases(self.cluster)
+
+    def travelling(self, form: Form) -> Schedule:
+        """The same schedule with sums of this form; unchanged where its kind or the run-time has no such form."""
+        if form not in self.strategy.forms or form is self.strategy.how.form:
+            return self
+        return replace(self, strategy=replace(self.strategy, how=How(form=form)), certificate=None)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
         """The same schedule carrying a certificate."""

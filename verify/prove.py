@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def prove(schedule: Schedule) -> Proof:
-    """Prove or refute everything that section "Proofs" of the documentation lists for this kind of schedule.
+    """Prove or refute everything that docs/certificates.md lists for this kind of schedule.
 
     Rules: milliseconds at any number of nodes. Explicit schedules: near-linear in num_workers · period, rates only up
     to the sizes that docs/certificates.md states.

@@ -1,6 +1,6 @@
 """Time to loss on digits with 16 real worker processes, every schedule at its best learning rate of one grid.
 
-    python benchmarks/digits/time_to_loss.py [--quick]
+    python -m benchmarks.digits.time_to_loss [--quick]
 
 16 processes on this machine stand for 4 nodes of 4 workers over gloo and loopback; a step's computing is padded to
 40 ms, so that 16 workers fit few cores. All schedules see the same start, batches and grid of learning rates. The best
@@ -114,7 +114,7 @@ def write(runs: list[dict[str, object]], seconds: float) -> None:
     """Both result files."""
     RESULTS.mkdir(exist_ok=True)
     about = {
-        "command": "python benchmarks/digits/time_to_loss.py",
+        "command": "python -m benchmarks.digits.time_to_loss",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "cluster": CLUSTER, "target_loss": TARGET, "grid": GRID, "steps": STEPS, "padded_compute_seconds": PAD,
         "seconds_in_all": round(seconds),

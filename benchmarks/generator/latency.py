@@ -1,6 +1,6 @@
 """The group generator measured: round trips and requests per second.
 
-    python benchmarks/generator/latency.py
+    python -m benchmarks.generator.latency
 
 Clients are threads of one process, the service runs in another; all share this machine's cores. A request's latency is
 from `begin` to the answer's arrival, and includes waiting for the other members to ask, as no time is spent computing.
@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from preduce.runtime.generator.client import GeneratorClient
 from preduce.runtime.generator.keys import JobKeys

@@ -1,6 +1,6 @@
 """Runs of four workers against a real service over a wire that drops, doubles and delays messages.
 
-    python benchmarks/generator/rough_runs.py [--runs 1000] [--first 0]
+    python -m benchmarks.generator.rough_runs [--runs 1000] [--first 0]
 
 After each run every worker's executed groups are compared with the service's order: none lost, none doubled. Prints the
 seed of a run that fails, and ends with 1.
@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from helpers.generator_rig import check_orders, randomised_run  # noqa: E402 - stands beside the tests
+from helpers.generator_rig import check_orders, randomised_run
 
 
 def many(seeds: range) -> int:

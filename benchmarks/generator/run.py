@@ -1,6 +1,6 @@
 """Everything that is measured of the group generator, in one go.
 
-    python benchmarks/generator/run.py [--runs 1000] [--rounds 100] [--repeat 3] [--output benchmarks/results/generator]
+    python -m benchmarks.generator.run [--runs 1000] [--rounds 100] [--repeat 3] [--output benchmarks/results/generator]
 
 Writes OUTPUT.json and OUTPUT.md: randomised runs over a rough wire, kills of the service, latency with 16 and 64
 clients, and the rules of the draw in virtual time. Ends with 1 if a group was lost, doubled or out of order.
@@ -20,13 +20,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
+from benchmarks.generator.kills import at_points, of_the_command
+from benchmarks.generator.latency import all_latencies
+from benchmarks.generator.rough_runs import many
+from benchmarks.generator.virtual import table
 
-from kills import at_points, of_the_command  # noqa: E402 - the paths come first
-from latency import all_latencies  # noqa: E402 - as above
-from rough_runs import many  # noqa: E402 - as above
-from virtual import table  # noqa: E402 - as above
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def rough(runs: int) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def rough(runs: int) -> dict[str, Any]:
 
 PAGE = """# The group generator, measured
 
-Written by `python benchmarks/generator/run.py`; do not edit.
+Written by `python -m benchmarks.generator.run`; do not edit.
 
 {head}
 

@@ -1,20 +1,53 @@
-"""The group generator in virtual time: waiting, conflicts and step rates of every rule, by the pure machine itself."""
+"""The group generator in virtual time: waiting, conflicts and step rates of every rule, by the explored system."""
 
 from __future__ import annotations
 
-import heapq
 import random
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.base import Send
+from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
+from preduce.schedulers.protocols.base import Received, Send
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Later
 from preduce.topo.strategies.generated import Division, InitiatorRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from preduce.runtime.virtual_time.machine import Step
+
 PER_NODE = 4
+
+
+class Measured(GroupTiming):
+    """Computing takes 1 ± 5 % (times `slow`), a group `inside` or `across` nodes; counts what the rows tell."""
+
+    def __init__(self, setting: GeneratorSetting, slow: Mapping[int, float], *, inside: float, across: float) -> None:
+        chance = random.Random(setting.seed)
+        super().__init__(
+            lambda worker, _: slow.get(worker, 1.0) * chance.uniform(0.95, 1.05),
+            lambda members: across if self.crosses(members) else inside,
+            self.note,
+        )
+        self.setting = setting
+        self.rounds: list[WorkerRound] = []
+        self.steps = [0] * setting.num_workers
+        self.requests = self.delayed = 0
+
+    def crosses(self, members: tuple[int, ...]) -> bool:
+        """Whether a group spans nodes."""
+        return len({self.setting.nodes[worker] for worker in members}) > 1
+
+    def note(self, done: WorkerRound) -> None:
+        """A round that a worker has ended."""
+        self.rounds.append(done)
+        self.steps[done.worker] += 1
+
+    def happened(self, step: Step) -> None:
+        """Count the requests that are not answered at once."""
+        super().happened(step)
+        if step.process == self.setting.num_workers and isinstance(step.event, Received):
+            self.requests += 1
+            self.delayed += all(a.to != step.event.source for a in step.actions if isinstance(a, Send))
 
 
 def simulate(
@@ -22,57 +55,27 @@ def simulate(
 ) -> dict[str, Any]:
     """Run until the fastest worker has done `rounds`.
 
-    Computing takes 1 ± 5 % (times `slow`); a group operation takes `inside` or `across` nodes. Groups do not share
-    links here, so what crosses nodes costs at least what is counted. `groups` lists the groups in order of meeting.
+    Groups do not share links here, so what crosses nodes costs at least what is counted. `groups` lists the groups in
+    order of meeting.
     """
-    n, chance = setting.num_workers, random.Random(setting.seed)
-    machine = GroupGenerator(setting)
-    state = machine.initial()
-    requests, steps, grouped, waited, delayed = [0] * n, [0] * n, [0] * n, [0.0] * n, 0
-    computed, arrived, crossing, now = [0.0] * n, {}, 0, 0.0
-    met: list[tuple[int, ...]] = []
-    events = [(0.0, worker, -1, False) for worker in range(n)]
-    while max(steps) < rounds:
-        now, worker, done, late = heapq.heappop(events)
-        cost = round(1000 * slow.get(worker, 1.0))
-        state, actions = machine.handle(state, worker, Ask(requests[worker], done, computed=late, cost=cost))
-        requests[worker] += 1
-        if not late:
-            computed[worker] = now + slow.get(worker, 1.0) * chance.uniform(0.95, 1.05)
-        sends = [action for action in actions if isinstance(action, Send)]
-        delayed += all(send.to != worker for send in sends)
-        for send in sends:
-            here = max(now, computed[send.to])
-            if isinstance(send.message, Later):
-                heapq.heappush(events, (here, send.to, -1, True))
-            elif not isinstance(send.message, Grant):
-                steps[send.to] += 1
-                waited[send.to] += here - computed[send.to]
-                heapq.heappush(events, (here, send.to, -1, False))
-            else:
-                members = send.message.members
-                there = arrived.setdefault(send.message.seq, {})
-                there[send.to] = here
-                if len(there) == len(members):
-                    begin, cross = max(there.values()), len({setting.nodes[w] for w in members}) > 1
-                    met.append(members)
-                    crossing += cross
-                    for member in members:
-                        steps[member] += 1
-                        grouped[member] += 1
-                        waited[member] += begin - computed[member]
-                        heapq.heappush(events, (begin + (across if cross else inside), member, send.message.seq, False))
-                    del arrived[send.message.seq]
+    n, measured = setting.num_workers, Measured(setting, slow, inside=inside, across=across)
+    costs = tuple(round(1000 * slow.get(worker, 1.0)) for worker in range(n))
+    machine = group_machine(setting, measured, rounds=rounds + 1, costs=costs)  # nobody comes to the end of its rounds
+    while max(measured.steps) < rounds:
+        machine.run(max_events=1)
+    met = {done.seq: (done.start, done.members) for done in measured.rounds if done.members}
+    groups = [members for _, members in sorted(met.values())]
+    steps = measured.steps
     peers = [w for w in range(n) if w not in slow and any(setting.nodes[w] == setting.nodes[s] for s in slow)]
     others = [w for w in range(n) if w not in slow and w not in peers]
     return {
-        "time_per_step": n * now / sum(steps),
-        "waiting_per_step": sum(waited) / sum(steps),
-        "requests_delayed": delayed / sum(requests),
-        "groups_across_nodes_per_unit": crossing / now,
-        "groups": met,
+        "time_per_step": n * machine.now / sum(steps),
+        "waiting_per_step": sum(done.start - done.computed for done in measured.rounds) / sum(steps),
+        "requests_delayed": measured.delayed / measured.requests,
+        "groups_across_nodes_per_unit": sum(map(measured.crosses, groups)) / machine.now,
+        "groups": groups,
         "steps_slow": [steps[w] for w in slow],
-        "grouped_slow": [grouped[w] for w in slow],
+        "grouped_slow": [sum(done.worker == w and bool(done.members) for done in measured.rounds) for w in slow],
         "steps_same_node": sum(steps[w] for w in peers) / len(peers) if peers else None,
         "steps_other_nodes": sum(steps[w] for w in others) / len(others),
     }
@@ -89,7 +92,7 @@ def table(
             for rule in InitiatorRule:
                 nodes = tuple(worker // PER_NODE for worker in range(num_workers))
                 setting = GeneratorSetting(nodes=nodes, division=division, initiator=rule, seed=1)
-                found = simulate(setting, slow, inside=inside, across=across, rounds=rounds)
-                del found["groups"]
-                rows.append({"division": str(division), "initiator": str(rule), "slow": factor, **found})
+                row = simulate(setting, slow, inside=inside, across=across, rounds=rounds)
+                del row["groups"]
+                rows.append({"division": str(division), "initiator": str(rule), "slow": factor, **row})
     return rows

@@ -12,7 +12,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lab.job import Job
+    from benchmarks.lab.job import Job
 
 
 class Training(Protocol):

@@ -10,18 +10,17 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from lab.contestants import PICK, Contestant, contestants
-from lab.crew import Crew, LabError
-from lab.head import head, target_of
-from lab.job import Job
-from lab.measure import Measured, read_cell
-from lab.plan import Planner
-from lab.predict import Point, predicted
-from lab.rehearse import RATES, best_rate
-from lab.results import write
-from lab.setting import GRID, MODEL_BYTES
-from lab.tasks import Samples, read_data, write_data
-
+from benchmarks.lab.contestants import PICK, Contestant, contestants
+from benchmarks.lab.crew import Crew, LabError
+from benchmarks.lab.head import head, target_of
+from benchmarks.lab.job import Job
+from benchmarks.lab.measure import Measured, read_cell
+from benchmarks.lab.plan import Planner
+from benchmarks.lab.predict import Point, predicted
+from benchmarks.lab.rehearse import RATES, best_rate
+from benchmarks.lab.results import write, write_everything
+from benchmarks.lab.setting import GRID, MODEL_BYTES
+from benchmarks.lab.tasks import Samples, read_data, write_data
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.cluster import load_cluster
 from preduce.topo.document.schedule import dump_schedule
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from lab.network import Network
-    from lab.setting import Setting
-
+    from benchmarks.lab.network import Network
+    from benchmarks.lab.setting import Setting
     from preduce.topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
@@ -281,6 +279,7 @@ class Campaign:
             "picks": {where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == PICK},
             "prediction": self._predicted(),
         }
+        write_everything(folder, self.chosen.name, content)
         write(folder, self.chosen.name, content)
         _say(f"written: {folder}/lab-{self.chosen.name}.json, .md, -*.png")
 

@@ -13,8 +13,7 @@ from preduce.topo.strategies.base import Averaging
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lab.setting import Setting
-
+    from benchmarks.lab.setting import Setting
     from preduce.topo.cluster import Cluster
 
     Pick = Callable[[Cluster, Setting], Schedule | None]

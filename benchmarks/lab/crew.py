@@ -14,17 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from lab.board import Board
-from lab.worker import SPARE_SECONDS, START_SECONDS
+from benchmarks.lab.board import Board
+from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from lab.job import Job
-    from lab.network import Network
+    from benchmarks.lab.job import Job
+    from benchmarks.lab.network import Network
 
-FORKER = Path(__file__).with_name("forker.py")
+ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 120.0
 
 
@@ -46,6 +46,7 @@ class _Helper:
                 stderr=errors,
                 text=True,
                 env=variables,
+                cwd=ROOT,
                 start_new_session=True,
             )
 
@@ -97,7 +98,7 @@ class Crew:
         self._store: _Helper | None = None
 
     def __enter__(self) -> Self:
-        network, python = self.network, [sys.executable, "-P", str(FORKER)]
+        network, python = self.network, [sys.executable, "-m", "benchmarks.lab.forker"]
         try:
             inside = ["ip", "netns", "exec", network.switch]
             self._store = _Helper([*inside, *python, "store", network.switch_address], self.folder / "store.log")

@@ -10,21 +10,16 @@ import importlib
 import pkgutil
 import sys
 from functools import partial
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
 
 def serve_workers(node: int) -> None:
     """Fork workers until standard input ends."""
     _import_runtime()
 
-    from lab import placement, profiled
-    from lab.job import Job
-    from lab.tasks import read_data
-    from lab.worker import work
-
+    from benchmarks.lab import placement, profiled
+    from benchmarks.lab.job import Job
+    from benchmarks.lab.tasks import read_data
+    from benchmarks.lab.worker import work
     from preduce.runtime.launch import launch
 
     measurements = {"profile": profiled.profile, "placement": placement.measure}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lab.setting import GRID, MODEL_BYTES, TARGETS
+from benchmarks.lab.setting import GRID, MODEL_BYTES, TARGETS
 
 if TYPE_CHECKING:
     import argparse
 
-    from lab.setting import Setting
+    from benchmarks.lab.setting import Setting
 
 
 def target_of(setting: Setting, asked: float | None) -> float:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lab.gates import Clock
-from lab.tasks import evaluated, make_model
-from lab.worker import HEADER
+
+from benchmarks.lab.gates import Clock
+from benchmarks.lab.tasks import evaluated, make_model
+from benchmarks.lab.worker import HEADER
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from lab.job import Job
-    from lab.tasks import Samples
+
+    from benchmarks.lab.job import Job
+    from benchmarks.lab.tasks import Samples
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,13 +28,14 @@ class Measured:
     holds (steps per worker, seconds, training loss of the mean model); `shares` the mean seconds per step that a worker
     computed, waited for others, and communicated; `nic_mb` what a node's NIC sent per step of all workers, in megabytes
     (mean over nodes); `busy_ms` the processor time of a step in all threads of a worker (mean over those that say it).
+    `steps`, `ended` and `busy_ms` are for whoever looks into a run; no table needs them, and published files have none.
     """
 
     step_ms: float
-    steps: list[int]
-    ended: str
     nic_mb: float
     shares: dict[str, float]
+    steps: list[int] = field(default_factory=list)
+    ended: str = ""
     busy_ms: float | None = None
     curve: list[tuple[float, float, float]] = field(default_factory=list)
 

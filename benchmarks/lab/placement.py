@@ -1,6 +1,6 @@
 """What one P-Reduce costs when its members share a node, and when they do not (the Prague paper's Figure 16).
 
-    python benchmarks/lab/placement.py               # two link rates, about a minute, needs root
+    python -m benchmarks.lab.placement               # two link rates, about a minute, needs root
 
 Groups of 2 to 16 of 16 workers on four nodes average one model while the others wait; the time is that of the slowest
 member, from a common start. Writes benchmarks/results/placement.json and .md.
@@ -8,6 +8,7 @@ member, from a common start. Writes benchmarks/results/placement.json and .md.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -19,12 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
-    from lab.job import Job
+    from benchmarks.lab.job import Job
 
 GROUPS: dict[str, list[int]] = {
     "2, one node": [0, 1],
@@ -47,9 +46,9 @@ LIMIT = 90.0
 def measure(job: Job, node: int) -> None:
     """One worker: takes part in its groups and leaves its times in a file."""
     import torch
-    from lab.baselines import use_environment
 
     import preduce
+    from benchmarks.lab.baselines import use_environment
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(LIMIT))
@@ -92,11 +91,13 @@ def table(content: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    from lab.crew import Crew
-    from lab.job import Job
-    from lab.network import Network, why_not
-    from lab.run import RESULTS, machine
+    from benchmarks.lab.crew import Crew
+    from benchmarks.lab.job import Job
+    from benchmarks.lab.network import Network, why_not
+    from benchmarks.lab.run import RESULTS, machine
 
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.parse_args()
     if (reason := why_not()) is not None:
         print(f"lab: skipped: {reason}")
         return 0

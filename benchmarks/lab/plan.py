@@ -13,8 +13,7 @@ from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import RandomSlowdown
 
 if TYPE_CHECKING:
-    from lab.setting import Setting
-
+    from benchmarks.lab.setting import Setting
     from preduce.topo.cluster import Cluster
     from preduce.topo.schedule import Schedule
 

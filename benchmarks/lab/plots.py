@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lab.table import Row
+    from benchmarks.lab.table import Row
 
 PARTS = (("compute", "#4c78a8"), ("wait", "#f58518"), ("communicate", "#e45756"), ("blocked", "#b279a2"))
 WORDS = {"blocked": "waiting or communicating"}

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.runtime.virtual_time.rounds import simulate
+from preduce.runtime.virtual_time.rounds import SharedHost, run_rounds
+from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
-from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from lab.setting import Setting
 
+    from benchmarks.lab.setting import Setting
     from preduce.topo.schedule import Schedule
 
 CLOSE = 0.15
@@ -91,21 +91,23 @@ def traffic(schedule: Schedule) -> list[tuple[float, float]]:
 
 
 def predicted_ms(point: Point, values: npt.NDArray[np.float64], *, steps: int = STEPS) -> float:
-    """As `simulated_ms`, with the five fitted figures and one host for all: the engine's loop with one more term."""
+    """As `simulated_ms`, with the five fitted figures and one host for all."""
     setting, schedule = point.setting, point.schedule
     nic = Link(float(values[0]), float(values[1]) * 8e-6 / setting.megabits)
-    stages = of_period(schedule, Hardware(nic=nic, model_bytes=point.model_bytes), form=Form(point.form))
-    hosts = [m * point.model_bytes * values[2] + k * values[3] for m, k in traffic(schedule)]
-    overlap = schedule.strategy.overlap
-    paces, compute, rng = schedule.paces(), _compute(setting), np.random.default_rng(0)
+    on_host = tuple(m * point.model_bytes * float(values[2]) + k * float(values[3]) for m, k in traffic(schedule))
+    paces = schedule.paces()
     rounds = max(1, steps // int(paces.max()))
-    now = np.zeros(len(paces))
-    for round_ in range(rounds):
-        stage, host = stages[round_ % len(stages)], hosts[round_ % len(stages)]
-        computed = now + compute.round_seconds(paces, round_, rng)[0] + paces * values[4]
-        begin = stage.ready(now if overlap else computed)
-        now = np.maximum(computed, begin + stage.duration()) + np.where(stage.cell_of >= 0, host, 0.0)
-    return 1e3 * len(paces) / float((paces * rounds / now).sum())
+    timeline = run_rounds(
+        schedule,
+        Hardware(nic=nic, model_bytes=point.model_bytes),
+        _compute(setting),
+        num_rounds=rounds,
+        seed=0,
+        model_bytes=None,
+        form=Form(point.form),
+        host=SharedHost(float(values[4]), on_host),
+    )
+    return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
 
 
 def calibrate(points: list[Point]) -> npt.NDArray[np.float64]:

@@ -7,10 +7,10 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from lab.baselines import use_environment
+from benchmarks.lab.baselines import use_environment
 
 if TYPE_CHECKING:
-    from lab.job import Job
+    from benchmarks.lab.job import Job
 
 
 def profile(job: Job, node: int) -> None:

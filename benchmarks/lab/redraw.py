@@ -1,7 +1,7 @@
 """Write tables and pictures of finished labs again, from their JSON files.
 
-    python benchmarks/lab/redraw.py [NAME …]
-    python benchmarks/lab/redraw.py NAME --join OTHER [OTHER …]   # the cells of several runs in one table
+    python -m benchmarks.lab.redraw [NAME …]
+    python -m benchmarks.lab.redraw NAME --join OTHER [OTHER …]   # the cells of several runs in one table
 
 Runs are joined where their settings and targets are the same; the others' own files go.
 """
@@ -14,10 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
-
-from lab.results import write
+from benchmarks.lab.results import write
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

@@ -1,11 +1,12 @@
 """Rehearse: train every contestant in one process, without network or clock, at the learning rates of one grid.
 
-    python benchmarks/lab/rehearse.py                     # digits, shuffled and sorted; text
-    python benchmarks/lab/rehearse.py --only "digits shuffled" --contestants "flat ring;AD-PSGD"
+    python -m benchmarks.lab.rehearse                     # digits, shuffled and sorted; text
+    python -m benchmarks.lab.rehearse --only "digits shuffled" --contestants "flat ring;AD-PSGD"
 
-The order of updates is that of the schedule; for strategies whose order depends on timing it is an idealised one (all
-workers equally fast). Models, shards and batches are those of the lab's first repetition. Writes `rates.json` beside
-this file: steps to the target by rate, and the best rate, which the lab then uses. Takes minutes, needs no root.
+The order of updates is that of the schedule; for strategies whose order depends on timing it is that of their protocol
+in virtual time, all workers equally fast and the network free. Models, shards and batches are those of the lab's first
+repetition. Writes `rates.json` beside this file: steps to the target by rate, and the best rate, which the lab then
+uses. Takes minutes, needs no root.
 """
 
 from __future__ import annotations
@@ -20,19 +21,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from lab.contestants import Contestant, contestants
-from lab.gates import Clock
-from lab.job import Job
-from lab.plan import Planner
-from lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting
-from lab.tasks import evaluated, make_model, read_data, shard, write_data
 
+from benchmarks import compact
+from benchmarks.lab.contestants import Contestant, contestants
+from benchmarks.lab.gates import Clock
+from benchmarks.lab.job import Job
+from benchmarks.lab.plan import Planner
+from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting
+from benchmarks.lab.tasks import evaluated, make_model, read_data, shard, write_data
+from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
+from preduce.runtime.virtual_time.machine import VirtualMachine
+from preduce.runtime.virtual_time.pairs import PairTiming
+from preduce.schedulers.protocols.adpsgd import pairing_of
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.cluster import Cluster
 from preduce.topo.mixing import mixing_matrix
 from preduce.topo.strategies.base import Averaging
@@ -40,15 +45,18 @@ from preduce.topo.strategies.base import Averaging
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lab.tasks import Samples
-
+    from benchmarks.lab.tasks import Samples
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.generated import Generated
+    from preduce.topo.strategies.pairwise import Pairwise
 
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
 EVERY = 4
 CASES = {"digits shuffled": 96, "digits sorted": 144, "text shuffled": 160}
 """Task, data, and the most steps that are taken."""
+MOST_ROUNDS = 1 + 2 * max(CASES.values())
+"""More rounds than any worker begins."""
 SLOW = ((6, 5.0),)
 """For contestants that need somebody slow."""
 
@@ -151,18 +159,21 @@ def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = 
     return advance
 
 
-def pairwise(rehearsal: Rehearsal, active: tuple[int, ...]) -> Any:  # noqa: ANN401 - as above
+def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Any:  # noqa: ANN401 - as above
     """AD-PSGD with its averaging beside the computing: a gradient is as old as the mean that was taken meanwhile."""
-    draw = np.random.default_rng(0)
-    passive = [rank for rank in range(rehearsal.count) if rank not in active]
+    machine = VirtualMachine(
+        pairing_of(strategy, rehearsal.count),
+        PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), lambda *_: 0.0, overlap=True),
+    )
 
-    def advance(_: int) -> None:
+    def advance(step: int) -> None:
         steps = [rehearsal.rate * rehearsal.gradient(rank, rehearsal.models[rank]) for rank in range(rehearsal.count)]
-        for rank in active:
-            pair = [rank, int(draw.choice(passive))]
-            rehearsal.models[pair] = rehearsal.models[pair].mean(0)
-        for rank, step in enumerate(steps):
-            rehearsal.models[rank] -= step
+        for note in machine.run(until=step + 1.0):
+            if note.process in strategy.active and note.what[0] == "averaged":
+                pair = [note.process, note.what[1]]
+                rehearsal.models[pair] = rehearsal.models[pair].mean(0)
+        for rank, change in enumerate(steps):
+            rehearsal.models[rank] -= change
 
     return advance
 
@@ -181,27 +192,30 @@ def asynchronous_server(rehearsal: Rehearsal) -> Any:  # noqa: ANN401 - as above
     return advance
 
 
-def generated(rehearsal: Rehearsal, strategy: Any, size: int) -> Any:  # noqa: ANN401 - as above
-    """Random groups of everybody; or heads across and the others inside their node, then every node as a whole."""
-    draw = np.random.default_rng(0)
-    count, width = rehearsal.count, strategy.group_size
-    nodes = [list(range(start, start + size)) for start in range(0, count, size)]
+def generated(rehearsal: Rehearsal, strategy: Generated, cluster: Cluster) -> Any:  # noqa: ANN401 - as above
+    """The groups that the generator hands out to equally fast workers; a step is one of every worker on average."""
+    steps, met = 0, set[int]()
 
-    def split(ranks: list[int]) -> list[list[int]]:
-        order = [int(rank) for rank in draw.permutation(ranks)]
-        return [order[start : start + width] for start in range(0, len(order), width)]
+    def ended(done: WorkerRound) -> None:
+        """The first member to leave a group takes the step of all members and the mean; the others have both then."""
+        nonlocal steps
+        steps += 1
+        if not done.members:
+            rehearsal.step(done.worker)
+        elif done.seq not in met:
+            met.add(done.seq)
+            members = list(done.members)
+            for rank in members:
+                rehearsal.step(rank)
+            rehearsal.models[members] = rehearsal.models[members].mean(0)
+
+    machine = group_machine(
+        GeneratorSetting.of(strategy, cluster), GroupTiming(lambda *_: 1.0, lambda _: 0.0, ended), rounds=MOST_ROUNDS
+    )
 
     def advance(step: int) -> None:
-        for rank in range(count):
-            rehearsal.step(rank)
-        if str(strategy.division) != "inter-intra":
-            groups = split(list(range(count)))
-        elif step % 2:
-            groups = nodes
-        else:
-            groups = [[node[0] for node in nodes], *(group for node in nodes for group in split(node[1:]))]
-        for group in groups:
-            rehearsal.models[group] = rehearsal.models[group].mean(0)
+        while steps < (step + 1) * rehearsal.count:
+            machine.run(max_events=1)
 
     return advance
 
@@ -216,9 +230,9 @@ def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule 
         schedule = build(name, cluster, **({"node_rounds": 15} if name == "node-then-all" else {}))
     strategy: Any = schedule.strategy
     if strategy.kind == "pairwise":
-        return pairwise(rehearsal, strategy.active)
+        return pairwise(rehearsal, strategy)
     if strategy.kind == "generated":
-        return generated(rehearsal, strategy, size)
+        return generated(rehearsal, strategy, cluster)
     if strategy.kind == "server":
         exact = build("allreduce", cluster)
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
@@ -281,7 +295,7 @@ def main() -> int:
         for name, by_rate in rehearse(case, wanted, size=4, nodes=4):
             content = json.loads(RATES.read_text()) if RATES.exists() else {}
             content.setdefault(case, {})[name] = by_rate
-            RATES.write_text(json.dumps(content, indent=1) + "\n")
+            RATES.write_text(compact.text(content))
     return 0
 
 

@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from lab import plots
-from lab.measure import Measured
-from lab.setting import Setting
-from lab.table import Row, block, document
+from benchmarks import compact
+from benchmarks.lab import plots
+from benchmarks.lab.measure import Measured
+from benchmarks.lab.setting import Setting
+from benchmarks.lab.table import Row, block, document
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PREDICTION = "Simulator against lab"
+CELL = ("setting", "contestant", "measured")
+MEASURED = ("step_ms", "nic_mb", "shares", "curve")
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """`lab-NAME.json`, `.md`, one picture per setting and one of predicted against measured step times."""
+    """`lab-NAME.json`, `.md`, one picture per setting and one of predicted against measured step times.
+
+    The JSON file holds what tables and pictures are drawn from; `write_everything` keeps the rest.
+    """
+    content = published(content)
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"lab-{name}"
-    (folder / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / f"{stem}.json").write_text(compact.text(content))
     (folder / f"{stem}.md").write_text(page(content))
     for setting, rows in listed(content):
         count = content["measure"]["num_workers"]
@@ -30,6 +37,23 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
     if content["prediction"]:
         points = content["prediction"]["points"]
         plots.draw_prediction(folder / f"{stem}-prediction.png", points, "calibrated on every second cell")
+
+
+def write_everything(folder: Path, name: str, content: dict[str, Any]) -> None:
+    """All that was measured, in `raw/`, which is not committed."""
+    (folder / "raw").mkdir(parents=True, exist_ok=True)
+    (folder / "raw" / f"lab-{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def published(content: dict[str, Any]) -> dict[str, Any]:
+    """What `page` and the pictures read, and the planner's picks, for whoever trains with them again."""
+    kept = {key: content[key] for key in ("head", "measure", "settings", "notes", "picks", "cells") if key in content}
+    kept["cells"] = [{key: cell[key] for key in CELL} for cell in kept["cells"]]
+    for cell in kept["cells"]:
+        cell["measured"] = {key: cell["measured"][key] for key in MEASURED}
+    prediction = content["prediction"]
+    kept["prediction"] = prediction and {key: prediction[key] for key in ("words", "points")}
+    return kept
 
 
 def page(content: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """The lab: four namespaces as nodes, shaped links, 16 workers, every way of synchronising side by side.
 
-    python benchmarks/lab/run.py                 9 minutes: a thin link, with and without a slow worker
-    python benchmarks/lab/run.py --full          every setting, three repetitions
-    python benchmarks/lab/run.py --list          what there is
+    python -m benchmarks.lab.run                 9 minutes: a thin link, with and without a slow worker
+    python -m benchmarks.lab.run --full          every setting, three repetitions
+    python -m benchmarks.lab.run --list          what there is
 
 Needs root; says why and ends well where the machine cannot hold it. Results go to benchmarks/results/lab-NAME.*.
 """
@@ -20,12 +20,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from lab.setting import settings
+from benchmarks.lab.setting import settings
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SHORT = ("200mbit homogeneous", "200mbit slow x5")
@@ -53,8 +51,8 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     chosen = _arguments()
-    from lab.contestants import contestants
-    from lab.network import Network, why_not
+    from benchmarks.lab.contestants import contestants
+    from benchmarks.lab.network import Network, why_not
 
     known = settings(chosen.nodes * chosen.workers_per_node)
     if chosen.list:
@@ -69,8 +67,8 @@ def main() -> int:
         print(f"lab: no setting {unknown[0]!r}; see --list", file=sys.stderr)
         return 2
     changed = {key: replace(s, compute=chosen.compute or s.compute) for key, s in known.items()}
-    from lab.campaign import Campaign
-    from lab.crew import Crew
+    from benchmarks.lab.campaign import Campaign
+    from benchmarks.lab.crew import Crew
 
     signal.signal(signal.SIGTERM, _stop)
     scratch = Path(tempfile.mkdtemp(prefix="preduce-lab-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))

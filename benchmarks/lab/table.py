@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lab.contestants import EVERY_STEP
+from benchmarks.lab.contestants import EVERY_STEP
 
 if TYPE_CHECKING:
-    from lab.measure import Measured
-    from lab.setting import Setting
+    from benchmarks.lab.measure import Measured
+    from benchmarks.lab.setting import Setting
 
 
 COLUMNS = (
@@ -120,7 +120,7 @@ def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
 
 def document(head: dict[str, Any], blocks: dict[str, str], notes: list[str]) -> str:
     """The whole page."""
-    parts = ["# The lab's results", "", "Written by `python benchmarks/lab/run.py`; do not edit.", ""]
+    parts = ["# The lab's results", "", "Written by `python -m benchmarks.lab.run`; do not edit.", ""]
     parts += [f"* {key}: {value}" for key, value in head.items()]
     for name, text in blocks.items():
         parts += ["", f"## {name}", "", text]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from lab.gates import Clock, Gate
 from torch import nn
 
+from benchmarks.lab.gates import Clock, Gate
+
 if TYPE_CHECKING:
-    from lab.job import Job
+    from benchmarks.lab.job import Job
 
 CONTEXT = 32
 TEXT_BYTES = 200_000

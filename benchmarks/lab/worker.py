@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from lab.baselines import Training, baseline, use_environment
-from lab.board import Board
-from lab.gates import Clock
-from lab.tasks import Samples, make_model, shard
 
 import preduce
+from benchmarks.lab.baselines import Training, baseline, use_environment
+from benchmarks.lab.board import Board
+from benchmarks.lab.gates import Clock
+from benchmarks.lab.tasks import Samples, make_model, shard
 from preduce.topo.errors import PreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lab.job import Job
+    from benchmarks.lab.job import Job
 
 HEADER = struct.Struct("<dq")
 START_SECONDS = 45.0

@@ -3,7 +3,7 @@
 Both run interleaved in the same processes, in changing order, after warm-up; the ratio is taken pair by pair. Settings:
 loopback (bound by the CPU) and, as root, a wire between two network namespaces shaped by `tc tbf` (bound by the wire).
 
-    python benchmarks/overhead/p_reduce.py [--repetitions 15] [--megabytes 8 40 160] [--rate 1gbit] [-o result.json]
+    python -m benchmarks.overhead.p_reduce [--repetitions 15] [--megabytes 8 40 160] [--rate 1gbit] [-o result.json]
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
 
 NAMES = [f"preduce-o{os.getpid() % 10000}-{side}" for side in "ab"]
 
@@ -179,6 +178,19 @@ def wired(workers: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return lines
 
 
+def table(results: list[dict[str, object]]) -> str:
+    """One row per setting; medians with [smallest-largest]."""
+    head = ["setting", "workers", "MB", "repetitions", "bare, ms", "P-Reduce, ms", "ratio by pairs"]
+    lines = ["# P-Reduce beside a bare all_reduce", "", "Written by `python -m benchmarks.overhead.p_reduce`.", ""]
+    lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for found in results:
+        cells = [found[key] for key in ("setting", "workers", "megabytes", "repetitions")]
+        spreads = [found[key] for key in ("bare_ms", "p_reduce_ms", "ratio_by_pairs")]
+        cells += [f"{middle:g} [{least:g}-{most:g}]" for middle, least, most in spreads]  # type: ignore[misc]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
 def why_no_wire() -> str | None:
     if os.geteuid() != 0:
         return "needs root"
@@ -210,7 +222,7 @@ def main() -> None:
                 results.append(summary(line, setting if setting == "loopback" else f"wire {arguments.rate}"))
                 print(json.dumps(results[-1]), flush=True)
     if arguments.output is not None:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+        arguments.output.with_suffix(".md").write_text(table(results))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the planner answers for regular, irregular and uneven clusters, and how much better than the catalogue.
 
-    python benchmarks/planner/clusters.py [--time-limit 28] [--seed 0] [--only 3,3,2 ...]
+    python -m benchmarks.planner.clusters [--time-limit 28] [--seed 0] [--only 3,3,2 ...]
 
 552 MB, 10 GB/s inside a node, 5 GB/s NIC, 50 ms of computing per step. For every cluster: the size of the front, the
 pick with its predicted step, the seconds it took, and the ratios to the best catalogue entry at equal communication and
@@ -14,8 +14,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from comparison import RESULTS, TARGET, Answer, answer, machine, place_rows
-
+from benchmarks.planner.comparison import RESULTS, TARGET, Answer, answer, machine, place_rows
 from preduce import Job
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
@@ -70,7 +69,7 @@ def write(
 ) -> None:
     """Both files, after every cluster, so that a run that is stopped loses nothing."""
     about = (
-        f"`python benchmarks/planner/clusters.py --time-limit {options.time_limit:g} --seed {options.seed}`; "
+        f"`python -m benchmarks.planner.clusters --time-limit {options.time_limit:g} --seed {options.seed}`; "
         f"{machine()}, shared, load average {min(loads):.1f} to {max(loads):.1f}. The large ratios are the best of the "
         'catalogue\'s own front; all of it stands below. "possible" is what the proved bound leaves open.'
     )

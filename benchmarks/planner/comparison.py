@@ -11,10 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "synthesis"))
-
-from baseline import Point, catalogue_points
-
+from benchmarks.synthesis.baseline import Point, catalogue_points
 from preduce import plan
 from preduce.planner.competitors import MAX_CONVEX_WORKERS
 from preduce.schedulers.synthesis import Problem

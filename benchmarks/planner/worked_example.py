@@ -1,6 +1,6 @@
 """The worked example through the planner (4x4, 552 MB, 10 GB/s inside a node, 5 GB/s NIC), and random bandwidths.
 
-    python benchmarks/planner/worked_example.py [--time-limit 25] [--seeds 0 1 2] [--ratios 5] [--draw 2026]
+    python -m benchmarks.planner.worked_example [--time-limit 25] [--seeds 0 1 2] [--ratios 5] [--draw 2026]
 
 Two questions, for every seed of the search: the least disagreement within 110.4 ms of communication per step (what
 Prague's Figure 10 costs), and the least communication at Figure 10's disagreement, 8/7, in periods up to 48. Then the
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from comparison import RESULTS, TARGET, Answer, answer, best_within, machine, place_rows
 
+from benchmarks.planner.comparison import RESULTS, TARGET, Answer, answer, best_within, machine, place_rows
 from preduce import Job, Limits, Objective
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
@@ -86,7 +86,7 @@ def main() -> None:
     options = parser.parse_args()
     seeds = " ".join(map(str, options.seeds))
     command = (
-        f"python benchmarks/planner/worked_example.py --time-limit {options.time_limit:g} --seeds {seeds} --ratios "
+        f"python -m benchmarks.planner.worked_example --time-limit {options.time_limit:g} --seeds {seeds} --ratios "
         f"{options.ratios} --draw {options.draw} --forms {' '.join(options.forms)}"
     )
     report = Report(command, options.output)

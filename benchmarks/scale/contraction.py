@@ -1,6 +1,6 @@
 """Contraction at 10³ … 10⁶ workers (T = 8): ours, scipy.sparse.linalg.eigsh used plainly, networkx's own route.
 
-Run: python benchmarks/scale/contraction.py [--sizes 1e3,1e4,1e5,1e6] [--json out.json] [--repeats 3]
+Run: python -m benchmarks.scale.contraction [--sizes 1e3,1e4,1e5,1e6] [--json out.json] [--repeats 3]
 
 Every measurement runs in a process of its own, so that its peak memory is its own. Seconds are the best and the worst
 of the repeats, CPU seconds the best (they tell more on a machine that is shared); both leave out imports and the making

@@ -1,6 +1,6 @@
 """Rules at 10³ … 10⁶ workers: design, prove and check, in process and as whole commands.
 
-    python benchmarks/scale/rules.py [--sizes 1e3,1e4,1e5,1e6] [--repeats 3] [-o benchmarks/results/rules]
+    python -m benchmarks.scale.rules [--sizes 1e3,1e4,1e5,1e6] [--repeats 3] [-o benchmarks/results/rules]
 
 Every measurement runs in a process of its own, which reports its own peak memory; this script imports nothing heavy, so
 that none of its memory is counted. "In process" leaves out the interpreter's start and imports (a rule for 32 workers
@@ -150,7 +150,7 @@ def write(options: argparse.Namespace, rows: list[Row]) -> None:
     """Both files, after every row, so that a run that is stopped loses nothing."""
     loads = [float(str(run["load"])) for row in rows for run in row["runs"]]  # type: ignore[attr-defined]
     about = {
-        "command": f"python benchmarks/scale/rules.py --sizes {options.sizes} --repeats {options.repeats}",
+        "command": f"python -m benchmarks.scale.rules --sizes {options.sizes} --repeats {options.repeats}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "load_average": [min(loads), max(loads)],
     }

@@ -1,6 +1,6 @@
 """Steps to a training loss with and without drift correction, over All-Reduce's: digits, 16 virtual workers, NumPy.
 
-    python benchmarks/steps_to_loss/drift_correction.py [--seeds 3] [--json benchmarks/results/drift_correction.json]
+    python -m benchmarks.steps_to_loss.drift_correction [--seeds 3] [--json benchmarks/results/drift_correction.json]
 
 Data are shuffled, sorted by label over workers, or sorted over nodes. `auto` is the strength that
 topo.figures.correction chooses, with the runtime's guard: whenever all workers meet, corrections shrink to what
@@ -19,14 +19,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are too small to be shared by threads
 
 import numpy as np
-from virtual_training import BATCH, HIDDEN, Data, _gradients, _loss, load_digits, shards
 
+from benchmarks.steps_to_loss.virtual_training import BATCH, HIDDEN, Data, _gradients, _loss, load_digits, shards
 from preduce.schedulers.registry import build
 from preduce.topo.document.cluster import load_cluster
 from preduce.topo.figures.correction import best_alpha, noise_factor
@@ -183,7 +180,7 @@ def main() -> None:
     seconds = round(time.perf_counter() - started, 1)
     print(f"{seconds} s")
     if options.json is not None:
-        command = "python benchmarks/steps_to_loss/drift_correction.py " + " ".join(sys.argv[1:])
+        command = "python -m benchmarks.steps_to_loss.drift_correction " + " ".join(sys.argv[1:])
         options.json.write_text(json.dumps({"command": command, "seconds": seconds, "rows": rows}, indent=1) + "\n")
         columns = ["data", "learning rate", "schedule", "NIC bytes ÷ All-Reduce's", "without", "auto", "α"]
         head = "| " + " | ".join(columns) + " |\n|" + "---|" * len(columns)

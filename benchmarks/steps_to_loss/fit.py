@@ -1,6 +1,7 @@
 """Fits how much longer a schedule trains than All-Reduce, in steps, from its disagreement and drift.
 
-    python benchmarks/steps_to_loss/fit.py [--seeds 5] [--random 40]
+    python -m benchmarks.steps_to_loss.fit [--seeds 5] [--random 40]
+    python -m benchmarks.steps_to_loss.fit --rows benchmarks/results/steps_to_loss.json   # measured before: fit only
 
 Every schedule is trained on digits with 16 virtual workers (`virtual_training.py`) under three placements of the data;
 the ratio of its steps to the target loss over All-Reduce's is the measured *stretch*. The model is
@@ -24,10 +25,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import least_squares
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from virtual_training import Data, load_digits, steps_to_loss
-
+from benchmarks import compact
+from benchmarks.steps_to_loss.virtual_training import Data, load_digits, steps_to_loss
 from preduce.topo.cluster import Cluster
 from preduce.topo.figures import disagreement, drift, radius
 from preduce.topo.rule import Block, RulePhase
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 
     Measure = Callable[[list[Schedule], Data, int, float], list[dict[str, object]]]
 
+COLUMNS = ("cluster", "schedule", "data", "disagreement", "drift", "stretch")
+"""What a fit reads of a row; the file holds these."""
 MODES = ("shuffled", "per-worker", "per-node")
 RESULT = Path(__file__).parents[1] / "results" / "steps_to_loss.json"
 
@@ -139,12 +140,29 @@ def options_of(words: str, *, seeds: int, result: Path) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--random", type=int, default=40)
     parser.add_argument("--rate", type=float, default=0.4, help="learning rate")
-    parser.add_argument("--output", type=Path, default=result)
-    return parser.parse_args()
+    parser.add_argument("--output", type=Path, help=f"default, unless --rows is given: {result.name}")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="fit the rows of an earlier run, measure nothing")
+    options = parser.parse_args()
+    if options.rows is None and options.output is None:
+        options.output = result
+    return options
+
+
+def measured_before(path: Path) -> Measure:
+    """Looks up what an earlier run with the same `--random` measured."""
+    rows = json.loads(path.read_text())["rows"]
+
+    def measure(schedules: list[Schedule], *_: object) -> list[dict[str, object]]:
+        asked = {(str(schedule.cluster), schedule.name) for schedule in schedules}
+        return [row for row in rows if (row["cluster"], row["schedule"]) in asked]
+
+    return measure
 
 
 def fit(measure: Measure, options: argparse.Namespace, *, drift_guess: float, model: str, modes: Sequence[str]) -> None:
     """Fit half of the 4x4 schedules, and publish the error on the other half and on 8x2."""
+    if options.rows is not None:
+        measure = measured_before(options.rows)
     started, rng, data = time.time(), np.random.default_rng(7), load_digits()
     four, eight = Cluster.parse("4x4"), Cluster.parse("8x2")
     schedules = named(four, (2, 2)) + random_rules(four, (2, 2), options.random, rng)
@@ -175,10 +193,11 @@ def fit(measure: Measure, options: argparse.Namespace, *, drift_guess: float, mo
         "seeds": options.seeds,
         "learning_rate": options.rate,
         "seconds": round(time.time() - started, 1),
-        "rows": rows + other,
+        "rows": [{key: row[key] for key in COLUMNS} for row in rows + other],
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(compact.text(result))
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
 
 

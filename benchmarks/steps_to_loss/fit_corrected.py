@@ -1,6 +1,6 @@
 """Fits how much longer a schedule trains than All-Reduce with drift correction, in steps, on data sorted by label.
 
-    python benchmarks/steps_to_loss/fit_corrected.py [--seeds 3] [--random 40]
+    python -m benchmarks.steps_to_loss.fit_corrected [--seeds 3] [--random 40]
 
 As fit.py, but with corrections of the strength `auto` and the runtime's guard (drift_correction.py). Half of the
 schedules of 4 nodes of 4 are fitted; the error on the other half and on 8 nodes of 2 is printed and written to
@@ -13,20 +13,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import numpy as np
-from drift_correction import steps_to_loss
-from fit import fit, options_of
 
+from benchmarks.steps_to_loss.drift_correction import steps_to_loss
+from benchmarks.steps_to_loss.fit import fit, options_of
 from preduce.schedulers.registry import build
 from preduce.topo.figures import disagreement, drift
 from preduce.topo.figures.correction import best_alpha
 
 if TYPE_CHECKING:
-    from virtual_training import Data
-
+    from benchmarks.steps_to_loss.virtual_training import Data
     from preduce.topo.schedule import Schedule
 
 MODES = ("per-worker", "per-node")

@@ -1,6 +1,7 @@
 """Fits how much disagreement stretches the training on two tasks: the planner's, and the lab's convolutional network.
 
-    python benchmarks/steps_to_loss/second_task.py [--seeds 4] [--random 16] [--output FILE]
+    python -m benchmarks.steps_to_loss.second_task [--seeds 4] [--random 16] [--output FILE]
+    python -m benchmarks.steps_to_loss.second_task --rows benchmarks/results/steps_to_loss_second.json   # fit only
 
 `fit.py` measures one network only, and how much noise between workers costs depends on the network. Here the network of
 `benchmarks/lab` trains on shuffled data under the same kind of schedules; the constant a of
@@ -19,17 +20,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[0]))
-
 import numpy as np
 import torch
-from fit import RESULT, named, random_rules, summary
-from lab.rehearse import Rehearsal, by_schedule, steps_to
-from lab.tasks import read_data, write_data
 from scipy.optimize import minimize_scalar
 
+from benchmarks import compact
+from benchmarks.lab.rehearse import Rehearsal, by_schedule, steps_to
+from benchmarks.lab.tasks import read_data, write_data
+from benchmarks.steps_to_loss.fit import RESULT, named, random_rules, summary
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
 from preduce.topo.figures import disagreement
@@ -86,18 +84,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--random", type=int, default=16)
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--output", type=Path, help=f"default, unless --rows is given: {OUTPUT.name}")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="fit the rows of an earlier run, measure nothing")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
     first_rows = [row for row in json.loads(RESULT.read_text())["rows"] if row["data"] == "shuffled"]
     first = tuple(np.array([row[key] for row in first_rows], dtype=float) for key in ("disagreement", "stretch"))
-    rows = measured(chosen.seeds, chosen.random)
+    rows = json.loads(chosen.rows.read_text())["rows"] if chosen.rows else measured(chosen.seeds, chosen.random)
     tasks = {"planner's task": (first[0], first[1]), "lab's network": stretches(rows)}
     a = fitted(list(tasks.values()))
     result = {
         "model": "stretch = 1 + a*disagreement",
-        "command": "python benchmarks/steps_to_loss/second_task.py " + " ".join(sys.argv[1:]),
+        "command": "python -m benchmarks.steps_to_loss.second_task " + " ".join(sys.argv[1:]),
         "a": {**{name: round(fitted([task]), 4) for name, task in tasks.items()}, "both": round(a, 4)},
         "relative error with a of both": {name: errors(a, task) for name, task in tasks.items()},
         "relative error with a of the planner's task": {
@@ -107,7 +106,8 @@ def main() -> None:
         "learning_rate": RATE,
         "rows": rows,
     }
-    chosen.output.write_text(json.dumps(result, indent=1) + "\n")
+    if chosen.output or not chosen.rows:
+        (chosen.output or OUTPUT).write_text(compact.text(result))
     print(json.dumps({key: value for key, value in result.items() if key != "rows"}, indent=1))
 
 

@@ -1,6 +1,6 @@
 """How much the synthesiser beats the catalogue on regular, irregular and uneven clusters.
 
-python benchmarks/synthesis/clusters.py [--time-limit 30] [--seed 0] [--only 3,3,2]
+python -m benchmarks.synthesis.clusters [--time-limit 30] [--seed 0] [--only 3,3,2]
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from baseline import catalogue_points, gain
-
+from benchmarks.synthesis.baseline import catalogue_points, gain
 from preduce.schedulers.synthesis import Problem, synthesise
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link

@@ -1,8 +1,8 @@
 """Rounds to exact consensus: relaxed pairs for n ≤ 64, plain means for groups ≤ 8; writes docs/exact-rounds.md.
 
-python benchmarks/synthesis/exact_rounds.py [--output docs/exact-rounds.md]
-python benchmarks/synthesis/exact_rounds.py --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
-python benchmarks/synthesis/exact_rounds.py --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
+python -m benchmarks.synthesis.exact_rounds [--output docs/exact-rounds.md]
+python -m benchmarks.synthesis.exact_rounds --search [all|cp-sat|random|cyclic]:N:T:SECONDS:SEED ...
+python -m benchmarks.synthesis.exact_rounds --prove N:T ...   (CP-SAT enumerates, Gröbner bases exclude; N = 7, T = 4)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from preduce.topo.mixing import exact_product
 
 INTRODUCTION = """# Exact consensus in the fewest rounds
 
-This page is written by `python benchmarks/synthesis/exact_rounds.py`; every schedule behind it has been multiplied out
+This page is written by `python -m benchmarks.synthesis.exact_rounds`; every schedule behind it has been multiplied out
 in exact fractions while it was written.
 
 ## One partner per round, relaxed pairs
@@ -32,7 +32,7 @@ in exact fractions while it was written.
 A pair of weight a moves both workers by a towards each other (`relax` 2a); all weights lie strictly between 0 and 1.
 "Base-2" is the length of the published Base-(k+1) graph at k = 1 (Takezawa et al., 2023). "bound" is the proved lower
 bound: the logarithm; for odd n one more, because somebody idles in every round ("gossip parity"); one more just below
-powers of two, where the paths leave no freedom ("full tree"; proofs in [exact-bounds.md](exact-bounds.md)).
+powers of two, where the paths leave no freedom ("full tree"; proofs in [exact-bounds.md](theory/exact-bounds.md)).
 **Bold** rows are optimal: their length meets the bound. A dash under "saved" means as long as Base-2.
 
 Made by: *slide*: two rows of n/2 workers slide along each other, weights and shifts from Euclid's algorithm

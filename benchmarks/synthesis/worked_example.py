@@ -1,6 +1,6 @@
 """The worked example (4x4, 552 MB, 10 GB/s inside, 5 GB/s NIC, no latency), and random bandwidths.
 
-python benchmarks/synthesis/worked_example.py [--time-limit 30] [--seeds 0 1 2] [--ratios 5]
+python -m benchmarks.synthesis.worked_example [--time-limit 30] [--seeds 0 1 2] [--ratios 5]
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from baseline import catalogue_points, gain
 
+from benchmarks.synthesis.baseline import catalogue_points, gain
 from preduce.schedulers.synthesis import Front, Limits, Objective, Problem, synthesise
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link

@@ -26,7 +26,9 @@ def command(
     compute: options.Compute = None,
     slow: options.Slow = None,
     jitter: options.Jitter = None,
-    form: Annotated[str, typer.Option(help="How groups average: ring, tree or hierarchical.")] = "ring",
+    form: Annotated[
+        str | None, typer.Option(help="How groups average: ring, tree or hierarchical; as each file says by default.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", "--plot", help="Picture: .png, .svg or .pdf.")
     ] = None,
@@ -39,7 +41,7 @@ def command(
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.axes import Form
 
-    how = options.choice(Form, form, "--form")
+    how = None if form is None else options.choice(Form, form, "--form")
     loaded = [load_schedule(path) for path in schedules]
     place = loaded[0].cluster if cluster is None else load_cluster(cluster)
     for path, schedule in zip(schedules, loaded, strict=True):
@@ -84,7 +86,7 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     )
 
 
-def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form") -> dict[str, Any]:
+def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> dict[str, Any]:
     """One line of the comparison."""
     from preduce.commands.verify import figures_of
     from preduce.topo.timing.compute import ComputeTimes

@@ -8,7 +8,7 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
-    from preduce.runtime.virtual_time.rounds import Timeline
+    from preduce.runtime.virtual_time.timeline import Timeline
     from preduce.topo.schedule import Schedule
 
 Disturb = Annotated[
@@ -37,7 +37,9 @@ def command(
     nic_bandwidth: options.Nic = None,
     latency: options.Latency = None,
     rails: options.Rails = None,
-    form: Annotated[str, typer.Option(help="How groups average: ring, tree or hierarchical.")] = "ring",
+    form: Annotated[
+        str | None, typer.Option(help="How groups average: ring, tree or hierarchical; as the file says by default.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
@@ -45,17 +47,19 @@ def command(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict step times, waiting and communication; without --model-bytes communication takes no time."""
+    """Predict step times, waiting and communication; without --model-bytes communication takes no time.
+
+    Schedules of the kinds generated and pairwise run by their protocol, the one that runs between real workers.
+    """
     from preduce.console import emit_json
-    from preduce.runtime.virtual_time.rounds import simulate
+    from preduce.runtime.virtual_time.simulate import simulate
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.axes import Form
 
     loaded = load_schedule(schedule)
-    if form not in list(Form):
-        raise typer.BadParameter(f"{form!r} is not one of {', '.join(Form)}", param_hint="--form")
+    how = None if form is None else options.choice(Form, form, "--form")
     place = None if cluster is None else load_cluster(cluster)
     if place is not None and not place.same_shape(loaded.cluster):
         raise InputError(f"--cluster {cluster}: is {place}, but the schedule is for {loaded.cluster}")
@@ -67,12 +71,12 @@ def command(
     if free:
         hardware = hardware.without_bandwidths()
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
-    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=Form(form))
+    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how)
     facts = facts_of(loaded, timeline)
-    if times.is_fixed:
+    if times.is_fixed and not timeline.free_running:
         from preduce.topo.timing.event_graph import cycle_time
 
-        steady = cycle_time(loaded, hardware, times, form=Form(form))
+        steady = cycle_time(loaded, hardware, times, form=how)
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
     if output is not None:
         _write(timeline, loaded, output)
@@ -83,8 +87,15 @@ def command(
 
 
 def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
-    """The summary of a timeline; shares are means over all workers."""
-    warm_up = timeline.num_rounds // 4
+    """The summary of a timeline; shares are means over all workers.
+
+    The time per step is that of the last whole periods, at most three quarters of the rounds: phases cost differently,
+    and a part of a period would weigh some of them more.
+    """
+    counted = timeline.num_rounds - timeline.num_rounds // 4
+    if schedule.is_mixing:
+        counted = counted // schedule.period * schedule.period or counted
+    warm_up = timeline.num_rounds - counted
     passed = float(timeline.finish[-1].mean()) or 1.0
     return {
         "name": schedule.name,
@@ -141,6 +152,8 @@ def _print(
         out.print(
             f"steady state: {seconds(facts['steady_seconds_per_step'])} per step, exactly; set by worker {critical}"
         )
+    if timeline.free_running:
+        out.print("Workers have no common rounds: the time per step is the mean over the steps of all.", style="dim")
     listed = table("Where the time goes", "worker", "computing", "group operations", "waiting", "waiting share")
     parts = (timeline.computing(), timeline.communicating(), timeline.waiting())
     count = timeline.finish.shape[1]

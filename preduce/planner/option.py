@@ -100,6 +100,7 @@ def measure(
     from preduce.topo.figures.correction import is_correctable
 
     chosen = form or job.form
+    schedule = schedule.travelling(chosen)  # the file then says how it is to be run
     cost = communication(schedule, job.hardware, form=chosen)
     step_seconds, computing = _step_seconds(schedule, job, chosen)
     spread = disagreement(schedule)

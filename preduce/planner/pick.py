@@ -56,7 +56,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
         f"(9 of 10 measured schedules lay within {_model(chosen).error(job.data):.0%} of the prediction)"
     )
     if chosen.form is Form.HIERARCHICAL:
-        said.append("run it with form='hierarchical', for which its communication is counted (over gloo)")
+        said.append("its groups add up inside nodes first, as its file says: form hierarchical, which runs over gloo")
     if chosen.corrected:
         without = FITTED.stretch(float(chosen.disagreement), float(chosen.drift))
         said.append(

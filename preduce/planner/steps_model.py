@@ -1,9 +1,9 @@
 """How many more steps a schedule needs than All-Reduce: predicted from its disagreement and drift.
 
-The constants c and p are fitted by `python benchmarks/steps_to_loss/fit.py` (digits, 16 virtual workers, learning rate
+The constants c and p are fitted by `python -m benchmarks.steps_to_loss.fit` (digits, 16 virtual workers, learning rate
 0.4, three placements of the data; half of the schedules fitted, the rest and another cluster shape held out). How much
 disagreement costs depends on the network: a is 0.013 for that one and 0.055 for the lab's convolutional one. The
-planner takes what fits both with equal weight (`python benchmarks/steps_to_loss/second_task.py`). The fits, their
+planner takes what fits both with equal weight (`python -m benchmarks.steps_to_loss.second_task`). The fits, their
 errors and every measured point are in benchmarks/results/steps_to_loss.json and steps_to_loss_second.json. They are
 two networks on one small task: good for ranking schedules, not a promise about yours.
 """
@@ -58,7 +58,7 @@ CORRECTED = StepsModel(
     max_disagreement=10.8,
     max_drift=170.0,
 )
-"""The same on sorted data with drift correction `auto` (`python benchmarks/steps_to_loss/fit_corrected.py`).
+"""The same on sorted data with drift correction `auto` (`python -m benchmarks.steps_to_loss.fit_corrected`).
 
 Corrections take the push away but follow noise, so disagreement weighs more than without and drift less.
 """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from preduce.runtime.virtual_time.rounds import Timeline
+    from preduce.runtime.virtual_time.timeline import Timeline
     from preduce.topo.cluster import Cluster
 
     Times = npt.NDArray[np.float64]

@@ -1,22 +1,22 @@
 """Virtual time for protocols: the machines of `schedulers.protocols`, driven by an event queue instead of a clock.
 
 The same objects run between real processes and under the exhaustive explorer; here the driver decides only *when*
-things happen: how long an offered event takes, and how long a message is on its way.
+things happen, and a `Timing` tells it how long they take.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from preduce.schedulers.protocols.base import Machine, Note, Received, Send
+from preduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,47 +28,125 @@ class Happened:
     what: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """An operation of several processes: it begins when the last of `members` has come and takes `seconds`."""
+
+    key: Hashable
+    members: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One event of a process, as it has happened.
+
+    The work before it was done from `work_start` to `work_end`; the event itself began at `start`, where everybody that
+    it needs had come, and was over at `end`. All four are equal for a message. `before` is the state in which it found
+    the process, `actions` what came of it.
+    """
+
+    process: int
+    before: Any
+    event: Any
+    actions: tuple[Action, ...]
+    work_start: float
+    work_end: float
+    start: float
+    end: float
+
+
+class Timing:
+    """How long things take. As it stands nothing takes any time; a subclass overrides what does.
+
+    All random numbers come from the driver's generator, so that a seed makes a run repeatable.
+    """
+
+    def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
+        """Seconds that the work before an event takes; None if the process has no work left and rests."""
+        return 0.0
+
+    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
+        """Seconds that a message is on its way."""
+        return 0.0
+
+    def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
+        """Whether a process begins its next work only when it receives this message."""
+        return False
+
+    def picked(
+        self,
+        process: int,  # noqa: ARG002
+        offered: Sequence[Hashable],
+        *,
+        pending: bool,  # noqa: ARG002
+        rng: np.random.Generator,  # noqa: ARG002
+    ) -> Sequence[Hashable]:
+        """Those of the newly offered events that the process works for; `pending` says that it already has others."""
+        return offered
+
+    def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
+        """The operation that an event is a process's part of; None for an event of one process alone."""
+        return None
+
+    def happened(self, step: Step) -> None:
+        """Called after every event and every message."""
+
+
+class _Due(NamedTuple):
+    """An entry of the queue: what falls due when. `offer` is −1 for a message; `start` is set once a meeting began."""
+
+    seconds: float
+    tie: float
+    number: int
+    process: int
+    event: Any
+    offer: int
+    start: float | None
+
+
+class _Offer(NamedTuple):
+    """An event that a process works for: the number of the offer, and when its work begins and ends."""
+
+    number: int
+    work_start: float
+    work_end: float
+
+
 @dataclass(slots=True)
 class _Process:
-    """A process between events: its state, when it last acted, and the events it offers with each offer's number."""
+    """A process between events: its state, when it last acted, what it works for, and the meeting it waits in."""
 
     state: Any
     acted: float = 0.0
-    offers: dict[Hashable, int] = field(default_factory=dict)
+    offers: dict[Hashable, _Offer] = field(default_factory=dict)
+    waits_in: Hashable | None = None
 
 
 class VirtualMachine:
     """Runs a machine in virtual time.
 
-    The work before an event begins when the process last acted by itself (messages do not interrupt it) and takes
-    `event_seconds`; the event happens when the work is done and the process offers it. Of several that fall due
-    together one is drawn. Messages of one channel arrive in the order in which they were sent, each at the earliest
-    `message_seconds` after. Deterministic for a seed.
+    The work before an event begins when the process last acted by itself; messages do not interrupt it, unless the
+    timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
+    of a meeting, when all members have come and the meeting's seconds have passed. Of several events that fall due
+    together one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in which
+    they were sent. Deterministic for a seed.
 
     Args:
         machine: the protocol.
-        event_seconds: (process, event, rng) → seconds that the work before an event takes.
-        message_seconds: (source, destination, message, rng) → seconds on the way; None for no time at all.
-        seed: of the random numbers that the two functions draw, and of ties.
+        timing: how long things take.
+        seed: of the random numbers that the timing draws, and of ties.
     """
 
-    def __init__(
-        self,
-        machine: Machine[Any],
-        event_seconds: Callable[[int, Hashable, np.random.Generator], float],
-        message_seconds: Callable[[int, int, Hashable, np.random.Generator], float] | None = None,
-        *,
-        seed: int = 0,
-    ) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:
+        self.machine, self.timing = machine, timing
         self.now = 0.0
-        self._event_seconds = event_seconds
-        self._message_seconds = message_seconds
+        self.notes: list[Happened] = []
         self._rng = np.random.default_rng(seed)
-        self._queue: list[tuple[float, float, int, int, Any, int]] = []
+        self._queue: list[_Due] = []
         self._count = 0
         self._last_on: dict[tuple[int, int], float] = {}
-        self.notes: list[Happened] = []
+        self._present: dict[Hashable, dict[int, Hashable]] = {}
         started = [machine.start(process) for process in range(machine.num_processes)]
         self._processes = [_Process(state) for state, _ in started]
         for process, (_, actions) in enumerate(started):
@@ -80,62 +158,109 @@ class VirtualMachine:
         """Whether nothing will ever happen again: all processes have ended, or they wait for one another."""
         return not self._queue
 
-    def state(self, process: int) -> Any:  # noqa: ANN401 - machines own their states
-        """The present state of a process."""
-        return self._processes[process].state
-
-    def run(self, *, until: float = float("inf"), max_events: int = 1_000_000) -> list[Happened]:
+    def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[Happened]:
         """Let things happen until the clock passes `until`, nothing is left, or `max_events` have happened.
 
         Returns what processes noted since the last call, in order of time. O(log queue) for each event.
         """
         first = len(self.notes)
-        for _ in range(max_events):
-            if not self._queue or self._queue[0][0] > until:
-                break
+        left = max_events
+        while not self.is_idle and self._queue[0].seconds <= until and left != 0:
             self._next()
+            left = None if left is None else left - 1
         return self.notes[first:]
 
     def _next(self) -> None:
-        seconds, _, _, process, event, offer = heapq.heappop(self._queue)
-        own = self._processes[process]
-        if offer >= 0:
-            if own.offers.get(event) != offer:
+        due = heapq.heappop(self._queue)
+        own = self._processes[due.process]
+        if due.offer < 0:
+            self.now = due.seconds
+            if self.timing.resumes(due.process, due.event.message):
+                own.acted = self.now
+            self._happen(due, _Offer(-1, self.now, self.now))
+            return
+        offer = own.offers.get(due.event)
+        if offer is None or offer.number != due.offer:
+            return
+        self.now = due.seconds
+        if due.start is None:
+            meeting = self.timing.meeting(due.process, own.state, due.event)
+            if meeting is not None:
+                self._come(due, meeting)
                 return
-            del own.offers[event]
-            own.acted = seconds
-        self.now = seconds
-        own.state, actions = self.machine.step(process, own.state, event)
-        self._carry_out(process, actions)
-        self._offer(process)
+        del own.offers[due.event]
+        own.acted, own.waits_in = self.now, None
+        self._happen(due, offer)
 
-    def _carry_out(self, process: int, actions: tuple[Send | Note, ...]) -> None:
+    def _happen(self, due: _Due, offer: _Offer) -> None:
+        own = self._processes[due.process]
+        before = own.state
+        own.state, actions = self.machine.step(due.process, before, due.event)
+        start = due.seconds if due.start is None else due.start
+        self.timing.happened(
+            Step(due.process, before, due.event, actions, offer.work_start, offer.work_end, start, self.now)
+        )
+        self._carry_out(due.process, actions)
+        self._offer(due.process)
+
+    def _come(self, due: _Due, meeting: Meeting) -> None:
+        """A member has come to its meeting; the last one lets it begin."""
+        present = self._present.setdefault(meeting.key, {})
+        present[due.process] = due.event
+        self._processes[due.process].waits_in = meeting.key
+        if len(present) < len(meeting.members):
+            return
+        del self._present[meeting.key]
+        end = self.now + _time(meeting.seconds)
+        for place, member in enumerate(meeting.members):  # they leave at one instant, in this order
+            own, event = self._processes[member], present[member]
+            own.waits_in = None
+            tie = 1.0 + place / len(meeting.members)
+            self._push(end, tie, member, event, offer=own.offers[event].number, start=self.now)
+
+    def _carry_out(self, process: int, actions: tuple[Action, ...]) -> None:
         for action in actions:
             if isinstance(action, Note):
                 self.notes.append(Happened(self.now, process, action.what))
                 continue
-            way = 0.0
-            if self._message_seconds is not None:
-                way = _time(self._message_seconds(process, action.to, action.message, self._rng))
+            assert isinstance(action, Send)
+            way = _time(self.timing.way(process, action.to, action.message, self._rng))
             channel = (process, action.to)
             arrival = max(self.now + way, self._last_on.get(channel, 0.0))
             self._last_on[channel] = arrival
-            self._push(arrival, 0.0, action.to, Received(process, action.message), -1)
+            # Messages that arrive at the same instant as an event falls due come first: ties are below 1.
+            self._push(arrival, 0.0, action.to, Received(process, action.message))
 
     def _offer(self, process: int) -> None:
         own = self._processes[process]
         ready = self.machine.ready(process, own.state)
         for event in [event for event in own.offers if event not in ready]:
             del own.offers[event]
-        for event in ready:
-            if event not in own.offers:
-                own.offers[event] = self._count
-                due = max(self.now, own.acted + _time(self._event_seconds(process, event, self._rng)))
-                # Messages that arrive at the same instant come first (0.0); ties among offers are drawn.
-                self._push(due, 1.0 + float(self._rng.random()), process, event, self._count)
+            if own.waits_in is not None and self._present[own.waits_in].get(process) == event:
+                del self._present[own.waits_in][process]
+                own.waits_in = None
+        new = [event for event in ready if event not in own.offers]
+        if not new:
+            return
+        for event in self.timing.picked(process, new, pending=bool(own.offers), rng=self._rng):
+            seconds = self.timing.work(process, own.state, event, self._rng)
+            if seconds is not None:
+                work_end = own.acted + _time(seconds)
+                own.offers[event] = _Offer(self._count, own.acted, work_end)
+                tie = 1.0 + float(self._rng.random())
+                self._push(max(self.now, work_end), tie, process, event, offer=self._count)
 
-    def _push(self, seconds: float, tie: float, process: int, event: Any, offer: int) -> None:  # noqa: ANN401
-        heapq.heappush(self._queue, (seconds, tie, self._count, process, event, offer))
+    def _push(
+        self,
+        seconds: float,
+        tie: float,
+        process: int,
+        event: Any,  # noqa: ANN401 - machines own their events
+        *,
+        offer: int = -1,
+        start: float | None = None,
+    ) -> None:
+        heapq.heappush(self._queue, _Due(seconds, tie, self._count, process, event, offer, start))
         self._count += 1
 
 

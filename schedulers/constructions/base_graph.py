@@ -16,7 +16,8 @@ import numpy as np
 
 from preduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors
 from preduce.topo.phase import Phase
-from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.round import Round
+from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.static import GroupPhases, Static
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import numpy as np
 
 from preduce.schedulers.constructions.sizes import MAX_PERIOD_EDGES
 from preduce.topo.arithmetic.whole_numbers import ceil_log
-from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.round import Round
+from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster

@@ -28,7 +28,7 @@ def pair_bound(num_workers: int) -> RoundsBound:
     somebody idles in each round (Knödel 1975).
     full tree: n = 2^m − 1 with m ≥ 3 needs m + 2 and n = 2^m − 2 with m ≥ 4 needs m + 1, one more than the others say.
     There the paths from a worker fill a binary tree with at most one leaf to spare, so every weight on them is fixed,
-    and two workers fix the same weight differently. Proof: docs/exact-bounds.md.
+    and two workers fix the same weight differently. Proof: docs/theory/exact-bounds.md.
     """
     refuse_senseless(num_workers, 2)
     best = RoundsBound(ceil_log(num_workers), "log")

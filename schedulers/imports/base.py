@@ -12,8 +12,9 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.graphs.base import Graph
 from preduce.topo.graphs.weights import weigh
+from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.strategies.neighbor import Neighbor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.imports.base import schedule
 from preduce.topo.errors import ScheduleError
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,1 +1,1 @@
-"""Protocols as pure state machines: one protocol a file, driven by verify, virtual time and the runtime alike."""
+"""Protocols as pure state machines: driven alike by verify, by virtual time and by the run-time."""

@@ -18,6 +18,8 @@ from preduce.topo.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preduce.topo.strategies.pairwise import Pairwise
+
 
 class Role(StrEnum):
     """The part a worker plays."""
@@ -143,3 +145,9 @@ def all_both(graph: Digraph) -> Pairing:
 def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
     """The pairing in which the workers of one side ask and all others answer."""
     return Pairing(graph, tuple(Role.ACTIVE if v in active else Role.PASSIVE for v in range(graph.num_workers)))
+
+
+def pairing_of(strategy: Pairwise, num_workers: int) -> Pairing:
+    """The pairing of a schedule: over its edges, or every active worker with every passive one."""
+    edges = [(worker, other) for worker in strategy.active for other in strategy.passive_of(worker, num_workers)]
+    return two_sides(Digraph.undirected(num_workers, edges), frozenset(strategy.active))

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-from lab.contestants import contestants
-from lab.measure import Measured
-from lab.network import Network, why_not
-from lab.predict import Point, against_lab, predicted_ms, simulated_ms
-from lab.redraw import main as redraw
-from lab.results import page
-from lab.setting import Setting, settings
-from lab.table import Row, baseline, block
-
+from benchmarks import compact
+from benchmarks.lab.contestants import contestants
+from benchmarks.lab.measure import Measured
+from benchmarks.lab.network import Network, why_not
+from benchmarks.lab.predict import Point, against_lab, predicted_ms, simulated_ms
+from benchmarks.lab.redraw import main as redraw
+from benchmarks.lab.results import page, published
+from benchmarks.lab.setting import Setting, settings
+from benchmarks.lab.table import Row, baseline, block
 from preduce.topo.cluster import Cluster
 
 HOME = Path(__file__).resolve().parents[2]
@@ -29,7 +27,7 @@ FOUR = Cluster.regular(4, 4)
 
 
 def measured(step_ms, curve=(), nic=1.0):
-    return Measured(step_ms=step_ms, steps=[10], ended="steps", nic_mb=nic, shares={}, curve=list(curve))
+    return Measured(step_ms=step_ms, nic_mb=nic, shares={}, curve=list(curve))
 
 
 def test_the_target_is_interpolated_between_evaluations():
@@ -116,6 +114,25 @@ def test_every_published_result_makes_its_tables_again():
         assert all(f"## {cell['setting']}" in text and cell["contestant"] in text for cell in content["cells"]), path
 
 
+def test_what_is_published_makes_the_page_of_all_that_was_measured():
+    curve = [(0, 0.0, 2.302585), (4, 1.0 / 3, 1.0 / 7), (8, 2.0 / 3, 1e-5)]
+    cell = replace(measured(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16, busy_ms=1.5)
+    everything = {
+        "head": {"commit": "none"},
+        "measure": {"num_workers": 16, "targets": {"slow": 0.5}, "families": {"ring": "All-Reduce"}, "rates": {}},
+        "settings": [asdict(SLOW)],
+        "cells": [{"setting": "slow", "contestant": "ring", "repetition": 0, "load": 1.0, "measured": asdict(cell)}],
+        "notes": ["one"],
+        "profiles": {"slow": [1.0] * 100},
+        "prediction": None,
+    }
+    text = compact.text(published(everything))
+    assert page(json.loads(text)) == page(everything)
+    assert "profiles" not in json.loads(text)
+    assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "shares", "curve"}
+    assert sum("ring" in line and "curve" in line for line in text.splitlines()) == 1, "a cell is one line"
+
+
 def test_redraw_writes_table_and_pictures_from_the_json_file_alone(tmp_path):
     cell = measured(90.0, [(0, 0.0, 2.0), (4, 1.0, 0.1)])
     content = {
@@ -139,11 +156,12 @@ def test_redraw_writes_table_and_pictures_from_the_json_file_alone(tmp_path):
 
 def test_the_list_needs_no_root():
     done = subprocess.run(
-        [sys.executable, "-P", str(HOME / "benchmarks/lab/run.py"), "--list"],
+        [sys.executable, "-m", "benchmarks.lab.run", "--list"],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
+        cwd=HOME,
     )
     assert "200mbit homogeneous" in done.stdout
     assert set(settings(16)) <= {line.strip() for line in done.stdout.splitlines()}
@@ -151,20 +169,17 @@ def test_the_list_needs_no_root():
 
 @pytest.mark.lab
 @pytest.mark.processes
-def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
+def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path, stored):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    from lab.crew import Crew
-    from lab.job import Job
-    from lab.measure import read_cell
-    from lab.tasks import read_data, write_data
-
+    from benchmarks.lab.crew import Crew
+    from benchmarks.lab.job import Job
+    from benchmarks.lab.measure import read_cell
+    from benchmarks.lab.tasks import read_data, write_data
     from preduce.schedulers.registry import build
-    from preduce.topo.document.writer import write_schedule
 
     cluster = Cluster.regular(2, 2)
     write_data("digits", tmp_path / "digits.npz")
-    write_schedule(tmp_path / "schedule.json", build("allreduce", cluster))
     with Network(2, "200mbit", subnet="10.78.0") as network, Crew(network, tmp_path) as crew:
         job = Job(
             name="cell",
@@ -174,7 +189,7 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path):
             workers_per_node=2,
             address="",
             port=0,
-            schedule=str(tmp_path / "schedule.json"),
+            schedule=str(stored(build("allreduce", cluster))),
             data_file=str(tmp_path / "digits.npz"),
             compute=0.01,
             steps=8,

@@ -9,6 +9,10 @@ import pytest
 
 import preduce.verify.prove
 from preduce.__main__ import main
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.writer import write_schedule
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Generated, Late, Neighbor, Pairwise, Round, Server
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -195,11 +199,6 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     }  # fmt: skip
     from fractions import Fraction
 
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.document.writer import write_schedule
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Neighbor, Round
-
     edges = Round.from_edges(5, [(i, (i + 1) % 5, Fraction(1, 2)) for i in range(5)])
     write_schedule(path, Schedule(document["name"], Cluster.regular(1, 5), Neighbor(rounds=(edges,))))
     assert main(["show", str(path), "-o", str(tmp_path / "ring.png")]) == 0
@@ -341,14 +340,25 @@ def test_a_reader_that_leaves_is_no_error(figure_10, options):
 
 @pytest.mark.parametrize("verb", ["show", "simulate", "compare"])
 def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path, verb):
-    from preduce.topo.cluster import Cluster
-    from preduce.topo.document.writer import write_schedule
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies import Generated
+    kind = Server() if verb == "simulate" else Generated()
+    path = tmp_path / "no-phases.json"
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), kind))
+    assert f"'{kind.kind}'" in refusal(capsys, verb, path, code=65)
 
-    path = tmp_path / "generated.json"
-    write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
-    assert "'generated'" in refusal(capsys, verb, path, code=65)
+
+@pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1, 2, 3)), Pairwise(active=(0, 1), when=Late())])
+def test_simulate_runs_the_protocol_of_schedules_without_phases(capsys, tmp_path, kind):
+    path = tmp_path / "protocol.json"
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), kind))
+    options = ["--compute", "50ms", "--slow", "3:5x", "--model-bytes", "552MB", "--rounds", "20"]
+    document = answer(capsys, "simulate", path, "--json", *options)
+    assert 0.05 < document["seconds_per_step"] < 1.0
+    assert "steady_seconds_per_step" not in document, "there is no exact one"
+    assert document["workers"][3]["computing_seconds"] == pytest.approx(5.0)
+    shares = [document[f"share_{word}"] for word in ("computing", "communicating", "waiting")]
+    assert sum(shares) >= 1.0 - 1e-9, "under overlap communication hides behind computing"
+    assert main([str(a) for a in ("simulate", path, *options, "-o", tmp_path / "timeline.png")]) == 0
+    assert "the mean over the steps of all" in capsys.readouterr().out
 
 
 def test_a_timeline_that_would_not_fit_memory_is_refused_with_what_fits(capsys, tmp_path):

@@ -14,7 +14,7 @@ from preduce import Data, Job, Limits, Objective, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.pick import pick
 from preduce.report.terminal import switch_levels
-from preduce.runtime.virtual_time.rounds import simulate
+from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers import registry
 from preduce.topo.document.cluster import load_cluster
 from preduce.topo.strategies.axes import Form

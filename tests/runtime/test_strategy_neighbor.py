@@ -11,10 +11,11 @@ from helpers.random_schedules import Quadratic
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
+from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.base import Averaging
-from preduce.topo.strategies.neighbor import Neighbor, Round
+from preduce.topo.strategies.neighbor import Neighbor
 
 WIDTH = 3
 CASES = 150

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from math import ceil, lcm, log
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import pytest
 
+from helpers.golden import GOLDEN
 from preduce.schedulers import registry
 from preduce.schedulers.constructions import base_graph, ceca_2p
 from preduce.schedulers.constructions.moshpit import random_phase
@@ -20,8 +19,6 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.figures import n_eff
 from preduce.topo.strategies import Neighbor
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
 
 def build(name, n, **parameters):

@@ -1,26 +1,18 @@
 """The group generator through every interleaving of small systems, and its draws through every situation."""
 
-import sys
-from dataclasses import replace
 from math import factorial
-from pathlib import Path
 
 import pytest
 
+from helpers.group_draw_laws import broken_law
 from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_generator.buffers import LockVector
 from preduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
 from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
-from preduce.verify.explore import explore
+from preduce.verify.properties import lock_vector
 from preduce.verify.properties.group_generator_suite import MILLION, SMALL, divided, random, smart
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "generator"))
-from group_draw_laws import broken_law
-from virtual import simulate
 
 TESTED = (*SMALL, *MILLION)
 
@@ -125,32 +117,6 @@ def test_no_group_is_granted_with_a_member_that_is_silent_since_its_group_failed
     assert {worker for answer in granted for worker in answer.members} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("division", [Division.GLOBAL, Division.INTER_INTRA])
-def test_a_late_laggard_holds_nobody_up_and_is_not_starved(division):
-    """One of 16 workers computes 5 times as long; in virtual time the others of its node keep up with all others."""
-    setting = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), division=division, seed=1,
-                               initiator=InitiatorRule.LAGGARD_LATE)  # fmt: skip
-    found = simulate(setting, {5: 5.0}, inside=0.07, across=0.97, rounds=80)
-    assert found["steps_same_node"] > 0.9 * found["steps_other_nodes"]
-    assert found["grouped_slow"] == found["steps_slow"]
-    local = simulate(replace(setting, initiator=InitiatorRule.LAGGARD_LOCAL), {5: 5.0}, inside=0.07, across=0.97,
-                     rounds=80)  # fmt: skip
-    assert local["steps_same_node"] < 0.8 * local["steps_other_nodes"]
-
-
-@pytest.mark.parametrize("every", [1, 3, 16])
-def test_node_then_all_meets_after_every_so_many_rounds(every):
-    """In virtual time with one slow worker: all others meet, and only they; between two meetings only nodes do."""
-    setting = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), division=Division.NODE_THEN_ALL, seed=1,
-                               all_every=every, initiator=InitiatorRule.LAGGARD_LATE)  # fmt: skip
-    found = simulate(setting, {5: 5.0}, inside=0.07, across=0.97, rounds=100)
-    met = [members for members in found["groups"] if len({w // 4 for w in members}) > 1]
-    assert set(met) == {tuple(w for w in range(16) if w != 5)}
-    assert len(met) == pytest.approx(100 / every, rel=0.15)
-    assert found["grouped_slow"] == found["steps_slow"]
-    assert found["steps_same_node"] > 0.9 * found["steps_other_nodes"]
-
-
 def test_a_setting_that_cannot_be_is_refused():
     with pytest.raises(InputError, match="group_size: is 5; it lies between 2 and 3 workers"):
         GeneratorSetting(nodes=(0, 0, 0), group_size=5)
@@ -158,6 +124,6 @@ def test_a_setting_that_cannot_be_is_refused():
         GeneratorSetting(nodes=(0, 0, 0), max_known=0)
 
 
-@pytest.mark.parametrize(("n", "size", "outstanding"), [(3, 2, 3), (4, 2, 3), (4, 3, 4)])
-def test_the_lock_vector_by_itself_never_halts(n, size, outstanding):
-    assert explore(LockVector(n, size, outstanding)).require().holds
+@pytest.mark.parametrize("configuration", lock_vector.SMALL, ids=lambda c: c.name)
+def test_the_lock_vector_by_itself_never_halts(configuration):
+    assert configuration.run().require().holds

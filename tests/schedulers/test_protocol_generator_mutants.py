@@ -6,16 +6,16 @@ docs/group-generator.md lists them with the property that kills each.
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from helpers.group_draw_laws import broken_law
 from preduce.schedulers.protocols.base import Note, Send
 from preduce.schedulers.protocols.group_generator.draw import Drawing
-from preduce.schedulers.protocols.group_generator.service import Bye, Grant, GroupGenerator
+from preduce.schedulers.protocols.group_generator.service import Ask, Bye, Grant, GroupGenerator
 from preduce.schedulers.protocols.group_generator.system import GroupSystem
 from preduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here
 from preduce.verify.explore import Network
@@ -27,9 +27,6 @@ from preduce.verify.properties.group_generator_suite import (
     random,
     smart,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from group_draw_laws import broken_law
 
 KILLERS = (
     *SMALL[2:5],
@@ -380,6 +377,78 @@ def only_idle_workers_meet(original, now):
 @mutant("drawing", "node_then_all")
 def node_groups_wait_for_busy_workers(original, now):
     return original(now if now.due else replace(now, idle=now.alive))
+
+
+@mutant("locking", "started")
+def a_group_starts_when_its_first_member_could(original, state):
+    begun = []
+    for group in state.groups:
+        if not group.running and state.buffers[group.members[0]][:1] == (group.seq,):
+            running = replace(group, active=group.members)
+            state = replace(
+                state,
+                groups=tuple(running if other.seq == group.seq else other for other in state.groups),
+                buffers=tuple(tuple(s for s in buffer if s != group.seq) for buffer in state.buffers),
+                locks=tuple(bit or w in group.members for w, bit in enumerate(state.locks)),
+            )
+            begun.append(running)
+    return state, tuple(begun)
+
+
+@mutant("locking", "released")
+def a_release_clears_every_lock_bit(original, state, worker):
+    after = original(state, worker)
+    return replace(after, locks=(False,) * len(after.locks))
+
+
+@mutant("generator", "served")
+def the_last_member_is_not_told_that_its_group_runs(original, state):
+    after, actions = original(state)
+    grants = [a for a in actions if isinstance(a, Send) and isinstance(a.message, Grant)]
+    untold = [a for a in grants if a.to == a.message.members[-1]]
+    return after, tuple(a for a in actions if a not in untold)
+
+
+@mutant("generator", "handle")
+def a_repeated_request_stands_in_the_queue_twice(original, state, source, message):
+    after, actions = original(state, source, message)
+    if isinstance(message, Ask) and message.request == state.requests[source] and source in after.waiting:
+        after = replace(after, waiting=(*after.waiting, source))
+    return after, actions
+
+
+@mutant("generator", "drawn")
+def a_draw_empties_the_queue(original, state, worker, ask):
+    return replace(original(state, worker, ask), waiting=())
+
+
+@mutant("worker", "received")
+def an_old_grant_is_used_again(original, worker, state, source, message):
+    if isinstance(message, Grant):
+        message = replace(message, request=state.request)
+    return original(worker, state, source, message)
+
+
+@mutant("worker", "if_complete")
+def a_worker_leaves_when_one_other_has_come(original, worker, state):
+    here = {member for seq, member in state.here if seq == state.seq}
+    if here:
+        state = replace(state, here=tuple(sorted({(state.seq, m) for m in state.members} | set(state.here))))
+    return original(worker, state)
+
+
+@mutant("worker", "entered")
+def the_last_member_never_hears_who_entered(original, worker, state, salt):
+    last = state.members[-1]
+    after, actions = original(worker, state, salt)
+    return after, tuple(
+        a for a in actions if not (isinstance(a, Send) and a.to == last and isinstance(a.message, Here))
+    )
+
+
+@mutant("drawing", "draw")
+def a_division_takes_busy_workers(original, now):
+    return original(replace(now, idle=now.alive))
 
 
 def killer_of(name):

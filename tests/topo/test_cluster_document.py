@@ -2,17 +2,12 @@
 
 import json
 import os
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_switches import switches_over
-
+from helpers.random_switches import switches_over
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
 from preduce.topo.document.yaml_reader import parse_yaml

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
 from fractions import Fraction
 from math import ceil, cos, log2, pi
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.golden import GOLDEN
 from preduce.topo.errors import ScheduleError
 from preduce.topo.graphs import Graph
 from preduce.topo.graphs import fastest as fastest_module
@@ -24,8 +23,6 @@ from preduce.topo.graphs.hop import double_ring, hop_figure_21, ring_based
 from preduce.topo.graphs.matchings import activation, matchings, mixing_weight, sample
 from preduce.topo.graphs.random_graphs import erdos_renyi, random_regular
 from preduce.topo.graphs.weights import METHODS, best_constant_weight, constant, weigh
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
 
 def dense(round_):

@@ -1,20 +1,15 @@
 """Switches above the nodes: how they nest, what their uplinks cost, and what they must never change."""
 
-import sys
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_switches import switches_over
-
-from preduce.runtime.virtual_time.rounds import simulate
+from helpers.random_switches import switches_over
+from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link, Switch

@@ -1,18 +1,12 @@
 """The α–β cost of phases: the worked example, contention, forms, and rules against their expansion."""
 
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_switches import switches_over
-
+from helpers.random_switches import switches_over
+from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, FIGURES, HARDWARE, NODE
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link
@@ -22,38 +16,23 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.cost import communication, group_seconds, round_seconds
-
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden.json").read_text())["worked_example_16_workers"]
-C = Cluster.regular(4, 4)
-H = Hardware(
-    inside=Link.of_bandwidth(GOLDEN["intra_node_bytes_per_second"]),
-    nic=Link.of_bandwidth(GOLDEN["nic_bytes_per_second"]),
-    model_bytes=GOLDEN["model_bytes"],
-)
-NODE = (Block((0, 1, 2, 3)),)
-ALL = (Block((0, 1, 2, 3), (0, 1)),)
-FIGURE_10 = (
-    (Block((0,), (0, 1)), Block((2, 3))),
-    NODE,
-    (Block((0, 3)), Block((1,), (0,))),
-    NODE,
-)
+from preduce.topo.timing.event_graph import cycle_time
 
 
-def static(*phases, cluster=C, radices=(2, 2), pace=1):
+def static(*phases, cluster=CLUSTER, radices=(2, 2), pace=1):
     return Schedule("s", cluster, Static(phases=RulePhases(radices, tuple(phases)), pace=pace))
 
 
 def test_worked_example_of_16_workers():
-    expected = {name: value[0] for name, value in GOLDEN["ms_per_step_and_disagreement"].items()}
-    every = Schedule("a", C, AllReduce())
+    expected = {name: value[0] for name, value in FIGURES["ms_per_step_and_disagreement"].items()}
+    every = Schedule("a", CLUSTER, AllReduce())
     found = {
-        "prague_figure_10": communication(static(*FIGURE_10), H),
-        "hierarchical_allreduce_each_step": communication(every, H, form=Form.HIERARCHICAL),
-        "flat_ring_allreduce_each_step": communication(every, H),
-        "allreduce_every_2": communication(Schedule("a", C, AllReduce(pace=2)), H),
-        "allreduce_every_4": communication(Schedule("a", C, AllReduce(pace=4)), H),
-        "node_x3_then_all": communication(static(NODE, NODE, NODE, ALL), H),
+        "prague_figure_10": communication(static(*FIGURE_10), HARDWARE),
+        "hierarchical_allreduce_each_step": communication(every, HARDWARE, form=Form.HIERARCHICAL),
+        "flat_ring_allreduce_each_step": communication(every, HARDWARE),
+        "allreduce_every_2": communication(Schedule("a", CLUSTER, AllReduce(pace=2)), HARDWARE),
+        "allreduce_every_4": communication(Schedule("a", CLUSTER, AllReduce(pace=4)), HARDWARE),
+        "node_x3_then_all": communication(static(NODE, NODE, NODE, EVERYBODY), HARDWARE),
     }
     for name, cost in found.items():
         assert cost.per_step * 1000 == pytest.approx(expected[name], rel=1e-12), name
@@ -106,18 +85,18 @@ def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
 
 def test_rails_let_the_shards_of_a_hierarchical_allreduce_use_every_nic():
     hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(1e12), model_bytes=552_000_000, num_nics=4)
-    every = Schedule("a", C, AllReduce())
+    every = Schedule("a", CLUSTER, AllReduce())
     assert communication(every, hardware, form=Form.HIERARCHICAL).per_step == pytest.approx(0.1656 / 4)
     assert communication(every, hardware).per_step == pytest.approx(0.207), "one ring uses one rail"
 
 
 def test_pace_divides_the_cost_of_a_round():
-    assert communication(static(*FIGURE_10, pace=4), H).per_step == pytest.approx(0.1104 / 4)
+    assert communication(static(*FIGURE_10, pace=4), HARDWARE).per_step == pytest.approx(0.1104 / 4)
 
 
 def test_a_million_workers_cost_no_expansion():
     big = static(*FIGURE_10, cluster=Cluster.regular(250_000, 4), radices=(2, 125_000))
-    cost = communication(big, H)
+    cost = communication(big, HARDWARE)
     assert cost.phases[1] == pytest.approx(0.0828)
     assert cost.phases[2] == pytest.approx(0.1104)
     assert cost.phases[0] == pytest.approx(2 * (250_000 - 1) / 250_000 * 0.1104)
@@ -195,7 +174,19 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics)
     assert every == explicit
 
 
-@pytest.mark.parametrize("schedule", [static(*FIGURE_10), Schedule("a", C, AllReduce())])
+@pytest.mark.parametrize("schedule", [static(*FIGURE_10), Schedule("a", CLUSTER, AllReduce())])
 def test_links_of_nodes_that_do_not_exist_are_refused(schedule):
     with pytest.raises(InputError, match=r"node 4; the nodes are 0\.\.3"):
         communication(schedule, Hardware(node_nic=((4, Link()),), model_bytes=1))
+
+
+def test_a_schedule_costs_what_its_own_form_costs():
+    cluster = Cluster.regular(4, 4)
+    hardware = Hardware(nic=Link(1e-5, 1e-9), inside=Link(1e-6, 1e-10), model_bytes=10**6)
+    ring = Schedule("a", cluster, AllReduce())
+    formed = ring.travelling(Form.HIERARCHICAL)
+    asked = communication(ring, hardware, form=Form.HIERARCHICAL)
+    assert communication(formed, hardware) == asked != communication(ring, hardware)
+    assert communication(formed, hardware, form=Form.RING) == communication(ring, hardware)
+    assert cycle_time(formed, hardware).per_step == cycle_time(ring, hardware, form=Form.HIERARCHICAL).per_step
+    assert ring.travelling(Form.TREE) is ring

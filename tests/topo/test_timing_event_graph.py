@@ -1,19 +1,14 @@
 """The exact cycle time against the virtual-time engine, closed forms, and one-node symmetry."""
 
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from random_switches import switches_over
-
-from preduce.runtime.virtual_time.rounds import simulate
+from helpers.random_switches import switches_over
+from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link, Switch
 from preduce.topo.phase import Phase

@@ -7,7 +7,7 @@ import pytest
 from preduce.schedulers.protocols.hop import Hop, HopSetting
 from preduce.verify.explore import Network, NoDeadlock, Progress, explore
 from preduce.verify.gaps.exact import exact_bounds
-from preduce.verify.properties.suite import MILLION, SMALL, both_ways, ring
+from preduce.verify.properties.hop_suite import MILLION, SMALL, both_ways, ring
 
 EXPECTED_MILLION = {
     "tokens max_ig 2, ring of 5": 314_976,

@@ -12,7 +12,7 @@ from preduce.topo.errors import InputError
 from preduce.verify.explore import explore
 from preduce.verify.gaps.exact import exact_bounds
 from preduce.verify.properties.hop import hop_properties
-from preduce.verify.properties.suite import SMALL
+from preduce.verify.properties.hop_suite import SMALL
 
 
 class TokenQueueStartsOneTooFull(Hop):

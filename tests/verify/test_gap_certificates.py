@@ -31,7 +31,7 @@ from preduce.verify.gaps import gaps
 from preduce.verify.gaps.certificate import gap_certificate
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.exact import Distances
-from preduce.verify.properties.suite import diamond
+from preduce.verify.properties.hop_suite import diamond
 
 CHECKER = Path(checker.__file__).parent
 Refusal = checker.Refusal

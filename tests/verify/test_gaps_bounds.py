@@ -17,7 +17,7 @@ from preduce.verify.gaps.exact import Distances, exact_bounds
 from preduce.verify.gaps.lengths import path_lengths
 from preduce.verify.gaps.liveness import dead_cycle
 from preduce.verify.gaps.paper import paper_bounds
-from preduce.verify.properties.suite import both_ways, diamond, ring
+from preduce.verify.properties.hop_suite import both_ways, diamond, ring
 
 MAX_IG, STALENESS = 5, 3
 DIAMETER = {"ring": 8, "ring-based": 4, "double-ring": 3}

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.golden import GOLDEN
 from preduce.topo import rule as rule_module
 from preduce.topo.arithmetic.exact_matrices import gram, pivots
 from preduce.topo.arithmetic.whole_numbers import ceil_log, prime_factors
@@ -34,7 +35,6 @@ from preduce.verify.spectral import prove_gap
 from preduce.verify.symbolic import UnprovedError, prove_identity
 from preduce.verify.view import rule_view
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 CHECKER = Path(checker.__file__).parent
 
 

@@ -15,8 +15,8 @@ from preduce.topo import units
 from preduce.topo.document.model import Model
 from preduce.topo.document.place import child, shown
 from preduce.topo.errors import DocumentError, InputError
+from preduce.topo.fields import Count
 from preduce.topo.hardware import Hardware, Link, Switch, nesting_problem
-from preduce.topo.strategies.fields import Count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,9 @@ from preduce.topo.document.groups import is_clean, phase_of
 from preduce.topo.document.model import Exact, Listed, Model, part_of, validate
 from preduce.topo.document.place import child
 from preduce.topo.errors import DocumentError, ScheduleError
+from preduce.topo.fields import Count, Index
 from preduce.topo.phase import ONE
 from preduce.topo.rule import Block
-from preduce.topo.strategies.fields import Count, Index
 from preduce.topo.strategies.static import GroupPhases, RulePhases
 
 if TYPE_CHECKING:

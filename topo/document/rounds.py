@@ -12,8 +12,8 @@ from preduce.topo.document.fraction import dump_fraction
 from preduce.topo.document.model import Exact, Listed, Model, part_of, validate
 from preduce.topo.document.place import child
 from preduce.topo.errors import DocumentError
-from preduce.topo.strategies.fields import Index
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.fields import Index
+from preduce.topo.round import Round
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.model import Listed, Model, Name
 from preduce.topo.errors import DocumentError, InputError
-from preduce.topo.strategies.fields import Count, Index
+from preduce.topo.fields import Count, Index
 
 if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware

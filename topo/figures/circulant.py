@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.cluster import Cluster
+    from preduce.topo.round import Round
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.neighbor import Round
 
 
 def circulant_spectrum(num_workers: int, weights: Mapping[int, float]) -> npt.NDArray[np.complex128]:

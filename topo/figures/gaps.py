@@ -12,7 +12,7 @@ from preduce.topo.figures.circulant import first_column
 from preduce.topo.figures.sectors import spectral_norms, spectral_radii
 from preduce.topo.mixing import mixing_matrix
 from preduce.topo.phase import Phase
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -9,7 +9,7 @@ import numpy as np
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.graphs.convex import edge_gram, inverse_and_logdet, minimise
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,7 +12,7 @@ import numpy as np
 from preduce.topo.errors import ScheduleError
 from preduce.topo.graphs.base import Graph
 from preduce.topo.graphs.convex import edge_gram, inverse_and_logdet, minimise
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ import numpy as np
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.graphs.fastest import fastest
-from preduce.topo.strategies.neighbor import Round
+from preduce.topo.round import Round
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,5 +1,6 @@
 """What a schedule may say about how workers synchronise: one strategy kind a file."""
 
+from preduce.topo.round import Round as Round
 from preduce.topo.strategies.allreduce import AllReduce as AllReduce
 from preduce.topo.strategies.axes import Form as Form
 from preduce.topo.strategies.axes import How as How
@@ -15,7 +16,6 @@ from preduce.topo.strategies.generated import Division as Division
 from preduce.topo.strategies.generated import Generated as Generated
 from preduce.topo.strategies.generated import InitiatorRule as InitiatorRule
 from preduce.topo.strategies.neighbor import Neighbor as Neighbor
-from preduce.topo.strategies.neighbor import Round as Round
 from preduce.topo.strategies.pairwise import Pairwise as Pairwise
 from preduce.topo.strategies.server import Server as Server
 from preduce.topo.strategies.static import GroupPhases as GroupPhases

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from annotated_types import Ge
 
 from preduce.topo.errors import ScheduleError
+from preduce.topo.fields import Choice, Count, Rounds
 from preduce.topo.strategies.axes import Form, Lockstep, When
 from preduce.topo.strategies.base import Strategy
-from preduce.topo.strategies.fields import Choice, Count, Rounds
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -51,7 +51,7 @@ class Generated(Strategy):
 
     `slow_threshold` is the filter of the paper: worker w is left out of a group that worker i asks for when
     c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `all_every` counts for the division node-then-all:
-    the rounds from one meeting of all to the next. `pace` is the section length.
+    the rounds from one meeting of all to the next. `pace` is Prague's section length: steps per round.
     """
 
     kind: ClassVar[str] = "generated"

@@ -3,135 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from preduce.topo.errors import ScheduleError
+from preduce.topo.round import Round
 from preduce.topo.strategies.base import Mixing
-from preduce.topo.strategies.fields import Bulk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import numpy.typing as npt
-
     from preduce.topo.cluster import Cluster
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Round(Bulk):
-    """One round of weighted averaging: x_target ← Σ weight · x_source + (1 − Σ weight) · x_target.
-
-    Edge e carries `weights[weight_of[e]]` from worker `sources[e]` to worker `targets[e]`; a worker's weight on itself
-    is what is left, so rows always sum to 1 (columns are for `verify` to check). Edges are sorted by target, then
-    source; distinct weights are kept once, as exact fractions.
-    """
-
-    num_workers: int
-    sources: npt.NDArray[np.int32]
-    targets: npt.NDArray[np.int32]
-    weights: tuple[Fraction, ...]
-    weight_of: npt.NDArray[np.int32]
-
-    @classmethod
-    def from_edges(cls, num_workers: int, edges: Iterable[tuple[int, int, Fraction]]) -> Round:
-        """Build from (source, target, weight) triples in any order.
-
-        Raises:
-            ScheduleError: a rank out of range, a self-loop, or an edge given twice.
-        """
-        listed = sorted((target, source, Fraction(weight)) for source, target, weight in edges)
-        for index, (target, source, _) in enumerate(listed):
-            if not (0 <= source < num_workers and 0 <= target < num_workers):
-                raise ScheduleError(f"edge {source}→{target}: ranks are 0..{num_workers - 1}")
-            if source == target:
-                raise ScheduleError(f"edge {source}→{target}: a worker's weight on itself is what the others leave")
-            if index and listed[index - 1][:2] == (target, source):
-                raise ScheduleError(f"edge {source}→{target}: is given twice")
-        values = sorted({weight for _, _, weight in listed})
-        index_of = {weight: i for i, weight in enumerate(values)}
-        return cls(
-            num_workers,
-            np.array([s for _, s, _ in listed], dtype=np.int32),
-            np.array([t for t, _, _ in listed], dtype=np.int32),
-            tuple(values),
-            np.array([index_of[w] for _, _, w in listed], dtype=np.int32),
-        )
-
-    @classmethod
-    def from_arrays(
-        cls,
-        num_workers: int,
-        sources: npt.ArrayLike,
-        targets: npt.ArrayLike,
-        weights: Sequence[Fraction],
-        weight_of: npt.ArrayLike,
-    ) -> Round:
-        """Build from flat arrays in any order: edge e carries `weights[weight_of[e]]`. O(edges log edges), vectorised.
-
-        Unused and equal weights are merged, so that equal rounds compare equal.
-
-        Raises:
-            ScheduleError: a rank out of range, a self-loop, or an edge given twice.
-        """
-        src, dst = np.asarray(sources, dtype=np.int64), np.asarray(targets, dtype=np.int64)
-        index = np.asarray(weight_of, dtype=np.int64)
-        for wrong, problem in (
-            ((src < 0) | (src >= num_workers) | (dst < 0) | (dst >= num_workers), f"ranks are 0..{num_workers - 1}"),
-            (src == dst, "a worker's weight on itself is what the others leave"),
-        ):
-            if wrong.any():
-                e = int(wrong.argmax())
-                raise ScheduleError(f"edge {src[e]}→{dst[e]}: {problem}")
-        order = np.lexsort((src, dst))
-        src, dst, index = src[order], dst[order], index[order]
-        twice = (src[1:] == src[:-1]) & (dst[1:] == dst[:-1])
-        if twice.any():
-            e = int(twice.argmax())
-            raise ScheduleError(f"edge {src[e]}→{dst[e]}: is given twice")
-        used = sorted({weights[i] for i in np.unique(index).tolist()})
-        position = {weight: i for i, weight in enumerate(used)}
-        rename = np.array([position.get(weight, 0) for weight in weights] or [0], dtype=np.int32)
-        return cls(num_workers, src.astype(np.int32), dst.astype(np.int32), tuple(used), rename[index])
-
-    def __len__(self) -> int:
-        """The number of directed edges."""
-        return len(self.sources)
-
-    def edges(self) -> Iterator[tuple[int, int, Fraction]]:
-        """(source, target, weight) in canonical order."""
-        for source, target, index in zip(
-            self.sources.tolist(), self.targets.tolist(), self.weight_of.tolist(), strict=True
-        ):
-            yield source, target, self.weights[index]
-
-    def edge_weights(self) -> npt.NDArray[np.float64]:
-        """The weight of every edge as floats, shape (len(self),)."""
-        return np.array([float(w) for w in self.weights])[self.weight_of] if len(self) else np.zeros(0)
-
-    def __eq__(self, other: object) -> bool:
-        """Equal edges with equal weights."""
-        return (
-            isinstance(other, Round)
-            and self.num_workers == other.num_workers
-            and self.weights == other.weights
-            and np.array_equal(self.sources, other.sources)
-            and np.array_equal(self.targets, other.targets)
-            and np.array_equal(self.weight_of, other.weight_of)
-        )
-
-    def __hash__(self) -> int:
-        """Consistent with equality."""
-        return hash((self.num_workers, self.sources.tobytes(), self.targets.tobytes(), self.weight_of.tobytes()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbor(Mixing):
     """Rounds of weighted averaging that repeat for ever; one round is a fixed graph.
 
-    Lockstep is Hop's serial order (its Figure 2), x ← W(x + u); late by one step its parallel order, x ← Wx + u(x).
+    Lockstep is Hop's serial order (its Figure 2), x ← W(x + u); late by one round its parallel order, x ← Wx + u(x).
     """
 
     kind: ClassVar[str] = "neighbor"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.errors import ScheduleError
+from preduce.topo.fields import Index, Rounds
 from preduce.topo.strategies.base import Strategy
-from preduce.topo.strategies.fields import Index, Rounds
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster

@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.errors import ScheduleError
+from preduce.topo.fields import Bulk, Rounds
 from preduce.topo.phase import Phase
 from preduce.topo.rule import RulePhase, RuleView, check_rule
 from preduce.topo.strategies.axes import Form
 from preduce.topo.strategies.base import Phased
-from preduce.topo.strategies.fields import Bulk, Rounds
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
     from preduce.topo.phase import Phase
+    from preduce.topo.round import Round
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.neighbor import Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,17 @@ class Communication:
 
 
 def communication(
-    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form = Form.RING
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form | None = None
 ) -> Communication:
     """The communication cost of one period, the prologue left out. O(blocks) for rules, O(n·period) otherwise.
+
+    The form of the sums is the schedule's own unless another is asked for.
 
     Raises:
         InputError: the model's size is neither given nor part of the hardware.
         ScheduleError: the strategy has no fixed phases.
     """
-    size = bytes_of(hardware, model_bytes)
+    size, form = bytes_of(hardware, model_bytes), form or schedule.strategy.how.form
     pace = schedule.strategy.pace
     steps = pace if isinstance(pace, int) else max(pace)
     seconds, sent = [], []

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.errors import UnknownError
-from preduce.topo.strategies.axes import Form
 from preduce.topo.switches import regular_levels
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.cost import phase_loads
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
 
 MAX_ITERATIONS = 10_000
 TOLERANCE = 1e-10
@@ -56,7 +56,7 @@ def cycle_time(
     compute: ComputeTimes | None = None,
     *,
     model_bytes: int | None = None,
-    form: Form = Form.RING,
+    form: Form | None = None,
 ) -> CycleTime:
     """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
 
@@ -68,7 +68,7 @@ def cycle_time(
         hardware: links and, unless `compute` is given, speeds.
         compute: fixed step times; jitter and disturbances are ignored (see `topo.timing.sampling` for those).
         model_bytes: the model's size, unless the hardware states it.
-        form: how groups average.
+        form: how groups average; the schedule's own by default.
 
     Raises:
         ScheduleError: the strategy has no fixed phases.
@@ -76,7 +76,7 @@ def cycle_time(
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
     times.check(schedule.num_workers)
-    pace = schedule.strategy.pace
+    pace, form = schedule.strategy.pace, form or schedule.strategy.how.form
     if _nodes_are_alike(schedule, hardware, times):
         stages = _one_node(schedule, hardware, model_bytes, form)
         count = schedule.cluster.workers_per_node or 0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.errors import FileProblem, InputError
-from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
     from preduce.topo.timing.compute import ComputeTimes
 
 
@@ -43,14 +43,15 @@ def sample(
     compute: ComputeTimes,
     *,
     model_bytes: int | None = None,
-    form: Form = Form.RING,
+    form: Form | None = None,
     num_rounds: int = 200,
     num_samples: int = 32,
     seed: int = 0,
 ) -> Sample:
     """Run `num_samples` copies of the schedule side by side in max-plus arithmetic; the first quarter is warm-up.
 
-    O(num_samples · num_rounds · n), vectorised over runs and workers.
+    Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
+    would weigh some of them more. O(num_samples · num_rounds · n), vectorised over runs and workers.
 
     Raises:
         InputError: too few rounds or samples, or compute times that do not fit.
@@ -63,20 +64,21 @@ def sample(
     rng = np.random.default_rng(seed)
     overlap = schedule.strategy.overlap
     finish: npt.NDArray[np.float64] = np.zeros((num_samples, schedule.num_workers))
-    warm_up = num_rounds // 4
+    period = len(stages)
+    warm_up = -(-(num_rounds // 4) // period) * period
+    counted = -(-(num_rounds - num_rounds // 4) // period) * period
     at_warm_up = finish
     worked = np.zeros_like(finish)
-    for round_ in range(num_rounds):
+    for round_ in range(warm_up + counted):
         if round_ == warm_up:
             at_warm_up, worked = finish, np.zeros_like(finish)
         seconds = compute.round_seconds(paces, round_, rng, num_samples=num_samples)
-        stage = stages[round_ % len(stages)]
+        stage = stages[round_ % period]
         worked += seconds
         if overlap:
             finish = np.maximum(finish + seconds, stage.ready(finish) + stage.duration())
         else:
             finish = stage.ready(finish + seconds) + stage.duration()
-    counted = num_rounds - warm_up
     pace = int(paces.max())
     each = (finish.max(axis=1) - at_warm_up.max(axis=1)) / counted / pace
     fastest = paces == pace

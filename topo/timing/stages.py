@@ -9,7 +9,6 @@ import numpy as np
 
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import Form
 from preduce.topo.timing import loads
 from preduce.topo.timing.cost import bytes_of, round_seconds
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from preduce.topo.hardware import Hardware
     from preduce.topo.phase import Phase
+    from preduce.topo.strategies.axes import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Stage:
 
 
 def of_period(
-    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form = Form.RING
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form | None = None
 ) -> list[Stage]:
     """The stages of one period. O(size of its phases), expanded.
 
@@ -58,14 +58,16 @@ def of_period(
         InputError: the model's size is needed and missing.
         ScheduleError: the strategy has no fixed phases.
     """
+    form = form or schedule.strategy.how.form
     return [_stage(schedule, index, hardware, model_bytes, form) for index in range(schedule.period)]
 
 
 def of_prologue(
-    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form = Form.RING
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form | None = None
 ) -> Stage:
     """The stage of a prologue round: everybody with everybody."""
-    return _stage(Schedule("prologue", schedule.cluster, AllReduce()), 0, hardware, model_bytes, form)
+    everybody = Schedule("prologue", schedule.cluster, AllReduce())
+    return _stage(everybody, 0, hardware, model_bytes, form or schedule.strategy.how.form)
 
 
 def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int | None, form: Form) -> Stage:

@@ -53,6 +53,8 @@ def generator_properties(system: GroupSystem) -> tuple[Property, ...]:
         _requests_in_step(n, system),
         _ended_properly(n),
     ]
+    if system.collective:
+        listed.append(_met_by_all(n))
     if not system.breakers:  # else groups that were drawn in time may still be dissolved
         listed.append(_of_service(n, "no worker goes long without a group", _patient))
     if system.rounds is not None:
@@ -210,6 +212,19 @@ def _agreed_members(n: int) -> PerPair:
 
     pairs = tuple((u, v) for u in range(n) for v in range(u + 1, n))
     return PerPair("members agree on their group", pairs, check, messages=False)
+
+
+def _met_by_all(n: int) -> PerPair:
+    """A group is over for one member only after every other one has entered it."""
+
+    def check(pair: Pair) -> str | None:
+        u, a, v, b, _, _ = pair
+        if b.stage == GRANTED and a.met == b.seq and u in b.members:
+            return f"worker {u} is out of group {b.seq}, which worker {v} has not entered"
+        return None
+
+    pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
+    return PerPair("a group ends when all have entered it", pairs, check, messages=False)
 
 
 def _requests_in_step(n: int, system: GroupSystem) -> PerPair:

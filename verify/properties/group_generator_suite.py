@@ -74,6 +74,7 @@ def meeting(
 DETECTED = Network(crashes=1, detect=True)
 AT_ONCE = Network(delay=False)
 ONE_NODE, TWO_NODES = (0, 0, 0), (0, 0, 1)
+SLOW_FIRST, SLOW_LAST = (10, 1, 1), (1, 1, 10)
 LATE = smart(TWO_NODES, rule=InitiatorRule.LAGGARD_LATE)
 
 SMALL = (
@@ -100,7 +101,7 @@ SMALL = (
                            GroupSystem(meeting(ONE_NODE, all_every=2), rounds=None)),
     GeneratorConfiguration("node-then-all 4 on 2 nodes, 1 round", GroupSystem(meeting((0, 0, 1, 1)), rounds=1)),
     GeneratorConfiguration("node-then-all 3, a laggard late",
-                           GroupSystem(meeting(ONE_NODE, 1, initiator=InitiatorRule.LAGGARD_LATE), slow=(2,))),
+                           GroupSystem(meeting(ONE_NODE, 1, initiator=InitiatorRule.LAGGARD_LATE), costs=SLOW_LAST)),
     GeneratorConfiguration("node-then-all 3, 1 round, one crash", GroupSystem(meeting(ONE_NODE), rounds=1), DETECTED),
     GeneratorConfiguration("one group of 3, 1 round, broken once",
                            GroupSystem(divided(ONE_NODE, 3), rounds=1, breakers=(0,))),
@@ -110,16 +111,26 @@ SMALL = (
     GeneratorConfiguration("random pairs of 2, broken once, one loss and one crash",
                            GroupSystem(random((0, 0)), breakers=(0,), timeouts=True),
                            Network(losses=1, crashes=1, detect=True)),
+    GeneratorConfiguration("random pairs of 3, 1 round, reordered", GroupSystem(random(ONE_NODE), rounds=1),
+                           Network(reorder=True)),
+    GeneratorConfiguration("random pairs of 2, reordered, one message doubled", GroupSystem(random((0, 0))),
+                           Network(reorder=True, duplicates=1)),
+    GeneratorConfiguration("random pairs of 3, filter at 1, both draws",
+                           GroupSystem(random(ONE_NODE, threshold=1), ways=2)),
+    GeneratorConfiguration("divided 3, 1 round, every draw", GroupSystem(divided(ONE_NODE), rounds=1, ways=6)),
+    GeneratorConfiguration("divided 3, every draw, at once", GroupSystem(divided(ONE_NODE), ways=6), AT_ONCE),
 )  # fmt: skip
 
 MILLION = (
+    GeneratorConfiguration("random pairs of 4, 1 round, every draw",
+                           GroupSystem(random((0, 0, 1, 1)), rounds=1, ways=3)),
     GeneratorConfiguration("random pairs of 3, 3 rounds, both draws", GroupSystem(random(TWO_NODES), rounds=3, ways=2)),
     GeneratorConfiguration("inter/intra 3 on 2 nodes, both draws", GroupSystem(smart(TWO_NODES), ways=2)),
-    GeneratorConfiguration("inter/intra 3, laggards late, 3 rounds", GroupSystem(LATE, rounds=3, slow=(2,))),
-    GeneratorConfiguration("inter/intra 3, laggards late, one message doubled", GroupSystem(LATE, slow=(2,)),
+    GeneratorConfiguration("inter/intra 3, laggards late, 3 rounds", GroupSystem(LATE, rounds=3, costs=SLOW_LAST)),
+    GeneratorConfiguration("inter/intra 3, laggards late, one message doubled", GroupSystem(LATE, costs=SLOW_LAST),
                            Network(duplicates=1)),
-    GeneratorConfiguration("inter/intra 3, laggards late, 1 round, one crash", GroupSystem(LATE, rounds=1, slow=(0,)),
-                           DETECTED),
+    GeneratorConfiguration("inter/intra 3, laggards late, 1 round, one crash",
+                           GroupSystem(LATE, rounds=1, costs=SLOW_FIRST), DETECTED),
     GeneratorConfiguration("inter/intra 3, known groups only", GroupSystem(smart(TWO_NODES, max_known=1), ways=2)),
     GeneratorConfiguration("random pairs of 2, loss, doubling, crash and restart",
                            GroupSystem(random((0, 0)), timeouts=True, restarts=1),
@@ -133,7 +144,8 @@ MILLION = (
 )  # fmt: skip
 
 LARGE = (
-    GeneratorConfiguration("inter/intra 3, laggards late, one crash", GroupSystem(LATE, slow=(2,)), DETECTED),
+    GeneratorConfiguration("divided 3, every draw", GroupSystem(divided(ONE_NODE), ways=6)),
+    GeneratorConfiguration("inter/intra 3, laggards late, one crash", GroupSystem(LATE, costs=SLOW_LAST), DETECTED),
     GeneratorConfiguration("inter/intra 3, one crash", GroupSystem(smart(TWO_NODES)), DETECTED),
     GeneratorConfiguration("inter/intra 3, the paper's initiator, one crash",
                            GroupSystem(smart(TWO_NODES, rule=InitiatorRule.PAPER)), DETECTED),

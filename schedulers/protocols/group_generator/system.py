@@ -51,21 +51,22 @@ class GroupSystem:
         setting: the rules of the draw.
         rounds: rounds of every worker (None: endless, with sequence numbers counted from the oldest outstanding group).
         collective: members meet by messages; see `GroupWorker`.
-        ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers.
+        ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers. None
+            draws from the setting's seed, as at run time.
         retries: how often each worker may say again what may have been lost, also when nothing was.
-        slow: workers that report rounds that cost ten times as much as the others'.
+        costs: what a round costs each worker to compute, as they report it (empty: all the same).
         breakers: workers whose collective may fail once although nobody has died.
         timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
-            that is for `verify.protocols.generator` to check.
+            that is for `verify.properties.group_generator` to check.
         restarts: how often the generator may be killed and started again from its log.
     """
 
     setting: GeneratorSetting
     rounds: int | None = 2
     collective: bool = True
-    ways: int = 1
+    ways: int | None = 1
     retries: int = 0
-    slow: tuple[int, ...] = ()
+    costs: tuple[int, ...] = ()
     breakers: tuple[int, ...] = ()
     timeouts: bool = False
     restarts: int = 0
@@ -97,8 +98,10 @@ class GroupSystem:
         """Every worker asks for its first group."""
         if process == self.setting.num_workers:
             return (self.generator.initial(), self.restarts), ()
-        cost = 10 if process in self.slow else 1
-        return self.worker.start(self.retries, 0, breaks=int(process in self.breakers), cost=cost)
+        cost = self.costs[process] if self.costs else 1
+        return self.worker.start(
+            self.retries, None if self.ways is None else 0, breaks=int(process in self.breakers), cost=cost
+        )
 
     def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
         """Rounds that end, with every outcome of a later draw; a retry; a restart of the generator."""
@@ -106,7 +109,8 @@ class GroupSystem:
             return (Restarted(),) if state[1] and ACTIVE in state[0].status else ()
         events: list[Hashable] = []
         for kind in self.worker.ready(state):
-            events += [Retry()] if kind is Retry else [kind(salt) for salt in range(self.ways)]
+            salts = (None,) if self.ways is None else range(self.ways)
+            events += [Retry()] if kind is Retry else [kind(salt) for salt in salts]
         return events
 
     def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine

@@ -1,0 +1,146 @@
+"""The group generator in virtual time: the system of service and workers that is explored, with seconds for its events.
+
+A worker's request and its answer take no time, since the real request leaves a round ahead. A group begins when its
+last member has computed and is out of older groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
+from preduce.runtime.virtual_time.timeline import Timeline
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.system import GroupSystem
+from preduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
+from preduce.topo.phase import Phase
+from preduce.topo.strategies.generated import Generated
+from preduce.topo.timing.cost import group_seconds
+from preduce.topo.timing.stages import size_or_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
+    from preduce.topo.timing.compute import ComputeTimes
+
+COST_UNIT = 1e-6
+"""Seconds in which workers tell the generator what a round takes them to compute, as at run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRound:
+    """A round of one worker: it computed from `begun` to `computed`, and its group ran from `start` to `end`.
+
+    `members` is empty, and `start` equals `end`, in a round without a group; what lies between is waiting.
+    """
+
+    worker: int
+    round: int
+    begun: float
+    computed: float
+    start: float
+    end: float
+    seq: int
+    members: tuple[int, ...]
+
+
+class GroupTiming(Timing):
+    """How long the rounds and the groups of a `GroupSystem` take.
+
+    Args:
+        compute: (worker, round) → seconds that it computes; asked once for each.
+        group: members → seconds that their operation takes.
+        on_round: called with every round that a worker has ended, in order of time. Groups that are still owed to a
+            worker after its last round belong to no round.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[int, int], float],
+        group: Callable[[tuple[int, ...]], float],
+        on_round: Callable[[WorkerRound], None],
+    ) -> None:
+        self.compute, self.group, self.on_round = compute, group, on_round
+        self._late: dict[int, Step] = {}
+
+    def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float:  # noqa: ANN401, ARG002
+        """A round's computing; nothing where it was computed before the worker asked, or where no round is left."""
+        return 0.0 if state.ask.computed or state.ask.last else self.compute(process, state.rounds)
+
+    def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
+        """Entering a group is one operation of all its members."""
+        if not isinstance(event, Enter):
+            return None
+        return Meeting(state.seq, state.members, self.group(state.members))
+
+    def happened(self, step: Step) -> None:
+        """A round is over when its group is, or when the next begins without one."""
+        if isinstance(step.event, Computed):
+            self._late[step.process] = step
+        if not isinstance(step.event, Enter | NextRound) or step.before.ask.last:
+            return
+        own = step.before
+        computing = self._late.pop(step.process, step)
+        members = own.members if isinstance(step.event, Enter) else ()
+        self.on_round(
+            WorkerRound(
+                step.process,
+                own.rounds,
+                computing.work_start,
+                computing.work_end,
+                step.start,
+                step.end,
+                own.seq,
+                members,
+            )
+        )
+
+
+def group_machine(
+    setting: GeneratorSetting, timing: GroupTiming, *, rounds: int, costs: tuple[int, ...] = (), seed: int = 0
+) -> VirtualMachine:
+    """The system with draws from the setting's seed, each worker doing so many rounds, under a timing."""
+    system = GroupSystem(setting, rounds=rounds, collective=False, ways=None, costs=costs)
+    return VirtualMachine(system, timing, seed=seed)
+
+
+def run_groups(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    *,
+    num_rounds: int,
+    seed: int,
+    model_bytes: int | None,
+    form: Form,
+) -> Timeline:
+    """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each."""
+    strategy, cluster = schedule.strategy, schedule.cluster
+    assert isinstance(strategy, Generated), "the registry chose this function"
+    count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
+    size = size_or_one(hardware, model_bytes)
+    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
+    records = np.full((4, num_rounds, count), np.nan)
+
+    @cache
+    def group(members: tuple[int, ...]) -> float:
+        phase = Phase.from_groups(count, [members])
+        return float(group_seconds(phase, cluster, hardware, model_bytes=size, form=form)[0])
+
+    def record(done: WorkerRound) -> None:
+        records[:, done.round, done.worker] = done.begun, done.computed, done.start, done.end
+
+    timing = GroupTiming(lambda worker, round_: float(seconds[round_, worker]), group, record)
+    # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
+    costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
+    group_machine(GeneratorSetting.of(strategy, cluster), timing, rounds=num_rounds, costs=costs, seed=seed).run()
+    assert not np.isnan(records).any(), "the protocol never halts before the end: see verify/properties"
+    begun, computed, start, end = records
+    return Timeline(paces, begun, computed, start, end, end, overlap=False, free_running=True)

@@ -1,0 +1,126 @@
+"""AD-PSGD in virtual time: the pairing that is explored, with seconds for computing and for models on the wire.
+
+A passive worker only computes: it answers beside its computing and never waits. A message carries the model and takes
+what it takes alone on the links.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
+from preduce.runtime.virtual_time.timeline import Timeline
+from preduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
+from preduce.schedulers.protocols.base import Received
+from preduce.topo.round import Round
+from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.timing.cost import round_seconds
+from preduce.topo.timing.stages import size_or_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    import numpy.typing as npt
+
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
+    from preduce.topo.timing.compute import ComputeTimes
+
+
+class PairTiming(Timing):
+    """How long the rounds of the active workers of a `Pairing` take; records them.
+
+    Args:
+        seconds: that each worker computes in each round, shape (num_rounds, num_workers); after them it rests.
+        way: (source, to) → seconds that a model is on its way.
+        overlap: the next round computes while the exchange runs, instead of after it.
+
+    `records` (4, num_rounds, num_workers) holds when computing and communicating began and ended.
+    """
+
+    def __init__(self, seconds: npt.NDArray[np.float64], way: Callable[[int, int], float], *, overlap: bool) -> None:
+        self.seconds, self.wire, self.overlap = seconds, way, overlap
+        self.records = np.zeros((4, *seconds.shape))
+        self.done = [0] * seconds.shape[1]
+
+    def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
+        """A round's computing."""
+        round_ = self.done[process]
+        return float(self.seconds[round_, process]) if round_ < len(self.seconds) else None
+
+    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
+        """Questions and answers both carry the model."""
+        return self.wire(source, to)
+
+    def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
+        """Without overlap a worker computes on when it has the mean."""
+        return not self.overlap and isinstance(message, Answer)
+
+    def picked(
+        self,
+        process: int,  # noqa: ARG002
+        offered: Sequence[Hashable],
+        *,
+        pending: bool,
+        rng: np.random.Generator,
+    ) -> Sequence[Hashable]:
+        """One neighbour, drawn at random, for each round."""
+        return () if pending else (offered[int(rng.integers(len(offered)))],)
+
+    def happened(self, step: Step) -> None:
+        """A worker picks its neighbour at the end of its computing; the exchange is over when the answer comes."""
+        worker, records = step.process, self.records
+        if isinstance(step.event, Choose):
+            records[:2, self.done[worker], worker] = step.work_start, step.work_end
+            self.done[worker] += 1
+        # Under overlap an exchange stands in the row of the round that computes meanwhile; the last one in none.
+        row = self.done[worker] - (not self.overlap)
+        if row == len(self.seconds):
+            return
+        if isinstance(step.event, Choose):
+            records[2:, row, worker] = step.end
+        elif isinstance(step.event, Received) and isinstance(step.event.message, Answer):
+            records[3, row, worker] = step.end
+
+
+def run_pairs(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    *,
+    num_rounds: int,
+    seed: int,
+    model_bytes: int | None,
+    form: Form,  # noqa: ARG001 - two workers exchange whole models
+) -> Timeline:
+    """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbours)."""
+    strategy, cluster = schedule.strategy, schedule.cluster
+    assert isinstance(strategy, Pairwise), "the registry chose this function"
+    count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
+    size = size_or_one(hardware, model_bytes)
+    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
+
+    @cache
+    def way(source: int, to: int) -> float:
+        edge = Round.from_edges(count, [(source, to, Fraction(1, 2))])
+        return float(round_seconds(edge, cluster, hardware, model_bytes=size)[to])
+
+    pairing = pairing_of(strategy, count)
+    timing = PairTiming(seconds, way, overlap=strategy.overlap)
+    VirtualMachine(pairing, timing, seed=seed).run()
+    records = timing.records
+    ends = np.cumsum(seconds, axis=0)
+    for worker in range(count):
+        if not timing.done[worker]:  # a passive worker, or one without neighbours: computes and never waits
+            records[0, :, worker] = ends[:, worker] - seconds[:, worker]
+            records[1:, :, worker] = ends[:, worker]
+    if strategy.overlap:
+        records[2:, 0] = records[0, 0]
+    begun, computed, start, end = records
+    finish = np.maximum(computed, end)
+    return Timeline(paces, begun, computed, start, end, finish, overlap=strategy.overlap, free_running=True)

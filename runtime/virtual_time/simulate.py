@@ -1,0 +1,67 @@
+"""`preduce.simulate`: a schedule in virtual time, by its rounds or, where it has none, by its protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.runtime.virtual_time.groups import run_groups
+from preduce.runtime.virtual_time.pairs import run_pairs
+from preduce.runtime.virtual_time.rounds import run_rounds
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware
+from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.timing.compute import ComputeTimes
+
+if TYPE_CHECKING:
+    from preduce.runtime.virtual_time.timeline import Timeline
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
+
+MAX_CELLS = 50_000_000
+PROTOCOLS = {Generated.kind: run_groups, Pairwise.kind: run_pairs}
+"""The kinds whose workers meet by a protocol, with what runs it; all other kinds have fixed phases or are refused."""
+
+
+def simulate(
+    schedule: Schedule,
+    hardware: Hardware | None = None,
+    *,
+    compute: ComputeTimes | None = None,
+    num_rounds: int = 100,
+    seed: int = 0,
+    model_bytes: int | None = None,
+    form: Form | None = None,
+) -> Timeline:
+    """Run a schedule in virtual time. Deterministic for a seed.
+
+    O(num_rounds · n) for fixed phases. The kinds `generated` and `pairwise` run the protocol objects of the run-time;
+    groups cost there what they would cost alone on the links.
+
+    Args:
+        schedule: static, allreduce or neighbor, whose prologue is run first; generated or pairwise.
+        hardware: links and speeds; None for links that take no time.
+        compute: step times; None for those of the hardware.
+        num_rounds: how many rounds every worker does.
+        seed: of jitter, disturbances, and draws of partners.
+        model_bytes: the model's size, unless the hardware states it.
+        form: how groups average; the schedule's own by default.
+
+    Raises:
+        InputError: step times that do not fit the workers, no rounds, or a timeline that would not fit memory.
+        ScheduleError: the strategy has neither fixed phases nor a protocol, or groups overlap.
+    """
+    hardware = hardware or Hardware()
+    compute = ComputeTimes.of(hardware) if compute is None else compute
+    count = schedule.num_workers
+    compute.check(count)
+    if num_rounds < 1:
+        raise InputError(f"rounds: {num_rounds}; at least 1 round is run")
+    if num_rounds * count > MAX_CELLS:
+        raise InputError(
+            f"rounds: {num_rounds} rounds of {count} workers are more than {MAX_CELLS} intervals; "
+            f"at most {max(1, MAX_CELLS // count)} rounds fit"
+        )
+    run = PROTOCOLS.get(schedule.strategy.kind, run_rounds)
+    form = form or schedule.strategy.how.form
+    return run(schedule, hardware, compute, num_rounds=num_rounds, seed=seed, model_bytes=model_bytes, form=form)

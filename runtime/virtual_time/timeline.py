@@ -1,0 +1,78 @@
+"""What a run in virtual time shows: when every worker computed, waited and communicated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What every worker did in every round; all arrays have shape (rounds, num_workers), in seconds.
+
+    A worker computes from `compute_start` to `compute_end` and communicates from `communicate_start` to
+    `communicate_end` (equal when it is in no group); what lies between is waiting. `finish` is the end of its round.
+    With `overlap` an operation runs beside the computing of its row. `free_running` says that workers do not go from
+    round to round together (groups on request, pairs): row r then holds every worker's own round r.
+    """
+
+    paces: npt.NDArray[np.int64]
+    compute_start: npt.NDArray[np.float64]
+    compute_end: npt.NDArray[np.float64]
+    communicate_start: npt.NDArray[np.float64]
+    communicate_end: npt.NDArray[np.float64]
+    finish: npt.NDArray[np.float64]
+    overlap: bool
+    free_running: bool = False
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that were run."""
+        return len(self.finish)
+
+    @property
+    def makespan(self) -> float:
+        """When the last worker finished its last round."""
+        return float(self.finish[-1].max(initial=0.0))
+
+    def round_seconds(self) -> npt.NDArray[np.float64]:
+        """Seconds that each round added to the slowest worker's clock, shape (rounds,)."""
+        return np.asarray(np.diff(self.finish.max(axis=1), prepend=0.0))
+
+    def per_step(self, *, warm_up: int = 0) -> float:
+        """Mean seconds per step of the workers with the largest pace, after `warm_up` rounds.
+
+        Of workers that run freely it is the mean over the steps of all: n divided by the steps per second of all.
+        """
+        if self.free_running:
+            begun = self.finish[warm_up - 1] if warm_up else np.zeros(len(self.paces))  # (num_workers,)
+            seconds = (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.paces  # a step of each worker
+            return float(len(seconds) / (1 / seconds).sum()) if seconds.all() else 0.0
+        latest = self.finish.max(axis=1)
+        start = latest[warm_up - 1] if warm_up else 0.0
+        return float((latest[-1] - start) / (self.num_rounds - warm_up) / self.paces.max())
+
+    def computing(self) -> npt.NDArray[np.float64]:
+        """Seconds that each worker computed, shape (num_workers,)."""
+        return np.asarray((self.compute_end - self.compute_start).sum(axis=0))
+
+    def communicating(self) -> npt.NDArray[np.float64]:
+        """Seconds that each worker's group operations took (under overlap partly behind its computing)."""
+        return np.asarray((self.communicate_end - self.communicate_start).sum(axis=0))
+
+    def waiting(self) -> npt.NDArray[np.float64]:
+        """Seconds that each worker neither computed nor communicated, shape (num_workers,)."""
+        start = np.concatenate([np.zeros((1, self.finish.shape[1])), self.finish[:-1]])
+        if self.overlap:
+            busy_to = np.maximum(self.compute_end, start)
+            hidden = np.maximum(self.finish - np.maximum(self.communicate_start, busy_to), 0.0)
+            waited = (self.finish - busy_to - hidden).sum(axis=0)
+        else:
+            waited = (self.communicate_start - self.compute_end).sum(axis=0)
+        # Differences of long sums: what rounding leaves is no waiting, and never less than none.
+        return np.where(waited > 1e-9 * self.finish[-1], waited, 0.0)

@@ -1,0 +1,9 @@
+"""The reference figures of `tests/golden.json`: computed apart from this code, or printed in the papers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))

@@ -1,0 +1,21 @@
+"""The worked example: 16 workers on 4 nodes, 552 MB, 10 GB/s inside a node and 5 GB/s out of it; Prague's Figure 10."""
+
+from __future__ import annotations
+
+from helpers.golden import GOLDEN
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.rule import Block
+
+FIGURES = GOLDEN["worked_example_16_workers"]
+CLUSTER = Cluster.regular(4, 4)
+HARDWARE = Hardware(
+    inside=Link.of_bandwidth(FIGURES["intra_node_bytes_per_second"]),
+    nic=Link.of_bandwidth(FIGURES["nic_bytes_per_second"]),
+    model_bytes=FIGURES["model_bytes"],
+)
+NODE = (Block((0, 1, 2, 3)),)
+"""All workers of each node."""
+EVERYBODY = (Block((0, 1, 2, 3), (0, 1)),)
+FIGURE_10 = ((Block((0,), (0, 1)), Block((2, 3))), NODE, (Block((0, 3)), Block((1,), (0,))), NODE)
+"""Prague's Figure 10 as rule phases over node radices (2, 2)."""
