@@ -39,3 +39,7 @@ class Doorbell:
         with self._lock:
             self._outside.close()
             self._inside.close()
+
+    def __del__(self) -> None:
+        """Whose owner was forgotten with its thread is nobody's any more."""
+        self.close()
