@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from preduce.runtime.orphans import end_groups
 from preduce.runtime.signals import SIGNALLED, Terminated, held
+from preduce.topo.errors import FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,8 @@ class Child:
 class _Shutdown:
     """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
 
-    With `survive` workers that a signal ends do not count, as long as one is left.
+    With `survive` workers that a signal ends, or that the group generator gave up, do not count, as long as one is
+    left.
     """
 
     survive: bool = False
@@ -63,10 +65,15 @@ class _Shutdown:
         self.code, self.signals = code, [signal.SIGKILL]
         self.begin(code, grace)
 
+    @property
+    def has_signalled(self) -> bool:
+        """Whether workers were already ended from here, so that a signal is no news."""
+        return len(self.signals) < 2 or self.code == 130  # as Ctrl-C
+
     def concerns(self, worker: Child, workers: Sequence[Child]) -> bool:
         """Whether the end of a worker is a failure of the run."""
         assert worker.code is not None
-        return not self.survive or worker.code <= SIGNALLED or all((w.code or 0) > SIGNALLED for w in workers)
+        return not self.survive or not _is_lost(worker) or all(_is_lost(w) for w in workers)
 
     def escalate(self, workers: Sequence[Child]) -> None:
         """Send the next signal when its time has come."""
@@ -94,7 +101,7 @@ def supervise(workers: Sequence[Child], store: Store, grace: float, output: Text
                     if not _forward(key.fd, *key.data, width=width):
                         selector.unregister(key.fd)
                 with held():
-                    if running and not (running := _collect(workers, store, shutdown, grace)):
+                    if running and not (running := _collect(workers, store, shutdown, grace, output)):
                         drained = time.monotonic() + 0.5
             except Terminated as ended:
                 shutdown.asked(ended.exit_code, grace, workers)
@@ -102,14 +109,21 @@ def supervise(workers: Sequence[Child], store: Store, grace: float, output: Text
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
                 shutdown.code = 130
                 shutdown.begin(130, grace)
-    return shutdown.code
+    # A run that went on without a worker that was given up says so, even where all others ended well.
+    fenced = any(worker.code == FencedError.exit_code for worker in workers)
+    return shutdown.code or (FencedError.exit_code if fenced else 0)
 
 
-def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float) -> bool:
+def _is_lost(worker: Child) -> bool:
+    """Whether the others of a run that outlives lost workers go on without this one."""
+    return worker.code is not None and (worker.code > SIGNALLED or worker.code == FencedError.exit_code)
+
+
+def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float, output: TextIO | None) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
     for worker in workers:
         if worker.code is None and _reap(worker) and worker.code:
-            _tell(store, worker, first=not shutdown.code)
+            _tell(store, worker, output or sys.stderr, first=not shutdown.code, ended=shutdown.has_signalled)
             _signal_group(worker, signal.SIGTERM)
             worker.children_until = time.monotonic() + CHILDREN_SECONDS
             if shutdown.concerns(worker, workers):
@@ -145,23 +159,31 @@ def _reap(worker: Child) -> bool:
     return True
 
 
-def _tell(store: Store, worker: Child, *, first: bool) -> None:
-    """Leave word in the store of how a worker died, for the others' error messages.
+def _tell(store: Store, worker: Child, output: TextIO, *, first: bool, ended: bool) -> None:
+    """Leave word in the store of how a worker died, for the others' error messages, and say a signal's death here.
 
-    Later exit codes are consequences of the first; signals are causes in any case.
+    Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
     """
-    from preduce.runtime.transport.notes import DEATHS, Notes  # loads torch, as every worker does
+    from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes, stage_of  # loads torch, as every worker does
 
     assert worker.code is not None
     if worker.code > SIGNALLED:
         number = worker.code - SIGNALLED
         text = f"was killed by signal {number} ({signal.Signals(number).name})"
+        if not ended:
+            # A worker that a signal ends prints nothing itself.
+            hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
+            with contextlib.suppress(RuntimeError):
+                output.write(f"preduce: worker {worker.rank} {text} {stage_of(store, worker.rank)}{hint}\n")
+                output.flush()
     elif not first:
         return
     else:
         text = f"ended with exit code {worker.code}"
     with contextlib.suppress(RuntimeError):
-        Notes(store, DEATHS).write(str(worker.rank), text)
+        notes = Notes(store, DEATHS, own_server=True)
+        notes.write(str(worker.rank), text)
+        notes.count(CHANGES, 1)
 
 
 def _signal(workers: Sequence[Child], number: signal.Signals) -> None:

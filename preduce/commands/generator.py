@@ -15,7 +15,12 @@ def command(
     ],
     address: Annotated[str, typer.Option(help="Where to listen; * takes a free port.")] = "tcp://127.0.0.1:*",
     log: Annotated[Path | None, typer.Option(help="Write-ahead log; a restart goes on from it.")] = None,
-    lease: Annotated[float, typer.Option(help="Seconds of silence after which a worker is given up.", min=0.1)] = 10.0,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds of silence after which a worker is given up (default: 3/4 of the run's timeout).", min=0.1
+        ),
+    ] = None,
     max_known: Annotated[int, typer.Option(help="Distinct groups that a worker is put into at most.", min=1)] = 32,
     address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
     worker_keys: Annotated[
@@ -47,7 +52,7 @@ def _serve(
     keys: Path,
     address: str,
     log: Path | None,
-    lease: float,
+    lease: float | None,
     max_known: int,
     address_file: Path | None,
     worker_keys: Path | None,

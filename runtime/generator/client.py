@@ -7,6 +7,7 @@ order, is in `executed`.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import threading
 import time
@@ -14,7 +15,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.generator.wire import FromWorker, Heard, Refused, pack_request, unpack_reply
+from preduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
 from preduce.runtime.transport.doorbell import Doorbell
 from preduce.schedulers.protocols.base import Send
 from preduce.schedulers.protocols.group_generator.service import Ask
@@ -57,7 +58,7 @@ class GeneratorClient:
         keys: the job's, without the service's secret.
         rank: this worker.
         timeout: seconds without any answer after which the service is taken to be gone.
-        lease: of the service; signs of life are sent four times as often.
+        lease: of the service, if it is shorter than its part of the timeout; signs of life come four times as often.
         transport: for tests: stands between `send` and the socket.
 
     Raises:
@@ -82,7 +83,7 @@ class GeneratorClient:
         self.lost: frozenset[int] = frozenset()
         self._costs: deque[float] = deque(maxlen=COST_ROUNDS)
         self._begun: float | None = None
-        self._keys, self._retry, self._beat = keys, retry, lease / 4
+        self._keys, self._retry, self._beat = keys, retry, min(lease, LEASE_SHARE * timeout) / 4
         self._session = secrets.token_hex(8)
         self._worker = GroupWorker(-1, collective=False)
         self._state: WorkerState | None = None
@@ -189,7 +190,7 @@ class GeneratorClient:
         self._bell.ring()
 
     def _packed(self, ask: Ask | None, *, goodbye: bool = False) -> bytes:
-        return pack_request(FromWorker(self.rank, self._session, ask, goodbye))
+        return pack_request(FromWorker(self.rank, self._session, ask, goodbye, math.ceil(1000 * self.timeout)))
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -270,6 +271,6 @@ class GeneratorClient:
                 if self._state.stage == FENCED:
                     self._error = FencedError(
                         f"group generator: gave worker {self.rank} up, because it gave no sign of life for longer than "
-                        "its lease; this process no longer belongs to the job"
+                        "its lease; the others went on without it, and this process no longer belongs to the job"
                     )
             self._changed.notify_all()

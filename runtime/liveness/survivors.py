@@ -99,15 +99,17 @@ class Survivors:
             UnavailableError: a worker lives and does not come, or was lost between coming and connecting.
         """
         everybody, start = frozenset(range(self.world.size)), time.monotonic()
+        self.heartbeat.doing(f"entered {place}", everybody)
         while True:
+            self.heartbeat.refuse_without_store()
             lost = self.lost()
             here = self.heartbeat.gathered(everybody)
             missing = everybody - lost - here
             if not missing:
                 break
             if time.monotonic() > start + self.timeout:
-                late = f"worker {min(missing)}, which {self.heartbeat.last_seen(min(missing))}"
-                raise UnavailableError(f"{place}: {late}, did not come within {self.timeout:g} s")
+                late = self.heartbeat.waits_for(sorted(missing), self.timeout)
+                raise UnavailableError(f"{place}: {late}")
             time.sleep(2 * POLL_SECONDS)
         members = tuple(sorted(here))
         self._gatherings += 1  # the same members may have to be connected anew in a later gathering

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.transport.admission import Admission
+from preduce.runtime.transport.connections import Connections
 from preduce.runtime.transport.doorbell import Doorbell
 from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError
+from preduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
 from preduce.topo.errors import MissingFeatureError, UnavailableError
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Mailbox:
         self._outgoing: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
         self._peers: dict[int, Any] = {}
+        self._poller = self._zmq.Poller()
+        self.connections = Connections(self._poller)
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._closing = False
@@ -128,18 +131,17 @@ class Mailbox:
             GoneError: a member can no longer answer, the timeout passed, or delivery failed.
         """
         start = time.monotonic()
+        lookout = Lookout(heartbeat, members, round_)
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: done() or self._failure is not None, LOOK_SECONDS):
+                if self._changed.wait_for(lambda: done() or self._failure is not None, GLANCE_SECONDS):
                     if self._failure is not None:
                         raise GoneError(f"a message could not be delivered ({self._failure})")
                     return
-            if (why := heartbeat.gone(members, round_)) is not None:
+            if (why := lookout.gone()) is not None:
                 raise GoneError(why)
             if time.monotonic() > start + self.timeout:
-                others = [rank for rank in members if rank != self.rank]
-                seen = "; ".join(f"worker {rank}, which {heartbeat.last_seen(rank)}" for rank in others[:4])
-                raise GoneError(f"waits for {seen}, for more than {self.timeout:g} s")
+                raise GoneError(heartbeat.waits_for(members, self.timeout))
 
     def poke(self) -> None:
         """Let those who wait look again, after a change that no message brought."""
@@ -169,13 +171,15 @@ class Mailbox:
         return address
 
     def _run(self) -> None:
-        poller = self._zmq.Poller()
+        poller = self._poller
         for source in (self._inbox, self._admission.socket, self._bell.fileno()):
             poller.register(source, self._zmq.POLLIN)
         try:
             while not self._closing:
                 for ready, _ in poller.poll(1000):
-                    if ready is self._inbox:
+                    if self.connections.is_one(ready):
+                        self.connections.hear(ready)
+                    elif ready is self._inbox:
                         self._receive()
                     elif ready is self._admission.socket:
                         self._admission.answer()
@@ -204,6 +208,7 @@ class Mailbox:
                 peer.setsockopt(self._zmq.SNDHWM, 0)
                 peer.setsockopt(self._zmq.IPV6, self._addresses[to].startswith("tcp://["))
                 self._admission.introduce(peer)
+                self.connections.watch(to, peer)
                 peer.connect(self._addresses[to])
             header = json.dumps([self.rank, message.kind, message.numbers]).encode()
             self._peers[to].send_multipart([self._admission.sealed(header), *message.payload], copy=False)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.waiting import SignsOfLife
     from preduce.topo.schedule import Schedule
 
 MAX_GROUPS = 64
@@ -38,6 +39,7 @@ class World(Protocol):
     size: int
     store: Store
     timeout: timedelta
+    signs: SignsOfLife | None
 
     def prepare(self, schedule: Schedule) -> None:
         """Make and warm up every group that the schedule needs; all workers call it."""
@@ -66,6 +68,8 @@ class GroupTable(ABC):
         self._groups: dict[tuple[int, ...], Communicator] = {}
         self._instances = 0
         self.abandoned = False
+        self.signs: SignsOfLife | None = None
+        """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
 
     @abstractmethod
     def prepare(self, schedule: Schedule) -> None:

@@ -61,6 +61,8 @@ class Ending:
     def guarded(self) -> Iterator[None]:
         """After a failure of the run nothing works on; the next optimizer of this process starts afresh."""
         try:
+            if self.state == RUNNING:
+                self.run.reducer.heartbeat.refuse_without_store()
             yield
         except PreduceError as error:
             if not isinstance(error, InputError) and self.state != FINISHED:

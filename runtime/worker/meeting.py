@@ -51,10 +51,10 @@ class Meeting:
         """
         reducer = self.run.reducer
         notes = Notes(reducer.world.store, f"exchange/{reducer.key}/{what}/{number}")
-        notes.write(str(self.run.rank), json.dumps(mine))
+        self.ending.guard(lambda: notes.write(str(self.run.rank), json.dumps(mine)))
         self.together(what, number, members)
         speakers = self.run.everyone if members is None else members
-        said = [json.loads(notes.wait_for(str(rank))) for rank in speakers]
+        said = self.ending.guard(lambda: [json.loads(notes.wait_for(str(rank))) for rank in speakers])
         self.together(f"{what} read", number, members)
         return said
 
