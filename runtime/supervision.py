@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
+from preduce.runtime.orphans import end_groups
+from preduce.runtime.signals import SIGNALLED, Terminated, held
 from preduce.topo.errors import FencedError
 
 if TYPE_CHECKING:
@@ -18,19 +20,24 @@ if TYPE_CHECKING:
 
     from preduce.runtime.transport.torch_api import Store
 
-SIGNALLED = 128
-"""Exit codes above it name the signal that ended a process."""
+CHILDREN_SECONDS = 2.0
+"""How long what a failed worker has started may live on, to clean up."""
 
 
 @dataclass(slots=True)
 class Child:
-    """One worker's process: it waits for the store's port on the pipe `go`; `streams` holds its unfinished lines."""
+    """One worker's process: it waits for the store's port on the pipe `go`; `streams` holds its unfinished lines.
+
+    It stays a zombie until the run ends, so that its number is its process group's and nobody else's. `children_until`
+    is when what it started is ended after its failure.
+    """
 
     rank: int
     pid: int
     go: int
     streams: dict[int, bytes] = field(default_factory=dict)
     code: int | None = None
+    children_until: float = float("inf")
 
 
 @dataclass(slots=True)
@@ -50,6 +57,13 @@ class _Shutdown:
         """Note the first failure; later ones change nothing."""
         self.code = self.code or code
         self.deadline = min(self.deadline, time.monotonic() + grace)
+
+    def asked(self, code: int, grace: float, workers: Sequence[Child]) -> None:
+        """Somebody wants the run to end: pass it on, and end who does not; asked again, end them now."""
+        again = self.code == code
+        _signal(workers, signal.SIGKILL if again else signal.SIGTERM)
+        self.code, self.signals = code, [signal.SIGKILL]
+        self.begin(code, grace)
 
     @property
     def has_signalled(self) -> bool:
@@ -82,11 +96,15 @@ def supervise(workers: Sequence[Child], store: Store, grace: float, output: Text
         # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
         while running or (selector.get_map() and time.monotonic() < drained):
             try:
-                for key, _ in selector.select(timeout=0.05):
+                ready = selector.select(timeout=0.05)
+                for key, _ in ready:
                     if not _forward(key.fd, *key.data, width=width):
                         selector.unregister(key.fd)
-                if running and not (running := _collect(workers, store, shutdown, grace, output)):
-                    drained = time.monotonic() + 0.5
+                with held():
+                    if running and not (running := _collect(workers, store, shutdown, grace, output)):
+                        drained = time.monotonic() + 0.5
+            except Terminated as ended:
+                shutdown.asked(ended.exit_code, grace, workers)
             except KeyboardInterrupt:
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
                 shutdown.code = 130
@@ -106,8 +124,13 @@ def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace:
     for worker in workers:
         if worker.code is None and _reap(worker) and worker.code:
             _tell(store, worker, output or sys.stderr, first=not shutdown.code, ended=shutdown.has_signalled)
+            _signal_group(worker, signal.SIGTERM)
+            worker.children_until = time.monotonic() + CHILDREN_SECONDS
             if shutdown.concerns(worker, workers):
                 shutdown.begin(worker.code, grace)
+        if time.monotonic() > worker.children_until:
+            worker.children_until = float("inf")
+            _signal_group(worker, signal.SIGKILL)
     shutdown.escalate(workers)
     return any(worker.code is None for worker in workers)
 
@@ -129,11 +152,10 @@ def _forward(descriptor: int, worker: Child, stream: TextIO, *, width: int) -> b
 
 def _reap(worker: Child) -> bool:
     """Whether a worker has ended; then `code` is its exit code, 128 + signal number if it was killed."""
-    pid, status = os.waitpid(worker.pid, os.WNOHANG)
-    if pid == 0:
+    ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
         return False
-    code = os.waitstatus_to_exitcode(status)
-    worker.code = code if code >= 0 else 128 - code
+    worker.code = ended.si_status if ended.si_code == os.CLD_EXITED else SIGNALLED + ended.si_status
     return True
 
 
@@ -168,18 +190,22 @@ def _signal(workers: Sequence[Child], number: signal.Signals) -> None:
     """Send a signal to the running workers and to what they started: each has its own process group."""
     for worker in workers:
         if worker.code is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(worker.pid, number)
-                os.killpg(worker.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
+            _signal_group(worker, number)
+
+
+def _signal_group(worker: Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker.pid, number)
+        os.killpg(worker.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
 
 
 def end_all(workers: Sequence[Child]) -> None:
     """Leave nothing behind, whatever happened above."""
     _signal(workers, signal.SIGKILL)
+    end_groups({worker.pid for worker in workers})
     for worker in workers:
-        if worker.code is None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(worker.pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(worker.pid, 0)
         for descriptor in [*worker.streams, *([worker.go] if worker.go >= 0 else [])]:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import secrets
 import threading
 import time
@@ -17,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
+from preduce.runtime.transport.doorbell import Doorbell
 from preduce.schedulers.protocols.base import Send
 from preduce.schedulers.protocols.group_generator.service import Ask
 from preduce.schedulers.protocols.group_generator.worker import (
@@ -94,7 +94,7 @@ class GeneratorClient:
         self._transport = transport
         self._outbox: list[bytes] = []
         self._heard = time.monotonic()
-        self._woken, self._wake = os.pipe()
+        self._bell = Doorbell()
         self._thread = threading.Thread(target=self._run, name=f"preduce-generator-{rank}", daemon=True)
         self._thread.start()
 
@@ -180,15 +180,14 @@ class GeneratorClient:
         """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""
         if not self._closing:
             self._closing = True
-            os.write(self._wake, b"!")
+            self._bell.ring()
             self._thread.join(3.0)
             if not self._thread.is_alive():
-                os.close(self._wake)
-                os.close(self._woken)
+                self._bell.close()
 
     def _send(self, actions: tuple[Any, ...]) -> None:
         self._outbox += [self._packed(a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Ask)]
-        os.write(self._wake, b"!")
+        self._bell.ring()
 
     def _packed(self, ask: Ask | None, *, goodbye: bool = False) -> bytes:
         return pack_request(FromWorker(self.rank, self._session, ask, goodbye, math.ceil(1000 * self.timeout)))
@@ -234,10 +233,10 @@ class GeneratorClient:
         asked = beaten = time.monotonic()
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
+        poller.register(self._bell.fileno(), zmq.POLLIN)
         while not self._closing:
-            if self._woken in dict(poller.poll(min(POLL_MILLISECONDS, 500 * self._retry))):
-                os.read(self._woken, 4096)
+            if self._bell.fileno() in dict(poller.poll(min(POLL_MILLISECONDS, 500 * self._retry))):
+                self._bell.quiet()
             with self._changed:
                 outgoing, self._outbox = self._outbox, []
                 state = self._state

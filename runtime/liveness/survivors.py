@@ -51,6 +51,7 @@ class Survivors:
         self._noted: frozenset[int] = frozenset()
         self._looked = 0.0
         self._dropped: frozenset[int] = frozenset()
+        self._gatherings = 0
 
     def lost(self) -> frozenset[int]:
         """The workers that are known to be gone for good; their groups are destroyed here."""
@@ -111,7 +112,8 @@ class Survivors:
                 raise UnavailableError(f"{place}: {late}")
             time.sleep(2 * POLL_SECONDS)
         members = tuple(sorted(here))
-        self.connect(members, place)
+        self._gatherings += 1  # the same members may have to be connected anew in a later gathering
+        self.connect(members, f"{place} {self._gatherings}")
         return members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:

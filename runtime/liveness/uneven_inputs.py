@@ -40,10 +40,12 @@ class UnevenInputs:
 
     def ended(self) -> None:
         """Say that this worker's data ended."""
-        self._notes.count(f"{self._generation}/ended", 1)
+        self._notes.write(f"{self._generation}/ended/{self.rank}", "1")
 
-    def another(self, round_: int) -> bool:
+    def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
         """Whether anybody does this round; waits until that is known.
+
+        With `lost` the workers that it names are not waited for.
 
         Raises:
             UnavailableError: a worker is gone, or nobody decided within the timeout.
@@ -52,14 +54,21 @@ class UnevenInputs:
         start = time.monotonic()
         lookout = Lookout(self.heartbeat, range(self.size))
         while True:
-            all_ended = self._notes.count(ended) >= self.size
-            if self._notes.has(begun):
+            gone = frozenset[int]() if lost is None else lost()
+            needed = [f"{ended}/{rank}" for rank in range(self.size) if rank not in gone]
+            all_ended = self._notes.has(*needed)
+            goes_on = self._notes.has(begun)  # asked last: who has ended begins nothing after that
+            if (goes_on or all_ended) and lost is not None:
+                # A lost worker may still live, and begin a round while the others look: the first who looked decides.
+                verdict = self._notes.propose(f"{self._generation}/verdict/{round_}", "on" if goes_on else "end")
+                goes_on = verdict == "on"
+            if goes_on:
                 return True
             if all_ended:
                 self._generation += 1
                 self._declared = -1
                 return False
-            if lookout.is_due():
+            if lost is None and lookout.is_due():
                 self._refuse_if_gone(f"data ended before round {round_}")
             if time.monotonic() > start + self.timeout:
                 raise UnavailableError(

@@ -120,8 +120,7 @@ class Ending:
         heartbeat.record_failure(str(error)[:300])
         heartbeat.stop()
         forget(world)
-        with contextlib.suppress(OSError):
-            self.run.reducer.recorder.write_trace()
+        self.run.reducer.recorder.write_trace()
 
     def leave(self) -> None:
         """At the interpreter's exit without finish(): tell the others why."""
@@ -136,8 +135,7 @@ class Ending:
                     f"preduce: worker {self.run.rank} ended in round {self.stepper.round} without optimizer.finish(), "
                     "so it kept its own model, not the mean of all; call finish() before saving\n"
                 )
-            with contextlib.suppress(OSError):
-                self.run.reducer.recorder.write_trace()
+            self.run.reducer.recorder.write_trace()
         heartbeat.stop()
         self.runner.close()
         self.run.reducer.world.abandon()
