@@ -273,7 +273,7 @@ FAULTS = {
     "pause launcher": Fault(pause_launcher, AGENTS),
     "kill generator": Fault(kill_generator, kinds=("generated",), steps=SHORT, weight=3),
     "pause generator": Fault(pause_generator, kinds=("generated",), weight=3),
-    "squatted port": Fault(squatted_port, ("by hand",), kinds=("static", "generated", "server asynchronous")),
+    "squatted port": Fault(squatted_port, ("by hand",), kinds=("static", "neighbor", "server asynchronous")),
     "full disk for traces": Fault(full_disk, steps=SHORT),
     "full disk for checkpoints": Fault(full_disk, steps=SHORT),
     "cut link": Fault(cut_link(3), ("nodes",)),
