@@ -69,9 +69,11 @@ class Recorder:
         self._ring.append(operation)
         return operation
 
-    def end(self, operation: Operation, outcome: str = "ok") -> None:
-        """Note that it ended, well or not."""
+    def end(self, operation: Operation, outcome: str = "ok", *, times: tuple[float, float] | None = None) -> None:
+        """Note that it ended, well or not; `times` are begin and end on a device, as `time.perf_counter` says them."""
         operation.end, operation.outcome = self.now(), outcome
+        if times is not None:
+            operation.start, operation.end = self._anchor + times[0], self._anchor + times[1]
         if self.directory is not None:
             name = f"{operation.kind} {{{','.join(map(str, operation.members))}}}"
             details = {"round": operation.round, "step": operation.step, "bytes": operation.num_bytes}

@@ -64,6 +64,7 @@ class GroupMeans(Runner):
             self._waited = True
             for bucket in self.run.flat.buckets:
                 bucket.put_aside()
+        self.run.reducer.flush()
 
     def drain(self) -> None:
         """Wait for the operation in flight and drop it: every member started it, none commits it."""

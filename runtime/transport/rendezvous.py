@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.nccl import NcclWorld
+from preduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
 from preduce.runtime.transport.torch_api import PrefixStore, TCPStore, default_store
 from preduce.topo.errors import InputError, UnavailableError
 
@@ -17,12 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+    import torch
+
     from preduce.runtime.transport.torch_api import Store
     from preduce.runtime.transport.worlds import World
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _worlds: dict[str, World] = {}
+_attempts = 0
 
 
 def place() -> tuple[int, int]:
@@ -74,7 +76,12 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
         InputError: no launcher, or a CUDA run without NCCL.
         UnavailableError: the store did not answer.
     """
-    kind = "cuda" if device.type == "cuda" and dist.is_nccl_available() else "cpu"
+    kind = "cuda" if device.type == "cuda" and not over_gloo() else "cpu"
+    if kind == "cuda" and not dist.is_nccl_available():
+        raise InputError(
+            f"device: the parameters lie on {device} and this torch has no NCCL; install a build that has it, train on "
+            f"the CPU, or set {OVER_GLOO}=1 to average through host memory, which is slow"
+        )
     rank, size = place()
     if kind in _worlds:
         check(_worlds[kind].store, rank, size)
@@ -85,17 +92,10 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
     if kind == "cpu":
         world: World = GlooWorld(store, rank, size, timeout)
     else:
-        if not dist.is_initialized():
-            torch.cuda.set_device(device)
-            dist.init_process_group(
-                "nccl",
-                store=_prefixed("nccl", store),
-                rank=rank,
-                world_size=size,
-                timeout=timeout,
-                device_id=device,
-            )
-        world = NcclWorld(store, rank, size, timeout, device=device)
+        global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
+        _attempts += 1  # counted alike on all workers: a failure here is one of all
+        refuse_shared_gpus(store, rank, size, device, _attempts)
+        world = NcclWorld(store, rank, size, timeout, device=device, attempt=_attempts)
     _worlds[kind] = world
     return world
 
