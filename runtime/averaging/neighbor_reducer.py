@@ -54,7 +54,9 @@ class PeerReducer(Reducer):
         self.neighbourhoods = tuple(neighbourhoods)
         self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
 
-    def begin(self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False) -> Reduction:
+    def begin(
+        self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False, lag: int = 0
+    ) -> Reduction:
         """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round.
 
         Raises:
@@ -63,7 +65,7 @@ class PeerReducer(Reducer):
         assert not gradients, "neighbours average parameters"
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
-        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes)
+        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(f"entered {operation}")
         tag = tag_of(self.key, kind, round_, "neighbours")
         everyone = self.world.everyone()

@@ -76,13 +76,17 @@ class Reducer:
         """Where the operations run; all buckets lie on one device."""
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
-    def begin(self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False) -> Reduction:
+    def begin(
+        self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False, lag: int = 0
+    ) -> Reduction:
         """Copy parameters (or gradients) into the scratch arrays and start summing them over the group.
+
+        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end.
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
-        reduction = self._announced(kind, step, round_, group)
+        reduction = self._announced(kind, step, round_, group, lag=lag)
         try:
             self._start(reduction, gradients=gradients)
         except (GoneError, UnavailableError) as error:
@@ -114,11 +118,11 @@ class Reducer:
             return None
         return reduction
 
-    def _announced(self, kind: str, step: int, round_: int, group: Group) -> Reduction:
+    def _announced(self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
         communicator = self.world.communicator(group.members)
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
-        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes)
+        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(f"entered {operation}")
         return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"))
 
@@ -305,7 +309,7 @@ class Reducer:
         while not work.is_completed():
             now = time.monotonic()
             if now > look:
-                members, round_ = reduction.group.members, reduction.operation.round
+                members, round_ = reduction.group.members, reduction.operation.rounds_before
                 if given_up is None:
                     why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
                 else:
@@ -332,7 +336,7 @@ class Reducer:
         for rank in members:
             self.heartbeat.last_seen(rank)
         while time.monotonic() < deadline:
-            round_ = operation.round
+            round_ = operation.rounds_before
             if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
                 return why
             time.sleep(0.05)

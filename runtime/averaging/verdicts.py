@@ -152,8 +152,8 @@ class Verdicts:
     def _why_not(self, pending: _Pending, since: float) -> str | None:
         """Why an operation shall not be waited for any longer; None if it may still end."""
         operation = pending.operation
-        why = self.heartbeat.gone(operation.members, operation.round)
-        why = why or self.heartbeat.elsewhere(operation.members, operation.round)
+        members, round_ = operation.members, operation.rounds_before
+        why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
         if why is None and time.monotonic() > since + self.timeout:
             return f"timed out: {operation} did not finish on the device within {self.timeout:g} s"
         return why

@@ -94,7 +94,7 @@ class GroupMeans(Runner):
         group = self._group(round_)
         if group is not None:
             self._riders = [snapshot_riders(bucket) for bucket in buckets]
-            self._pending = self.run.reducer.begin("average", step, round_, group)
+            self._pending = self.run.reducer.begin("average", step, round_, group, lag=1)
             self._waited = False
 
     def _mean_pace(self, group: Group) -> float:
