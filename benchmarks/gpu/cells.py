@@ -220,8 +220,15 @@ def _sleep_here(seconds: float) -> None:
 
 
 def run_cell(
-    cell: Cell, kind: str, *, place: str = "", seconds: float = 0.0, fault: Fault | None = None, timeout: float = 30.0,
-    action: Callable[..., dict[str, Any]] = train, **options: Any  # noqa: ANN401 - of the action
+    cell: Cell,
+    kind: str,
+    *,
+    place: str = "",
+    seconds: float = 0.0,
+    fault: Fault | None = None,
+    timeout: float = 30.0,
+    action: Callable[..., dict[str, Any]] = train,
+    **options: Any,  # noqa: ANN401 - of the action
 ) -> list[dict[str, Any]]:
     """What every rank's part returns, with the operations at one place late, or with a fault."""
 
@@ -240,11 +247,13 @@ def run_cell(
     return results
 
 
-def distance(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> float:
-    """The largest difference between the values of two runs, relative to max(1, |value|); infinite where one is not finite."""
+def distance(one: list[dict[str, Any]], other: list[dict[str, Any]], *, parameters_only: bool = False) -> float:
+    """The largest difference between two runs' values, relative to max(1, |value|); infinite where one is not finite."""
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
         for name, value in mine["values"].items():
+            if parameters_only and name.startswith("norm.") and name not in ("norm.weight", "norm.bias"):
+                continue
             wanted = theirs["values"][name].double().cpu()
             gap = (value.double().cpu() - wanted).abs() / wanted.abs().clamp_min(1)
             worst = max(worst, float(gap.max()) if bool(gap.isfinite().all()) else float("inf"))
@@ -277,7 +286,7 @@ FAULTS = ("wrong tag", "NaN payload", "partial sum", "never complete")
 def judge_fault(cell: Cell, kind: str, fault: Fault, *, timeout: float = 2.0) -> str | None:
     """Run a cell into a fault; a sentence if a rank did not learn of it, or kept anything of the failed operation.
 
-    `fault.at` counts payloads of a group; the cell's first failed round is the first in which any group has so many.
+    Its parameters must be those of a run whose averages ended before it, after as many steps.
     """
     results = run_cell(cell, kind, fault=fault, timeout=timeout)
     for rank, result in enumerate(results):
@@ -286,12 +295,13 @@ def judge_fault(cell: Cell, kind: str, fault: Fault, *, timeout: float = 2.0) ->
         values = torch.cat([value.double().flatten().cpu() for value in result["values"].values()])
         if not bool(values.isfinite().all()):
             return f"{cell.name}, {fault.kind}: rank {rank} holds what is not finite"
-    steps = [result["steps"] for result in results]
-    for rank, taken in enumerate(steps):
-        gap = min(
-            distance([results[rank]], [run_cell(replace(cell, rounds=fault.at), "plain", finish=False, local=local)[rank]])
-            for local in ([0] if cell.kind == "allreduce" and cell.paces == 1 else [taken - fault.at, taken - fault.at + 1])
-        )
+    before = replace(cell, rounds=fault.at)
+    for rank, result in enumerate(results):
+        # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.
+        local = result["steps"] - fault.at
+        choices = [0] if cell.schedule.strategy.averages_gradients else [local, local + 1]
+        wanted = [run_cell(before, "plain", finish=False, local=choice)[rank] for choice in choices]
+        gap = min(distance([result], [one], parameters_only=True) for one in wanted)
         if gap > tolerance(cell, kind):
             return f"{cell.name}, {fault.kind}: rank {rank} is {gap:.3g} from its parameters without the failed average"
     return None

@@ -121,13 +121,13 @@ class PretendedDevice:
         (stream or self.current).submit(mark.set)
         return mark
 
-    def wait(self, mark: Mark) -> None:
-        """Let the current stream wait for a mark, or for this rank's end."""
+    def wait(self, mark: Mark, *, of_others: bool = False) -> None:
+        """Let the current stream wait for a mark; one `of_others` may never be set once this rank has aborted."""
 
         def task() -> None:
             deadline = time.monotonic() + STUCK_SECONDS
             while not mark.passed.wait(0.002):
-                if self.gone.is_set() or time.monotonic() > deadline:
+                if (of_others and self.gone.is_set()) or time.monotonic() > deadline:
                     return
 
         self.current.submit(task)
@@ -305,7 +305,7 @@ class Plain:
         self.gone = threading.Event()
         self.host_waits = 0
 
-    def stream(self, name: str) -> None:  # noqa: ARG002 - the face of all
+    def stream(self, name: str) -> None:
         """None."""
 
     def on(self, stream: object) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - as above
@@ -318,7 +318,7 @@ class Plain:
         mark.set()
         return mark
 
-    def wait(self, mark: object) -> None:
+    def wait(self, mark: object, *, of_others: bool = False) -> None:
         """Nothing to wait for."""
 
     def sleep(self, seconds: float) -> None:
@@ -370,7 +370,7 @@ class Cuda:
         event.record(self.current)
         return event
 
-    def wait(self, mark: torch.cuda.Event) -> None:
+    def wait(self, mark: torch.cuda.Event, *, of_others: bool = False) -> None:  # noqa: ARG002 - kernels end by themselves
         """Let the current stream wait for a mark."""
         self.current.wait_event(mark)
 

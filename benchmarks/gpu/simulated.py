@@ -36,7 +36,7 @@ JOIN_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in the `at`-th payload (counted per group, from 0) and the tag that follows it.
+    """What goes wrong in each rank's `at`-th payload, which is that of round `at`, and in the tag that follows it.
 
     `wrong tag`: a member meant another operation. `NaN payload`: that, and the sum is not a number. `never complete`:
     the device never comes to the end. `partial sum`: an abort in the middle: the end of the array is summed, the
@@ -84,7 +84,7 @@ class SimulatedWork:
     def wait(self) -> None:
         """Let the current stream wait for it. On CUDA the host also waits until all members have called it."""
         if isinstance(self.device, PretendedDevice):
-            self.device.wait(self.slot.done[self.place])
+            self.device.wait(self.slot.done[self.place], of_others=True)
             return
         deadline = time.monotonic() + JOIN_SECONDS
         while not self.slot.launched.wait(0.002):
@@ -99,15 +99,15 @@ class SimulatedCommunicator(Communicator):
     def __init__(self, world: SimulatedWorld, members: tuple[int, ...]) -> None:
         super().__init__(members, world.rank, world)
         self.world, self.shared, self.pretended = world, world.shared, world.pretended
-        self._calls = self._payloads = 0
+        self._calls = 0
 
     def all_reduce(self, tensor: torch.Tensor) -> SimulatedWork:
         """Start a sum, in place."""
         self._live()
         is_tag = tensor.numel() == TAG_LENGTH and tensor.dtype is torch.float32
         fault = self.shared.fault
-        hit = None if fault is None or fault.at != self._payloads - is_tag else fault.kind
-        self._payloads += not is_tag
+        hit = None if fault is None or fault.at != self.world.payloads - is_tag else fault.kind
+        self.world.payloads += not is_tag
         if hit in ("wrong tag", "NaN payload") and is_tag and self.place == 0:
             tensor.add_(1)
         return self._collective(tensor, lambda tensors: self._sum(tensors, hit, is_tag=is_tag))
@@ -180,7 +180,7 @@ class SimulatedCommunicator(Communicator):
             return SimulatedWork(device, slot, self.place)
         with device.on(self.world.stream), unversioned():
             for _, mark in slot.arrivals.values():
-                device.wait(mark)
+                device.wait(mark, of_others=True)
             device.sleep(self.shared.delay)
             combine({place: value for place, (value, _) in slot.arrivals.items()})
             for place in places:
@@ -210,6 +210,7 @@ class SimulatedWorld(GroupTable):
         self.shared, self.pretended = shared, device
         self.stream: Any = device.stream("communication")
         self.messages: dict[tuple[int, int], int] = {}
+        self.payloads = 0
         self._own_streams = device.streams()
 
     def prepare(self, schedule: Schedule) -> None:

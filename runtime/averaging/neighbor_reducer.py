@@ -63,6 +63,7 @@ class PeerReducer(Reducer):
             PeerLostError: the exchange cannot start.
         """
         assert not gradients, "neighbours average parameters"
+        self._refuse_after_abort()
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)

@@ -120,6 +120,7 @@ class Reducer:
 
     def _announced(self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
+        self._refuse_after_abort()
         communicator = self.world.communicator(group.members)
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
@@ -138,6 +139,15 @@ class Reducer:
         if self.streams.runs_ahead:
             self.verdicts.look()
             self.verdicts.begun(operation, self.streams)
+
+    def _refuse_after_abort(self) -> None:
+        """Where the watch has destroyed the groups, say why.
+
+        Raises:
+            PeerLostError: as said.
+        """
+        if self.verdicts.why is not None:
+            raise self.failure(self.recorder.last()[-1], GoneError(self.verdicts.why))
 
     def _fills_first(self) -> None:
         """Let the user's stream wait for the fills, which read parameters and buffers that it changes next.
@@ -159,6 +169,7 @@ class Reducer:
         Raises:
             PeerLostError: members differ, or one is gone.
         """
+        self._refuse_after_abort()
         communicator = self.world.communicator(group.members)
         operation = self.recorder.begin(kind, round_, round_, group.members, 16)
         reduction = Reduction(communicator, group, operation, ())

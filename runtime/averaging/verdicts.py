@@ -51,7 +51,8 @@ class Verdicts:
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
         self._healthy: torch.Tensor | None = None
-        self._why: str | None = None
+        self.why: str | None = None
+        """Why the watch destroyed the groups."""
         self._watch: threading.Thread | None = None
         self._clock: DeviceClock | None = None
         self._closed = False
@@ -146,8 +147,8 @@ class Verdicts:
             raise GoneError(f"in {pending.operation} {pending.complaint}")
 
     def _raise_what_the_watch_saw(self) -> None:
-        if self._why is not None:
-            raise GoneError(self._why)
+        if self.why is not None:
+            raise GoneError(self.why)
 
     def _why_not(self, pending: _Pending, since: float) -> str | None:
         """Why an operation shall not be waited for any longer; None if it may still end."""
@@ -161,7 +162,7 @@ class Verdicts:
     def _look_now_and_then(self) -> None:
         """The watch: for a training loop that waits for the device and cannot look itself."""
         idle = 0.0
-        while idle < IDLE_SECONDS and self._why is None and not self._closed:
+        while idle < IDLE_SECONDS and self.why is None and not self._closed:
             time.sleep(LOOK_SECONDS)
             with self._lock:
                 pending = list(self._pending)
@@ -175,6 +176,6 @@ class Verdicts:
             with self._lock:
                 if why is None or oldest not in self._pending:
                     continue
-                self._why = why
+                self.why = why
             self.heartbeat.note("failed", f"gave up in {oldest.operation}")
             self.world.abandon()

@@ -226,7 +226,7 @@ class CorrectedMeans(GroupMeans):
         replace_where(trust, trusted, ok)
         self.doubts[index] += doubted
         bucket.note[len(bucket.slots) :].mul_(0 if ok is None else ~ok)
-        if bucket.device.type == "cpu":  # on CUDA the host waits for nothing
+        if not self.run.reducer.streams.runs_ahead:  # otherwise the host waits for nothing
             with self.run.reducer.recorder.span("drift correction", kept=float(kappa), trust=float(trust)):
                 pass
 
