@@ -248,7 +248,7 @@ def run_cell(
 
 
 def distance(one: list[dict[str, Any]], other: list[dict[str, Any]], *, parameters_only: bool = False) -> float:
-    """The largest difference between two runs' values, relative to max(1, |value|); infinite where one is not finite."""
+    """The largest difference between two runs' values, relative to max(1, |value|); infinite if not finite."""
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
         for name, value in mine["values"].items():
