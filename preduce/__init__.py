@@ -17,4 +17,16 @@ from __future__ import annotations
 from lazy_loader import attach_stub
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
+_import, __dir__, __all__ = attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _import(name)
+    except ModuleNotFoundError as error:
+        from preduce.topo.extras import EXTRAS, missing
+
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRAS:
+            raise
+        raise missing([library], f"preduce.{name}") from None

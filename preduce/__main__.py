@@ -14,6 +14,19 @@ INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; errors end as one line on standard error."""
     arguments, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
+    from preduce.streams import ReaderLeftError, guarded_streams, silence
+
+    try:
+        with guarded_streams():
+            return _answer(arguments, debug=debug)
+    except (ReaderLeftError, BrokenPipeError):
+        silence()
+        return 0
+
+
+def _answer(arguments: list[str], *, debug: bool) -> int:
+    """Run one command; every error becomes its line and its exit code."""
+    from preduce.streams import ReaderLeftError
     from preduce.topo.errors import PreduceError
 
     try:
@@ -24,10 +37,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader (such as `head`) has gone; point stdout elsewhere so that the interpreter's last flush is silent.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (ReaderLeftError, BrokenPipeError):
+        raise
+    except ModuleNotFoundError as error:
+        from preduce.topo.extras import EXTRAS, missing
+
+        top = (error.name or "").partition(".")[0]
+        if top not in EXTRAS or debug:
+            return _internal(error, debug=debug)
+        refusal = missing([top], "this")
+        return _say(str(refusal), refusal.exit_code)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours ends in one sentence
         return _internal(error, debug=debug)
 
@@ -41,9 +60,11 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 def _invoke(arguments: list[str]) -> int:
     from preduce.commands import build_app
+    from preduce.console import fresh_terminal
 
     try:
-        result = build_app()(args=arguments, prog_name="preduce", standalone_mode=False)
+        with fresh_terminal():
+            result = build_app()(args=arguments, prog_name="preduce", standalone_mode=False)
     except Exception as error:
         # typer's usage errors carry message and exit code; which class they derive from depends on its version.
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)

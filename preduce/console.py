@@ -1,4 +1,4 @@
-"""What the command line prints: tables and sentences for people, one JSON document for machines."""
+"""What the command line prints: sentences for people, one JSON document for machines. Tables are in `tables`."""
 
 from __future__ import annotations
 
@@ -6,44 +6,73 @@ import json
 import math
 import os
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import FileProblem
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rich.console import Console
-    from rich.table import Table
+
+
+_taken = ContextVar("_taken", default=False)
+
+
+def console(*, errors: bool = False) -> Console:
+    """The terminal; with `errors`, or while standard output carries a document, the standard error stream."""
+    return _console(errors or _taken.get())
 
 
 @lru_cache(maxsize=2)
-def console(*, errors: bool = False) -> Console:
-    """The terminal; with `errors` the standard error stream, for notes beside machine-readable output."""
+def _console(errors: bool) -> Console:
     from rich.console import Console
 
-    class Terminal(Console):
-        def on_broken_pipe(self) -> None:
-            # rich would exit with 1, which means "refuted" here; the entry point knows what a reader's leaving means.
-            raise BrokenPipeError
-
-    terminal = Terminal(stderr=errors, highlight=False, soft_wrap=True)
+    terminal = Console(stderr=errors, highlight=False, soft_wrap=True)
     if not terminal.is_terminal and "COLUMNS" not in os.environ:
         # A file or a pipe has no width of its own; 80 columns would fold tables for no reason.
-        return Terminal(stderr=errors, highlight=False, soft_wrap=True, width=120)
+        return Console(stderr=errors, highlight=False, soft_wrap=True, width=120)
     return terminal
+
+
+@contextmanager
+def fresh_terminal() -> Iterator[None]:
+    """One command's view of the terminal: what an earlier one in this process claimed or measured is forgotten."""
+    _console.cache_clear()
+    token = _taken.set(False)
+    try:
+        yield
+    finally:
+        _taken.reset(token)
+
+
+def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
+    """Find out which of the outputs is standard output (`-`); sentences and tables then go to standard error.
+
+    Raises:
+        InputError: more than one document would go there.
+    """
+    from preduce.topo.document.descriptors import STDOUT, descriptor_to_write
+
+    count = sum(path is not None and descriptor_to_write(path) == STDOUT for path in outputs)
+    if count + as_json > 1:
+        raise InputError(
+            "-: standard output takes one document; name a file for the other"
+            + (", or leave out --json" if as_json else "")
+        )
+    _taken.set(count > 0)
 
 
 def emit_json(document: object) -> None:
     """Print one JSON document on standard output. Infinite and undefined numbers become null, as JSON has none."""
-    text = json.dumps(_finite(document), indent=2, ensure_ascii=False) + "\n"
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Without its number, by which typer would recognise it and exit with 1 before the entry point sees it.
-        raise BrokenPipeError from None
+    # In an encoding that lacks a sign JSON's own escape stands for it.
+    plain = not sys.stdout.encoding or not sys.stdout.encoding.lower().startswith("utf")
+    sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=plain) + "\n")
+    sys.stdout.flush()
 
 
 def _finite(value: object) -> object:
@@ -54,17 +83,6 @@ def _finite(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
-
-
-def table(title: str, *columns: str) -> Table:
-    """An empty table in the house style; columns after the first are right-aligned."""
-    from rich import box
-    from rich.table import Table
-
-    result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for index, column in enumerate(columns):
-        result.add_column(column, justify="left" if index == 0 else "right")
-    return result
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -91,12 +109,12 @@ def size(value: float) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file.
+    """Write a file, atomically; `-` is standard output.
 
     Raises:
         FileProblem: it cannot be written.
     """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FileProblem(f"{path}: cannot be written: {error.strerror or error}") from None
+    from preduce.topo.document.writer import write_file
+
+    sys.stdout.flush()
+    write_file(path, text.encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -15,12 +15,15 @@ from preduce.runtime.liveness.uneven_inputs import UnevenInputs
 from preduce.runtime.recorder import Recorder
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.strategies import build
+from preduce.runtime.strategies.alone import Alone
 from preduce.runtime.strategies.base import Run
 from preduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
+from preduce.runtime.transport.alone import AloneWorld, say_alone
 from preduce.runtime.transport.hierarchical import chosen_form, formed
 from preduce.runtime.worker.agreement import Policies, agree, facts_of
 from preduce.runtime.worker.ending import Ending
 from preduce.runtime.worker.meeting import Meeting
+from preduce.runtime.worker.paces import refuse_other_paces
 from preduce.runtime.worker.stepper import Stepper
 from preduce.topo.errors import InputError
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from preduce.runtime.strategies.base import Runner
     from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
@@ -94,10 +98,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
         facts["form"] = group_form.value
         agreed = agree(facts, flat.layout(), world, device, timeout)
-        _refuse_other_size(self.schedule, agreed.world)
-        reached = formed(agreed.world, group_form, self.schedule.cluster)
-        reached.prepare(self.schedule)
-        own_process = world is None
+        alone = isinstance(agreed.world, AloneWorld)
+        if alone:
+            say_alone(self.schedule)
+            reached = agreed.world
+        else:
+            _refuse_other_size(self.schedule, agreed.world)
+            refuse_other_paces(agreed.world, self)
+            reached = formed(agreed.world, group_form, self.schedule.cluster)
+            reached.prepare(self.schedule)
+        own_process = world is None and not alone
         heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process)
         self.run = _run(
             self.schedule,
@@ -108,7 +118,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             key=agreed.key,
             timeout=timeout,
         )
-        self.runner = build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
+        if alone:
+            self.runner: Runner = Alone(self.run)
+        elif alpha is None:
+            self.runner = build(self.run)
+        else:
+            self.runner = CorrectedMeans(self.run, self.optimizer, alpha)
         uneven_inputs = UnevenInputs(
             reached.store, reached.rank, reached.size, heartbeat, key=agreed.key, timeout=timeout
         )
@@ -135,8 +150,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def num_workers(self) -> int:
-        """All workers of the run."""
-        return self.schedule.num_workers
+        """All workers of the run; 1 where the script runs alone."""
+        return len(self.run.everyone)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - torch's signature
         """Take one local step and, at the end of a round, average as the schedule says.
@@ -203,6 +218,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self.ending.refuse_unless_running("mean_model")
         run = self.run
+        run.flat.check()
         with self.ending.guarded():
             self.runner.settle()
             with own_values_kept(run.flat):
@@ -229,11 +245,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round."""
+        """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round.
+
+        What was in flight is dropped and the run goes on from the model as the next step finds it, so load that too.
+
+        Raises:
+            InputError: the state was saved inside a round, and the schedule measures rounds from their beginning.
+        """
         own = state_dict.get("preduce")
+        if own is not None and self.runner.needs_round_start and int(own["steps"]) % self.run.pace:
+            raise InputError(
+                f"load_state_dict: step {own['steps']} lies inside a round of {self.run.pace} steps, whose beginning "
+                "is not known any more; save the state after the last step of a round"
+            )
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "preduce"})
         if own is not None:
-            self.runner.drain()
+            if self.runner.drains_together:
+                self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
+            self.ending.guard(self.runner.drain)
             self.stepper.steps = int(own["steps"])
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -261,6 +290,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """What the wrapped optimizer holds is set there."""
+        if name in ("param_groups", "state", "defaults"):
+            setattr(self.optimizer, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse `copy.copy`, `copy.deepcopy` and pickle, with which hooks would run twice in every optimizer.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            "optimizer: a DistributedOptimizer belongs to a running job and cannot be copied or pickled; "
+            "copy optimizer.state_dict(), or optimizer.optimizer, which is the plain one"
+        )
+
     def __repr__(self) -> str:
         """Name the schedule and the wrapped optimizer."""
         place = f"worker {self.rank} of {self.num_workers}"
@@ -283,7 +330,8 @@ def _run(
     if flat.buffer_buckets:
         buffers = Reducer(world, flat.buffer_buckets, recorder, heartbeat, key=f"{key} buffers", timeout=timeout)
         mean_reducers.append(buffers)
-    return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers))
+    alone = isinstance(world, AloneWorld)
+    return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers), alone=alone)
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

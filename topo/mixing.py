@@ -15,7 +15,7 @@ import numpy as np
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
-from preduce.topo.round import Round, Step
+from preduce.topo.round import MixingStep, Round
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ MAX_DENSE_WORKERS = 20_000
 MAX_EXACT_WORKERS = 2_000
 
 
-def mixing_matrix(step: Step) -> npt.NDArray[np.float64]:
+def mixing_matrix(step: MixingStep) -> npt.NDArray[np.float64]:
     """The dense mixing matrix W, shape (n, n). O(n²).
 
     Raises:
@@ -41,7 +41,7 @@ def mixing_matrix(step: Step) -> npt.NDArray[np.float64]:
     return np.asarray(mixing_sparse(step).todense(), dtype=np.float64)
 
 
-def mixing_sparse(step: Step) -> csr_array:
+def mixing_sparse(step: MixingStep) -> csr_array:
     """The mixing matrix in compressed rows; a group of k workers holds k² entries. O(number of entries).
 
     Raises:
@@ -67,7 +67,7 @@ def mixing_sparse(step: Step) -> csr_array:
     return csr_array(averaging.T @ diags_array(share) @ averaging + diags_array(stay))
 
 
-def exact_mixing_matrix(step: Step) -> list[list[Fraction]]:
+def exact_mixing_matrix(step: MixingStep) -> list[list[Fraction]]:
     """The mixing matrix in fractions, for proofs. O(n²) fractions.
 
     Raises:
@@ -77,7 +77,7 @@ def exact_mixing_matrix(step: Step) -> list[list[Fraction]]:
     return exact_product([step]).rows()
 
 
-def exact_product(steps: Sequence[Step]) -> ExactMatrix:
+def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
     """W_T … W_1 of phases or rounds, the first applied first, over one common denominator. O(T · n · entries).
 
     Raises:
@@ -123,7 +123,7 @@ def exact_period_product(schedule: Schedule, start: int = 0) -> list[list[Fracti
     return exact_product([*steps[first:], *steps[:first]]).rows()
 
 
-def is_doubly_stochastic(step: Step) -> bool:
+def is_doubly_stochastic(step: MixingStep) -> bool:
     """Whether rows *and* columns sum to 1, exactly. Entries may be negative (relax above |G|/(|G|−1)). O(entries).
 
     Raises:
@@ -140,7 +140,7 @@ def is_doubly_stochastic(step: Step) -> bool:
     return not any(given)
 
 
-def has_negative_entries(step: Step) -> bool:
+def has_negative_entries(step: MixingStep) -> bool:
     """Whether some entry of W is negative: a group with relax > |G|/(|G|−1), or weights that exceed 1. O(entries)."""
     if isinstance(step, Phase):
         if step.relax is None:

@@ -1,4 +1,4 @@
-"""Group and Phase: who averages with whom in one step."""
+"""Group and Phase: who averages with whom in one round."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase:
-    """The groups of one step, held as flat arrays so that a million workers fit.
+    """The groups of one round, held as flat arrays so that a million workers fit.
 
     `members[offsets[g]:offsets[g+1]]` are the ranks of group g, ascending; groups are ordered by their first member.
     `relax` holds one factor per group, or None when all are 1. A Phase may hold *overlapping* groups: that is what

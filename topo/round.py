@@ -125,5 +125,5 @@ class Round(Bulk):
         return hash((self.num_workers, self.sources.tobytes(), self.targets.tobytes(), self.weight_of.tobytes()))
 
 
-Step = Phase | Round
-"""What one round of a schedule averages: disjoint groups, or a weighted graph."""
+MixingStep = Phase | Round
+"""What one round of a schedule averages: disjoint groups, or a weighted graph. (A *step* alone is an optimizer's.)"""

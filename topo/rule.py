@@ -53,7 +53,7 @@ def strides_of(radices: Sequence[int]) -> tuple[int, ...]:
 
 
 def digit_of(node: int, stride: int, radix: int) -> int:
-    """One mixed-radix digit. Written with // and % alone, so that it also runs on symbols (verify proves this code)."""
+    """One mixed-radix digit. Verify reads this code for all nodes at once: no branch looks at a node or a radix."""
     return (node // stride) % radix
 
 
@@ -95,7 +95,7 @@ def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequ
                 for other in nodes_of_group(node, radices, block.across)
                 for rank in sorted(block.local)
             )
-            return Group(members, block.relax) if len(members) >= 2 else None
+            return Group(members, block.relax) if block.makes_groups else None
     return None
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from preduce.topo.cluster import Cluster
     from preduce.topo.phase import Phase
-    from preduce.topo.round import Step
+    from preduce.topo.round import MixingStep
     from preduce.topo.rule import RuleView
     from preduce.topo.strategies.axes import Form
     from preduce.topo.strategies.base import Strategy
@@ -55,17 +55,17 @@ class Schedule:
 
     @property
     def is_mixing(self) -> bool:
-        """Whether it averages in fixed steps, and so has mixing matrices and figures."""
+        """Whether its rounds are fixed, so that it has mixing matrices and figures."""
         return isinstance(self.strategy, Mixing)
 
     @property
     def is_phased(self) -> bool:
-        """Whether its steps are phases of groups."""
+        """Whether its rounds are phases of groups."""
         return isinstance(self.strategy, Phased)
 
     @property
     def mixing(self) -> Mixing:
-        """The strategy as one that averages in fixed steps.
+        """The strategy as one whose rounds are fixed.
 
         Raises:
             ScheduleError: it does not.
@@ -99,7 +99,7 @@ class Schedule:
         """First rounds that average over all workers before the period starts."""
         return self.strategy.prologue if isinstance(self.strategy, Mixing) else 0
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[MixingStep, ...]:
         """What one period averages: its phases, or the rounds of a weighted graph.
 
         Raises:

@@ -42,12 +42,33 @@ def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fr
     number, unit = Fraction(match[1]), match[2]
     if unit in units:
         return number * units[unit]
-    if unit.endswith(("b/s", "b")):
-        raise InputError(f"{_shown(text)} could mean bits or bytes; write GB/s for bytes or Gbit/s for bits")
+    written = match[0][: len(match[0]) - len(unit)].rstrip()
+    if readings := _bits_or_bytes(unit, units):
+        choice = " or ".join(f"{written}{name} for {'bits' if 'bit' in name else 'bytes'}" for name in readings)
+        only = "" if len(readings) > 1 else f", and {what} is in bytes"
+        raise InputError(f"{_shown(text)} could mean bits or bytes{only}; write {choice}")
+    if unit and (near := _near(unit, units)):
+        raise InputError(f"{_shown(text)} has an unknown unit; did you mean {written}{near}?")
     if not unit:
         raise InputError(f"{_shown(text)} has no unit; {what} needs one, such as {example}")
     known = ", ".join(name for name in units if name not in ("", "μs"))
     raise InputError(f"{_shown(text)} has an unknown unit; {what} is written such as {example}, in one of {known}")
+
+
+def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
+    """What a small b may stand for: `Gb/s` for GB/s or Gbit/s, `Mb` among sizes for MB alone; empty for other units."""
+    prefix, _, rest = unit.partition("b")
+    endings = (rest, "/s") if rest in ("", "/s") and "b" in unit else ()
+    return list(
+        dict.fromkeys(name for end in endings for name in (f"{prefix}B{end}", f"{prefix}bit{end}") if name in units)
+    )
+
+
+def _near(unit: str, units: dict[str, Fraction]) -> str | None:
+    """The known unit that differs in case or in a missing ending only, if there is exactly one."""
+    written = {unit.casefold(), f"{unit}b".casefold(), f"{unit}/s".casefold()}
+    same = [name for name in units if name.casefold() in written]
+    return same[0] if len(same) == 1 else None
 
 
 def _shown(text: str) -> str:

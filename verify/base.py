@@ -20,8 +20,8 @@ class Status(StrEnum):
     NOT_PROVED = "not proved"
 
 
-ESSENTIAL = frozenset({"conflict-free", "membership", "doubly-stochastic", "consensus", "deadlock-free", "convergence"})
-"""Claims without which a schedule should not be run; a verdict is never "proved" while one of them is open."""
+STANDS_FOR = {"unit-sums": "doubly-stochastic"}
+"""A claim that is made instead of an essential one, and is enough: weights may be negative, the mean is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +49,38 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """All claims about one schedule. `certificate` holds the proved ones in the form that the checker reads."""
+    """All claims about one schedule. `certificate` holds the proved ones in the form that the checker reads.
+
+    `essential` names the claims without which a schedule of its kind should not be run (`verify.prove.PROVERS`).
+    """
 
     name: str
     claims: tuple[Claim, ...]
+    essential: frozenset[str]
     certificate: Mapping[str, Any] = field(repr=False)
     budgets: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def verdict(self) -> Status:
-        """`refuted` if any claim is; `proved` if nothing that a run rests on is left open; else `not proved`.
+        """`refuted` if any claim is; `proved` if every essential claim is there and proved; else `not proved`.
 
-        A run rests on the claims in `ESSENTIAL`. Other claims (rates, bounds) that are "not proved" are listed only.
+        Other claims (rates, bounds) that are "not proved" are listed only.
         """
         if any(claim.status is Status.REFUTED for claim in self.claims):
             return Status.REFUTED
-        open_ = any(claim.status is not Status.PROVED and claim.claim in ESSENTIAL for claim in self.claims)
-        some_proved = any(claim.status is Status.PROVED for claim in self.claims)
-        return Status.PROVED if some_proved and not open_ else Status.NOT_PROVED
+        is_proved = bool(self.essential) and not self.absent and not self._open
+        return Status.PROVED if is_proved else Status.NOT_PROVED
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """The essential claims that nobody has looked at."""
+        return self.essential - {STANDS_FOR.get(claim.claim, claim.claim) for claim in self.claims}
+
+    @property
+    def _open(self) -> bool:
+        """Whether an essential claim is not proved."""
+        names = ((STANDS_FOR.get(claim.claim, claim.claim), claim.status) for claim in self.claims)
+        return any(name in self.essential and status is not Status.PROVED for name, status in names)
 
     def __getitem__(self, name: str) -> Claim:
         """The claim of that name."""

@@ -1,10 +1,15 @@
-"""User-written phase functions: expanded over a declared period, and the expansion is what is proved and exported."""
+"""User-written phase functions: expanded over a declared period, and the expansion is what is proved and exported.
+
+A file is executed in processes of its own (`verify.function_process`), never in this one.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +21,7 @@ from preduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
 from preduce.verify.prove import prove
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from preduce.topo.cluster import Cluster
 
@@ -42,28 +47,74 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, *, na
     relax factor), or None if the worker skips. Every member is asked; members that answer differently refute the
     claim `membership`. A second period is asked as well, and must repeat the first.
 
+    The function is called in this process, as often as it takes; `prove_function_file` guards against what it may do.
+
     Raises:
         InputError: the function fails, answers with something else than ranks, or is asked too often.
     """
+    check_size(cluster, period)
+    steps = ([ask(function, worker, step, cluster) for worker in range(cluster.num_workers)] for step in count())
+    return _prove(steps, cluster, period, name, "")
+
+
+def prove_function_file(place: str, cluster: Cluster, period: int) -> FunctionProof:
+    """As `prove_function`, for the function named by `file.py:name`, asked in two processes with different hash seeds.
+
+    An answer that depends on the hash seed refutes the claim `membership`: workers are processes too, and disagree.
+
+    Raises:
+        InputError: as there; or the processes end early, run for too long or need too much memory.
+    """
+    from preduce.verify.function_process import HASH_SEEDS, answers_in_processes
+
+    check_size(cluster, period)
+    _, name = place_of_function(place)
+    one, two = answers_in_processes(place, cluster, period)
+    for step, pair in enumerate(zip(one, two, strict=True)):
+        for worker, (first, second) in enumerate(zip(*pair, strict=True)):
+            if first != second:
+                text = (
+                    f"in step {step} worker {worker} computes {first or 'no group'} with PYTHONHASHSEED="
+                    f"{HASH_SEEDS[0]} and {second or 'no group'} with {HASH_SEEDS[1]}; every worker is a process with "
+                    "a seed of its own."
+                )
+                return _without_schedule(name, refuted(NAME, text, {"step": step, "worker": worker}), "")
+    asked = (
+        f" They were asked in two processes with different hash seeds, {' and '.join(HASH_SEEDS)}, and answered alike."
+    )
+    return _prove(one, cluster, period, name, asked)
+
+
+def check_size(cluster: Cluster, period: int) -> None:
+    """Refuse a period without steps and more questions than there is time for.
+
+    Raises:
+        InputError: as said.
+    """
     if period < 1:
         raise InputError(f"period: is {period}; a period has at least 1 step")
+    questions = 2 * period * cluster.num_workers
+    if questions > MAX_EVALUATIONS:
+        raise InputError(
+            f"period {period} with {cluster.num_workers} workers: {questions} evaluations; at most {MAX_EVALUATIONS}"
+        )
+
+
+def _prove(
+    steps: Iterable[Sequence[Group | None]], cluster: Cluster, period: int, name: str, also: str
+) -> FunctionProof:
+    """The proof from the answers of all workers, step by step over two periods."""
     n = cluster.num_workers
-    if 2 * period * n > MAX_EVALUATIONS:
-        raise InputError(f"period {period} with {n} workers: {2 * period * n} evaluations; at most {MAX_EVALUATIONS}")
     scope = (
         f"Steps 0 to {2 * period - 1} of exactly this cluster of {n} workers were asked of every worker; that later "
         f"steps repeat with period {period}, and what the function says on other clusters, is not proved. What runs "
-        "should be the exported schedule."
+        f"should be the exported schedule.{also}"
     )
     phases: list[Phase] = []
-    for step in range(2 * period):
-        answers = [_ask(function, worker, step, cluster) for worker in range(n)]
+    for step, answers in zip(range(2 * period), steps, strict=False):
         wrong = _disagreement(answers, step) or _not_periodic(answers, phases, step, period)
         if wrong is not None:
-            rest = (
-                not_proved(other, "rests on membership.") for other in ("conflict-free", "consensus", "deadlock-free")
-            )
-            return FunctionProof(Proof(name, (wrong, *rest), {}), None, scope)
+            return _without_schedule(name, wrong, scope)
         if step < period:
             groups = {answer.members: answer for answer in answers if answer is not None}
             phases.append(Phase.from_groups(n, groups.values()))
@@ -71,10 +122,22 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, *, na
     found = prove(schedule)
     text = f"All {n} workers were asked in all {2 * period} steps, and the members of each group give the same answer. "
     asked = Claim(NAME, Status.PROVED, text + scope, {"scope": scope})
-    return FunctionProof(Proof(name, (asked, *found.claims), found.certificate, found.budgets), schedule, scope)
+    proof = replace(found, name=name, claims=(asked, *found.claims), essential=found.essential | {NAME})
+    return FunctionProof(proof, schedule, scope)
 
 
-def _ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
+def _without_schedule(name: str, wrong: Claim, scope: str) -> FunctionProof:
+    """The refuted claim, and the others that rest on it."""
+    rest = tuple(not_proved(other, "rests on membership.") for other in ("conflict-free", "consensus", "deadlock-free"))
+    return FunctionProof(Proof(name, (wrong, *rest), frozenset({NAME}), {}), None, scope)
+
+
+def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
+    """What the function answers, as a Group with ascending members.
+
+    Raises:
+        InputError: it fails, ends the process, or answers with something else than ranks.
+    """
     place = f"group_of(worker={worker}, step={step})"
     try:
         answer = function(worker, step, cluster)
@@ -82,12 +145,17 @@ def _ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> G
             group = answer and Group(tuple(sorted(answer.members)), answer.relax)
         else:
             group = Group(tuple(sorted(answer)))
-    except Exception as error:  # noqa: BLE001 - user code may raise anything; it must become one sentence
-        raise InputError(f"{place}: raised {type(error).__name__}: {error}") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit too; it becomes a sentence
+        raise InputError(f"{place}: raised {one_line(error)}") from None
     if group is None or group.members == (worker,) or not group.members:
         return None
     if any(type(member) is not int for member in group.members):
-        raise InputError(f"{place}: answered {group.members!r}; a group holds ranks as plain integers")
+        shown = " ".join(repr(group.members).split())[:200]
+        raise InputError(f"{place}: answered {shown}; a group holds ranks as plain integers")
+    if type(group.relax) is not Fraction:
+        raise InputError(f"{place}: answered relax {group.relax!r:.100}; it is a Fraction")
     if (
         len(set(group.members)) != len(group.members)
         or not 0 <= group.members[0] <= group.members[-1] < cluster.num_workers
@@ -96,7 +164,7 @@ def _ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> G
     return group
 
 
-def _disagreement(answers: list[Group | None], step: int) -> Claim | None:
+def _disagreement(answers: Sequence[Group | None], step: int) -> Claim | None:
     for worker, group in enumerate(answers):
         if group is None:
             continue
@@ -114,7 +182,7 @@ def _disagreement(answers: list[Group | None], step: int) -> Claim | None:
     return None
 
 
-def _not_periodic(answers: list[Group | None], phases: list[Phase], step: int, period: int) -> Claim | None:
+def _not_periodic(answers: Sequence[Group | None], phases: list[Phase], step: int, period: int) -> Claim | None:
     if step < period:
         return None
     phase = phases[step - period]
@@ -128,26 +196,43 @@ def _not_periodic(answers: list[Group | None], phases: list[Phase], step: int, p
     return None
 
 
-def load_function(place: str) -> PhaseFunction:
-    """The function named by `file.py:name`. The file is executed, so it must be trusted like any script.
+def one_line(error: BaseException) -> str:
+    """The kind and the text of an exception in one line of reasonable length."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
+
+
+def place_of_function(place: str) -> tuple[Path, str]:
+    """File and name of `file.py:name`.
 
     Raises:
-        InputError: no such file or function, or a file that fails when executed.
+        InputError: it is not of that form, or there is no such file.
     """
     file, colon, name = place.rpartition(":")
     path = Path(file)
     if not colon or not name.isidentifier() or not path.is_file():
         raise InputError(f"{place!r}: not found; name a function as FILE.py:NAME")
+    return path, name
+
+
+def load_function(place: str) -> PhaseFunction:
+    """The function named by `file.py:name`. The file is executed *here*, so it must be trusted like any script.
+
+    Raises:
+        InputError: no such file or function, or a file that fails when executed.
+    """
+    path, name = place_of_function(place)
     spec = importlib.util.spec_from_file_location(f"preduce_user_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise InputError(f"{file}: is not a Python file")
+        raise InputError(f"{path}: is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 - user code may raise anything; it must become one sentence
-        raise InputError(f"{file}: raised {type(error).__name__} when executed: {error}") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit too; it becomes a sentence
+        raise InputError(f"{path}: raised {one_line(error)} when executed") from None
     function: PhaseFunction | None = getattr(module, name, None)
     if not callable(function):
-        raise InputError(f"{file}: has no function {name!r}")
+        raise InputError(f"{path}: has no function {name!r}")
     return function

@@ -1,8 +1,18 @@
-"""Generated schedules: Prague's convergence conditions, λ₂ of E[WᵀW] below 1 and independent draws, checked exactly.
+"""Generated schedules: a theorem for each division about what the service draws, or the reason why there is none.
 
 Groups drawn at run time have no fixed product to certify. Prague rests on the analysis of AD-PSGD: every W must be
-doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past.
-The expectation is over the generator's draw when all workers take part.
+doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past. Which draws do not?
+
+* `random`: the worker that asks is given, by everybody's speed; its partners are uniformly random among all others. So
+  the theorem is for *any* worker that asks, chosen by an adversary who knows the past (`any_initiator`). Conditioned on
+  the past, E‖Wx‖² ≤ λ·‖x‖² for every x off the mean, and factors multiply: nothing has to be independent.
+* `node-then-all`: whoever is idle on a node averages, which nobody can predict. But a meeting of all is drawn after
+  `all_every` · n requests since the last one, whatever happened: its mean is the exact mean, so λ₂ is 0 over each cycle
+  that ends in a meeting, and there is no statement about less.
+* `global`, `inter-intra`: a division is drawn among the workers that are idle when somebody asks. Two parts that are
+  never idle together never mix, and no probability of that is known: not proved. λ₂ is told for all of them idle.
+
+Each holds as long as all workers take part, and only while neither the filter of slow workers nor `max_known` decides.
 """
 
 from __future__ import annotations
@@ -16,6 +26,8 @@ from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies.generated import Division, Generated
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from preduce.topo.cluster import Cluster
 
 
@@ -24,7 +36,7 @@ class SecondEigenvalue:
     """λ₂ of E[WᵀW], as the larger root of λ² − trace·λ + determinant: exact, whether it is rational or not.
 
     For one operation (random, global division) the determinant is 0 and λ₂ = trace; for inter/intra it belongs to the
-    inter phase followed by the intra phase.
+    inter phase followed by the intra phase, for node-then-all to a cycle. `how` says what it is of.
     """
 
     trace: Fraction
@@ -43,41 +55,140 @@ class SecondEigenvalue:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The answer: λ₂, whether it is below 1, and whether draws are independent of the past, with the reason."""
+    """The answer: λ₂ and what it is of, whether it is below 1, and the reasons why what runs is not covered.
+
+    `assumes` is what the theorem rests on besides, in words.
+    """
 
     second_eigenvalue: SecondEigenvalue
     contracts: bool
-    independent: bool
-    why: str
+    against: tuple[str, ...]
+    assumes: str
+
+    @property
+    def independent(self) -> bool:
+        """Whether draws do not depend on the past, or not in a way that matters to the theorem."""
+        return not self.against
 
     @property
     def hold(self) -> bool:
-        """Whether all of Prague's conditions are met."""
+        """Whether the theorem covers what runs."""
         return self.contracts and self.independent
 
 
+ALL_TAKE_PART = "all workers take part (none dies, pauses or has ended)"
+UNPREDICTED = (
+    "the random numbers, SHAKE-256 of seed and draw, are as good as uniform, and no speed depends on those to come"
+)
+
+
 def convergence_conditions(strategy: Generated, cluster: Cluster) -> Conditions:
-    """Check Prague's convergence conditions for a generated schedule. O(number of nodes).
+    """The theorem of the division, and what stands against it in this schedule. O(number of nodes).
 
     Raises:
         ScheduleError: inter/intra groups on a cluster whose nodes differ in size.
     """
+    theorem, against, assumes = THEOREMS[strategy.division](strategy, cluster)
+    reasons = list(against)
+    if strategy.slow_threshold is not None:
+        reasons.append(
+            f"slow_threshold {strategy.slow_threshold} leaves workers out by their progress: draws depend on the past"
+        )
+    possible = groups_of_a_worker(strategy, cluster)
+    if strategy.max_known is not None and possible >= strategy.max_known:
+        shown = str(possible) if possible <= MANY else f"over {MANY}"
+        reasons.append(
+            f"max_known {strategy.max_known} restricts a worker to groups drawn before, once it belongs to that many "
+            f"({shown} are possible): draws depend on the past, and parts may form that never meet"
+        )
+    return Conditions(theorem, theorem.is_below_one, tuple(reasons), assumes)
+
+
+MANY = 10**6
+
+
+def groups_of_a_worker(strategy: Generated, cluster: Cluster) -> int:
+    """The distinct groups into which one worker can be drawn while all take part; counting ends beyond `MANY`.
+
+    `random`: any `group_size` − 1 partners. `node-then-all`: any part of its node, and all workers. Divisions form
+    groups of any idle workers, for which nothing is proved anyway.
+    """
     n, g = cluster.num_workers, strategy.group_size
-    if strategy.division == Division.RANDOM:
-        second = SecondEigenvalue(one_group(n, g), Fraction(0), f"one uniformly random group of {g} among {n}")
-    elif strategy.division == Division.GLOBAL:
-        second = SecondEigenvalue(partition(n, g), Fraction(0), f"a uniformly random partition of {n} in groups of {g}")
-    else:
-        if cluster.workers_per_node is None:
-            raise ScheduleError(f"cluster {cluster}: inter/intra groups are analysed for nodes of equal size")
-        second = inter_intra(cluster.num_nodes, cluster.workers_per_node, g)
-    independent = strategy.slow_threshold is None
-    why = (
-        "groups are drawn from the seed alone, among the workers that take part"
-        if independent
-        else f"slow_threshold {strategy.slow_threshold} leaves workers out by their progress: draws depend on the past"
+    if strategy.division == Division.NODE_THEN_ALL:
+        largest = max(len(cluster.workers_of(node)) for node in range(cluster.num_nodes))
+        return int(2 ** min(largest - 1, 64) - 1 + (cluster.num_nodes > 1))
+    if strategy.division != Division.RANDOM:
+        return MANY + 1
+    count = 1
+    for taken in range(min(g - 1, n - g)):
+        count = count * (n - 1 - taken) // (taken + 1)
+        if count > MANY:
+            break
+    return count
+
+
+def _random(strategy: Generated, cluster: Cluster) -> Theorem:
+    n, g = cluster.num_workers, strategy.group_size
+    second = SecondEigenvalue(
+        any_initiator(n, g), Fraction(0), f"a group of {g} among {n}, random but for the worker that asks, whoever asks"
     )
-    return Conditions(second, second.is_below_one, independent, why)
+    return second, (), f"{ALL_TAKE_PART}; {UNPREDICTED}"
+
+
+def _node_then_all(strategy: Generated, cluster: Cluster) -> Theorem:
+    n, every = cluster.num_workers, strategy.all_every
+    how = (
+        f"a cycle that ends in the group of all {n} workers, which is drawn after {every * n} requests ({every} rounds "
+        "of each worker, on average) since the last; nothing is said about fewer rounds"
+    )
+    return SecondEigenvalue(Fraction(0), Fraction(0), how), (), ALL_TAKE_PART
+
+
+def _global(strategy: Generated, cluster: Cluster) -> Theorem:
+    n, g = cluster.num_workers, strategy.group_size
+    second = SecondEigenvalue(
+        partition(n, g), Fraction(0), f"a uniformly random partition of {n} in groups of {g}, if all were idle at it"
+    )
+    return second, (AMONG_IDLE,), ALL_TAKE_PART
+
+
+def _inter_intra(strategy: Generated, cluster: Cluster) -> Theorem:
+    if cluster.workers_per_node is None:
+        raise ScheduleError(f"cluster {cluster}: inter/intra groups are analysed for nodes of equal size")
+    second = inter_intra(cluster.num_nodes, cluster.workers_per_node, strategy.group_size)
+    return second, (AMONG_IDLE,), ALL_TAKE_PART
+
+
+AMONG_IDLE = (
+    "a division is drawn among the workers that are idle when somebody asks, which depends on everybody's speed: parts "
+    "that are never idle together do not mix, and no probability of that is known"
+)
+
+Theorem = tuple[SecondEigenvalue, tuple[str, ...], str]
+"""λ₂ with what it is of, the reasons against it, and what it assumes."""
+
+THEOREMS: dict[Division, Callable[[Generated, Cluster], Theorem]] = {
+    Division.RANDOM: _random,
+    Division.GLOBAL: _global,
+    Division.INTER_INTRA: _inter_intra,
+    Division.NODE_THEN_ALL: _node_then_all,
+}
+"""One for each division; a new one has none until it is written here."""
+
+
+def any_initiator(num_workers: int, size: int) -> Fraction:
+    """λ with E‖Wx‖² ≤ λ‖x‖² off the mean for a group of a *given* worker i and `size` − 1 uniformly random others.
+
+    ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group. A pair with i is in it with
+    probability a = (g−1)/(n−1), another with b = a·(g−2)/(n−2). Off the mean the pairs sum to n‖x‖², those with i to
+    n·x_i² + ‖x‖². So the expectation is (b·n + a − b)‖x‖²/g and more, the least where x_i = 0, which n ≥ 3 allows.
+    """
+    n, g = num_workers, size
+    if n == 2:
+        return Fraction(0)
+    a = Fraction(g - 1, n - 1)
+    b = a * Fraction(g - 2, n - 2)
+    return 1 - (b * (n - 1) + a) / g
 
 
 def one_group(num_workers: int, size: int) -> Fraction:

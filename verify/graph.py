@@ -1,4 +1,4 @@
-"""Claims about weighted graphs (strategy `neighbor`): sums, consensus, contraction and spectral gaps.
+"""Claims about weighted graphs (strategy `neighbor`): sums, consensus, order, contraction and spectral gaps.
 
 Consensus of non-negative rows that sum to 1: with positive weights on oneself, support only grows in a product, so a
 worker from which all others are reached gives, after enough periods, a matrix with a positive column, and every such
@@ -17,6 +17,7 @@ import numpy as np
 
 from preduce.verify.base import Claim, Status, not_proved, proved, refuted, some
 from preduce.verify.exact import prove_exact
+from preduce.verify.order import prove_rounds_of_graph
 from preduce.verify.rate import prove_contraction, prove_power
 from preduce.verify.spectral import prove_gaps
 from preduce.verify.stochastic import prove_graph_sums
@@ -39,7 +40,7 @@ def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
     """All claims about a `neighbor` schedule."""
     rounds = schedule.strategy.graphs
     sums = prove_graph_sums(rounds)
-    claims: list[Claim | None] = [sums, _consensus(schedule, rounds)]
+    claims: list[Claim | None] = [sums, _consensus(schedule, rounds), prove_rounds_of_graph(schedule)]
     if sums.status is Status.PROVED:
         claims.append(prove_contraction(schedule))
         claims.append(prove_exact(schedule))

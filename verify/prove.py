@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from preduce.topo.errors import ScheduleError
 from preduce.verify.base import Claim, Proof, Status, not_proved
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def prove(schedule: Schedule) -> Proof:
-    """Prove or refute everything that section "Proofs" of the documentation lists for this kind of schedule.
+    """Prove or refute everything that docs/certificates.md lists for this kind of schedule.
 
     Rules: milliseconds at any number of nodes. Explicit schedules: near-linear in num_workers · period, rates only up
     to the sizes that docs/certificates.md states.
@@ -40,10 +41,16 @@ def prove(schedule: Schedule) -> Proof:
     prover = PROVERS.get(schedule.strategy.kind)
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
-    claims = prover(schedule)
-    if not schedule.is_mixing:
-        return Proof(schedule.name, claims, {})
-    return Proof(schedule.name, claims, certificate_of(schedule, claims), budgets(schedule))
+    essential = prover.essential | (prover.of_rules if schedule.rule() is not None else frozenset())
+    certificate: dict[str, Any] = {}
+    claims = prover.claims(schedule)
+    if schedule.is_mixing:
+        certificate = certificate_of(schedule, claims)
+    proof = Proof(schedule.name, claims, essential, certificate, budgets(schedule) if schedule.is_mixing else {})
+    if not proof.absent:
+        return proof
+    missing = (not_proved(name, f"nothing proves it for strategy {schedule.strategy.kind!r}.") for name in proof.absent)
+    return replace(proof, claims=(*claims, *sorted(missing, key=lambda claim: claim.claim)))
 
 
 def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
@@ -66,12 +73,27 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim is not None)
 
 
-PROVERS: dict[str, Callable[[Schedule], tuple[Claim, ...]]] = {
-    "static": _group_claims,
-    "allreduce": _group_claims,
-    "neighbor": prove_graph,
-    "generated": prove_generated,
-    "pairwise": prove_pairwise,
-    "server": prove_server,
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """How a kind is proved: its claims, and those without which a schedule of that kind should not be run.
+
+    `of_rules` are essential as well where the groups come from rules.
+    """
+
+    claims: Callable[[Schedule], tuple[Claim, ...]]
+    essential: frozenset[str]
+    of_rules: frozenset[str] = frozenset()
+
+
+MEANS = frozenset({DOUBLY, "consensus", "deadlock-free"})
+GROUPS = Prover(_group_claims, MEANS | {"conflict-free"}, frozenset({"membership"}))
+
+PROVERS: dict[str, Prover] = {
+    "static": GROUPS,
+    "allreduce": GROUPS,
+    "neighbor": Prover(prove_graph, MEANS),
+    "generated": Prover(prove_generated, frozenset({"convergence", "deadlock-free"})),
+    "pairwise": Prover(prove_pairwise, frozenset({"consensus", "deadlock-free"})),
+    "server": Prover(prove_server, frozenset({"consensus", "deadlock-free"})),
 }
 """The prover of every kind. A new kind is one line here."""

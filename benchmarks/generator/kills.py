@@ -120,6 +120,6 @@ def of_the_command(kills: int) -> dict[str, Any]:
         process.terminate()
         process.wait()
         assert len(workers.executed) == WORKERS, "workers hang"
-        started = started_by(place / "log", GeneratorSetting.of(strategy, schedule.cluster, max_known=32))
+        started = started_by(place / "log", GeneratorSetting.of(strategy, schedule.cluster))
         check_orders(started, workers.executed)
         return {"kills": kills, "groups": len(started), "seconds_to_answer": seconds}

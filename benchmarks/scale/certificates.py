@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rule = build("prague-figure-10", Cluster.regular(options.workers // 4, 4))
-        prove(rule)  # sympy is imported and the symbolic run is cached once per process
+        prove(rule)  # the sources of the group functions are read once per process
         proof, seconds = timed(prove, rule)
         report["rule"] = {"prove_seconds": seconds, **check(folder, rule, proof)}
         schedule, seconds = timed(random_groups, options.workers, options.period)

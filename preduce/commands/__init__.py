@@ -27,6 +27,22 @@ MODULES = {"import": "import_"}
 """Verbs that are words of the language have another file name."""
 
 
+EXIT_CODES = {
+    0: "ok",
+    1: "refuted",
+    2: "usage",
+    3: "unknown",
+    65: "bad input",
+    69: "unavailable",
+    70: "internal error",
+    74: "file",
+    76: "no longer part of the job",
+    77: "missing feature",
+    130: "interrupted",
+}
+"""Every exit code of preduce itself, in the words of the help; docs/command-line.md explains them."""
+
+
 def build_app() -> typer.Typer:
     """The command line as a typer application."""
     from importlib import import_module
@@ -35,12 +51,9 @@ def build_app() -> typer.Typer:
 
     app = typer.Typer(
         help="Design, prove and run the averaging schedule of a distributed training job.",
-        epilog=(
-            "Exit codes: 0 ok, 1 refuted, 2 usage, 3 unknown, 65 bad input, 69 unavailable, 70 internal error, "
-            "74 file, 77 missing feature, 130 interrupted."
-        ),
+        epilog="Exit codes: " + ", ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + ".",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

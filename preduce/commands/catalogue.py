@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from preduce.commands.options import Json
+from preduce.commands.options import Json, catalogue_names
 
 if TYPE_CHECKING:
     from preduce.schedulers.entry import Entry
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="One entry, explained.", metavar="[NAME]")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One entry, explained.", metavar="[NAME]", autocompletion=catalogue_names)
+    ] = None,
     *,
     cluster: Annotated[str | None, typer.Option(help="Say which entries fit this cluster.")] = None,
     as_json: Json = False,
@@ -64,18 +66,21 @@ def _document(entry: "Entry", place: "Cluster | None") -> dict[str, Any]:
 def _list(entries: "list[Entry]", place: "Cluster | None") -> None:
     from rich.markup import escape
 
-    from preduce.console import console, table
+    from preduce.console import console
+    from preduce.report.table import Column, Table
 
-    columns = ["name", "parameters", "summary"] + ([f"fits {place}"] if place is not None else [])
-    rows = table("Catalogue", *columns)
-    for column in rows.columns[1:3]:
-        column.justify = "left"
+    columns = [
+        Column("name", justify="left"),
+        Column("parameters", drop=1, justify="left", wraps=True),
+        Column("summary", justify="left", wraps=True),
+    ]
+    rows = Table("Catalogue", columns + ([Column(f"fits {place}")] if place is not None else []))
     for entry in entries:
         row = [entry.name, ", ".join(p.name for p in entry.parameters), escape(entry.summary)]
         if place is not None:
             row.append("no" if entry.why_not(place) else "yes")
-        rows.add_row(*row)
-    console().print(rows, soft_wrap=False)
+        rows.add(*row)
+    console().print(rows)
     console().print(
         "`preduce catalogue NAME` explains one; `preduce design CLUSTER --using NAME` builds it.", style="dim"
     )

@@ -26,9 +26,7 @@ def command(
     compute: options.Compute = None,
     slow: options.Slow = None,
     jitter: options.Jitter = None,
-    form: Annotated[
-        str | None, typer.Option(help="How groups average: ring, tree or hierarchical; as each file says by default.")
-    ] = None,
+    form: options.FileForm = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", "--plot", help="Picture: .png, .svg or .pdf.")
     ] = None,
@@ -51,9 +49,14 @@ def command(
         place, model_bytes=model_bytes, intra=intra_bandwidth, nic=nic_bandwidth, latency=latency, rails=rails,
         compute=compute, slow=slow, jitter=jitter, default_model=options.DEFAULT_MODEL,
     )  # fmt: skip
+    if output is not None:
+        from preduce.report.comparison import draw_comparison
+        from preduce.report.picture import check, save
+
+        check(output)
     rows = [row_of(schedule, hardware, how) for schedule in loaded]
     if output is not None:
-        _plot(rows, output)
+        save(draw_comparison(rows), output)
     if as_json:
         emit_json({"cluster": str(place), "model_bytes": hardware.model_bytes, "schedules": rows})
         return
@@ -63,21 +66,22 @@ def command(
 
 
 def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -> None:
-    from preduce.console import console, number, seconds, size, table
+    from preduce.console import console, number, seconds, size
+    from preduce.report.table import Column, table
     from preduce.report.terminal import switch_levels
 
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
-        "schedule", "period", "comm.", "step", "NIC bytes", "contr.", "disagr.", "drift", "node drift",
+        "schedule", Column("period", drop=4), "comm.", Column("step", drop=1), Column("NIC bytes", drop=5),
+        Column("contr.", drop=3), "disagr.", "drift", Column("node drift", drop=2),
     )  # fmt: skip
     for row in rows:
-        comparison.add_row(
+        comparison.add(
             row["name"], str(row["period"]), seconds(row["communication_seconds_per_step"]),
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
             number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
-    comparison.columns[0].min_width = 14
     console().print(comparison)
     console().print(
         "Per step: communication, whole step with waiting, bytes out of the busiest node. Per period: contraction. In "
@@ -112,30 +116,3 @@ def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> d
         "disagreement": figures.get("disagreement"),
         "drift": figures.get("drift", {"worker": None, "node": None}),
     }
-
-
-def _plot(rows: list[dict[str, Any]], output: Path) -> None:
-    from preduce.report.grid import PALETTE
-    from preduce.report.picture import INK, PALE, new_figure, save
-
-    figure = new_figure(9, 4)
-    for axis, (key, label) in zip(
-        figure.subplots(1, 2), (("disagreement", "disagreement"), ("worker", "drift (worker)")), strict=True
-    ):
-        for index, row in enumerate(rows):
-            value = row["drift"]["worker"] if key == "worker" else row[key]
-            if value is None:
-                continue
-            colour = PALETTE[index % len(PALETTE)]
-            axis.plot(row["communication_seconds_per_step"] * 1e3, value, "o", ms=9, color=colour, label=row["name"])
-        axis.set_xlabel("communication per step (ms)", color=INK)
-        axis.set_ylabel(label, color=INK)
-        axis.margins(0.08)
-        axis.autoscale_view()
-        axis.set_xlim(left=0)
-        axis.grid(visible=True, color="#eeeeee")
-        axis.tick_params(colors=PALE)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    figure.axes[0].legend(fontsize=8, frameon=False)
-    save(figure, output)

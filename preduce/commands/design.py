@@ -10,12 +10,20 @@ from preduce.commands import options
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
 
+OBJECTIVES = ("balanced", "communication", "disagreement", "drift", "waiting", "exact")
+DATA = ("shuffled", "per-worker", "per-node")
+
 
 def command(
     cluster: Annotated[str, typer.Argument(help="4x4, 3,3,2, or a cluster file (.yaml, .json).", metavar="CLUSTER")],
     *,
     using: Annotated[
-        str | None, typer.Option(help="Build this catalogue entry instead of searching.", metavar="NAME")
+        str | None,
+        typer.Option(
+            help="Build this catalogue entry instead of searching.",
+            metavar="NAME",
+            autocompletion=options.catalogue_names,
+        ),
     ] = None,
     param: Annotated[
         list[str] | None, typer.Option("--param", "-p", help="A parameter of that entry.", metavar="KEY=VALUE")
@@ -30,10 +38,15 @@ def command(
     slow: options.Slow = None,
     jitter: options.Jitter = None,
     disturb: Annotated[str | None, typer.Option(help="hop[:F], delay:WORKERS:TIME or skew:LOW:HIGH.")] = None,
-    objective: Annotated[str, typer.Option(help="balanced, communication, disagreement, drift, waiting, exact.")] = (
-        "balanced"
-    ),
-    data: Annotated[str, typer.Option(help="How samples are spread: shuffled, per-worker, per-node.")] = "shuffled",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help=f"What the pick minimises: {', '.join(OBJECTIVES)}.", autocompletion=options.members(*OBJECTIVES)
+        ),
+    ] = "balanced",
+    data: Annotated[
+        str, typer.Option(help=f"How samples are spread: {', '.join(DATA)}.", autocompletion=options.members(*DATA))
+    ] = "shuffled",
     drift_correction: Annotated[
         bool, typer.Option("--drift-correction", help="Count on it for sorted data; it needs plain SGD.")
     ] = False,
@@ -44,7 +57,7 @@ def command(
     period: Annotated[int, typer.Option(help="Most phases in a period.", min=1, max=512)] = 24,
     max_group: Annotated[int | None, typer.Option(help="Most workers in a group.")] = None,
     max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
-    form: Annotated[str, typer.Option(help="How groups average: ring, tree or hierarchical.")] = "ring",
+    form: options.FormName = "ring",
     time_limit: Annotated[str, typer.Option(help="For the search.", metavar="TIME")] = "30s",
     seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
@@ -98,11 +111,12 @@ def _build(cluster: str, using: str, param: list[str], name: str | None, output:
     from dataclasses import replace
 
     from preduce.api import design
-    from preduce.console import console, emit_json
+    from preduce.console import claim_stdout, console, emit_json
     from preduce.topo.document.canonical import schedule_sha256
     from preduce.topo.document.schedule import dump_schedule
     from preduce.topo.document.writer import write_schedule
 
+    claim_stdout(output, as_json=as_json)
     schedule = design(cluster, using=using, **parameters_of(param))
     if name is not None:
         schedule = replace(schedule, name=name)

@@ -22,11 +22,12 @@ def search(
     job: Job, *, name: str | None, output: Path | None, front: Path | None, plot: Path | None, as_json: bool
 ) -> None:
     """Plan, write what was asked for, and print the front, the pick and why; `name` is the schedule's in its file."""
-    from preduce.console import console, emit_json, write_text
+    from preduce.console import claim_stdout, console, emit_json, write_text
     from preduce.planner.plan import plan
     from preduce.report.front import draw_front
     from preduce.topo.document.writer import write_schedule
 
+    claim_stdout(output, front, as_json=as_json)
     _refuse_lost_work(output, front, plot)
     with _progress(as_json=as_json) as say:
         planned = plan(job, progress=say)
@@ -49,11 +50,10 @@ def search(
 
 def _refuse_lost_work(output: Path | None, front: Path | None, plot: Path | None) -> None:
     """Refuse what could not be written after the search before it starts."""
-    from preduce.report.picture import check_ending
+    from preduce.report.picture import check
     from preduce.topo.errors import FileProblem
 
-    if plot is not None:
-        check_ending(plot)
+    check(plot)
     for path in (output, front, plot):
         if path is not None and not path.parent.is_dir():
             raise FileProblem(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
@@ -82,17 +82,19 @@ def _shown(planned: Plan) -> list[Option]:
 
 
 def _print(planned: Plan, job: Job) -> None:
-    from preduce.console import console, number, seconds, size, table
+    from preduce.console import console, number, seconds, size
+    from preduce.report.table import Column, table
     from preduce.report.terminal import switch_levels
 
     hardware = job.hardware
     rows = table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
-        "schedule", "period", "comm.", "step", "disagr.", "drift", "steps", "time", "status",
+        "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "disagr.", "drift",
+        Column("steps", drop=4), "time", Column("status", drop=1),
     )  # fmt: skip
     for option in _shown(planned):
-        rows.add_row(
+        rows.add(
             option.name, str(option.period), seconds(option.communication), seconds(option.step_seconds),
             number(option.disagreement.value), number(option.drift.value), f"{option.stretch:.3f}",
             seconds(option.time), option.status, style="bold green" if option is planned.pick else None,

@@ -38,12 +38,15 @@ def command(
     as_json: Json = False,
 ) -> int:
     """Bound the iteration gaps: as published, exactly, and as attained by exploring every interleaving."""
-    from preduce.console import console, emit_json
+    from preduce.console import claim_stdout, console, emit_json
     from preduce.graph_input import load_graph
+    from preduce.report.picture import check
     from preduce.schedulers.protocols.hop import HopSetting
     from preduce.topo.errors import InputError, UnknownError
     from preduce.verify.gaps import gaps
 
+    check(plot)
+    claim_stdout(certificate, as_json=as_json)
     loaded = load_graph(graph, directed=directed)
     if loaded.num_workers > MAX_MATRIX:
         raise UnknownError(f"graph {graph}: {loaded.num_workers} workers; the matrices are made for up to {MAX_MATRIX}")
@@ -118,7 +121,8 @@ def _backups(text: str) -> int | tuple[int, ...]:
 def _print(found: "Gaps", name: str) -> None:
     from rich.markup import escape
 
-    from preduce.console import console, table
+    from preduce.console import console
+    from preduce.report.table import Column, table
 
     out = console()
     n = found.graph.num_workers
@@ -132,14 +136,22 @@ def _print(found: "Gaps", name: str) -> None:
     else:
         out.print("[bold red]not live[/]: exploration ends in a deadlock")
         out.print(str(found.exploration.finding("no deadlock").trace) if found.exploration else "", markup=False)
-    rows = table("Step(i) − Step(j) is at most", "i, j", "paper", "exact", "attained", "update queue", "token queue")
+    rows = table(
+        "Step(i) − Step(j) is at most",
+        "i, j",
+        "paper",
+        "exact",
+        "attained",
+        Column("update queue", drop=1),
+        Column("token queue", drop=2),
+    )
     pairs = _pairs(found)
     for i, j in pairs[:SHOWN]:
         attained = "-" if found.attained is None else _number(found.attained[i][j])
         edge = (j, i) in set(found.graph.edges)
         queues = (found.update_queue_capacity[i][j], found.token_queue_capacity[i][j])
         tokens = "" if found.setting.max_ig is None else _number(queues[1])
-        rows.add_row(
+        rows.add(
             f"{i}, {j}", _number(found.paper_bound[i][j]), _number(found.exact_bound[i][j]), attained,
             _number(queues[0]) if edge else "", tokens if edge else "",
         )  # fmt: skip

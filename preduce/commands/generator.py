@@ -13,7 +13,6 @@ def command(
     address: Annotated[str, typer.Option(help="Where to listen; * takes a free port.")] = "tcp://127.0.0.1:*",
     log: Annotated[Path | None, typer.Option(help="Write-ahead log; a restart goes on from it.")] = None,
     lease: Annotated[float, typer.Option(help="Seconds of silence after which a worker is given up.", min=0.1)] = 10.0,
-    max_known: Annotated[int, typer.Option(help="Distinct groups that a worker is put into at most.", min=1)] = 32,
     address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
     worker_keys: Annotated[
         Path | None, typer.Option(help="Write the workers' part of the keys here (mode 0600).")
@@ -28,6 +27,7 @@ def command(
     from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
     from preduce.topo.document.canonical import schedule_sha256
     from preduce.topo.document.schedule import load_schedule
+    from preduce.topo.document.writer import write_file
     from preduce.topo.errors import InputError
     from preduce.topo.strategies.generated import Generated
 
@@ -41,14 +41,12 @@ def command(
         raise InputError(f"{keys}: holds the workers' part only; name the file that has the service's secret")
     if worker_keys is not None:
         held.for_workers().write(worker_keys)
-    setting = GeneratorSetting.of(loaded.strategy, loaded.cluster, max_known=max_known)
+    setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
     service = GeneratorService(setting, held, address=address, log=log, lease=lease, job=schedule_sha256(loaded))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     if address_file is not None:
-        written = address_file.with_name(address_file.name + ".new")
-        written.write_text(service.address, encoding="utf-8")
-        written.rename(address_file)
+        write_file(address_file, service.address.encode())
     console().print(f"listening at {service.address}, {loaded.num_workers} workers, epoch {service.state.epoch}")
     try:
         service.run()

@@ -31,13 +31,14 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Turn a networkx, BlueFog, decentralizepy, Base-(k+1) or MATCHA file into a schedule; `verify` then judges it."""
-    from preduce.console import console, emit_json
+    from preduce.console import claim_stdout, console, emit_json
     from preduce.schedulers.imports import import_schedule
     from preduce.topo.document.canonical import schedule_sha256
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.document.schedule import dump_schedule
     from preduce.topo.document.writer import write_schedule
 
+    claim_stdout(output, as_json=as_json)
     schedule = import_schedule(
         file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,
         one_peer=one_peer, **parameters_of(param or []),

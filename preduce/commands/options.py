@@ -22,6 +22,23 @@ DEFAULT_NIC = "5GB/s"
 DEFAULT_COMPUTE = "50ms"
 DEFAULT_MODEL = "100MB"
 
+
+def catalogue_names(incomplete: str) -> list[str]:
+    """What a shell offers where a catalogue entry is named."""
+    from preduce.schedulers import registry
+
+    return [name for name in registry.names() if name.startswith(incomplete)]
+
+
+def members(*names: str) -> Callable[[str], list[str]]:
+    """What a shell offers where one of a few words is meant."""
+
+    def matching(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return matching
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines and nothing else.")]
 ModelBytes = Annotated[str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE")]
 Intra = Annotated[
@@ -42,6 +59,18 @@ Jitter = Annotated[
 ]
 ClusterFile = Annotated[
     str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
+]
+_FORMS = members("ring", "tree", "hierarchical")
+FormName = Annotated[
+    str, typer.Option("--form", help="How groups average: ring, tree or hierarchical.", autocompletion=_FORMS)
+]
+FileForm = Annotated[
+    str | None,
+    typer.Option(
+        "--form",
+        help="How groups average: ring, tree or hierarchical; as each file says by default.",
+        autocompletion=_FORMS,
+    ),
 ]
 Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE...")]
 

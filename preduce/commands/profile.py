@@ -32,11 +32,13 @@ def command(
     as_json: Json = False,
 ) -> int:
     """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""
-    from preduce.extras import require_torch
+    from preduce.console import claim_stdout
     from preduce.topo.errors import InputError
+    from preduce.topo.extras import require
     from preduce.topo.units import parse_size
 
-    require_torch()
+    claim_stdout(output, as_json=as_json)
+    require("torch", purpose="running workers")
     size = int(parse_size(model_bytes))
     function = None if step is None else _function(step)
 
@@ -95,7 +97,8 @@ def _measure(
 
 
 def _report(profile: "Profile", output: Path, *, as_json: bool) -> None:
-    from preduce.console import console, emit_json, seconds, table
+    from preduce.console import console, emit_json, seconds
+    from preduce.report.table import Column, Table
     from preduce.runtime.profile.surroundings import slurm_words
     from preduce.topo.document.cluster import dump_cluster, write_cluster
 
@@ -120,10 +123,11 @@ def _report(profile: "Profile", output: Path, *, as_json: bool) -> None:
             }
         )
         return
-    rows = table("Checked on random phases that were not fitted", "groups", "measured", "predicted", "error")
+    columns = [Column("groups", justify="left", wraps=True), *map(Column, ("measured", "predicted", "error"))]
+    rows = Table("Checked on random phases that were not fitted", columns)
     for (timed, predicted), error in zip(profile.checks, profile.check_errors, strict=True):
         groups = " ".join(str(group) for group in timed.phase)
-        rows.add_row(groups, seconds(timed.median), seconds(predicted), f"{error:+.0%}")
+        rows.add(groups, seconds(timed.median), seconds(predicted), f"{error:+.0%}")
     console().print(rows)
     console().print(f"{within} of {len(profile.checks)} predictions lie within 30% of the measured time.")
     for note in notes:

@@ -1,10 +1,15 @@
 """`preduce run`: start local workers for a training script, as torchrun would."""
 
 import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from preduce.topo.schedule import Schedule
 
 SETTINGS = {
     "context_settings": {
@@ -30,10 +35,10 @@ def command(
     ] = None,
 ) -> int:
     """Run a script in several local processes; the exit code is that of the first worker that failed."""
-    from preduce.extras import require_torch
+    from preduce.topo.extras import require
 
     environment: dict[str, str] = {}
-    generated = False
+    generated, loaded = False, None
     if schedule is not None:
         from preduce.topo.document.schedule import load_schedule
         from preduce.topo.errors import InputError
@@ -44,18 +49,20 @@ def command(
         workers = loaded.num_workers
         if nodes == 1 and loaded.cluster.is_regular:
             nodes = loaded.cluster.num_nodes
-        environment["PREDUCE_SCHEDULE"] = str(schedule.resolve())
         generated = loaded.strategy.needs_generator
     if workers is None:
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
-    require_torch()
+    require("torch", purpose="running workers")
     from preduce.runtime.launch import launch
 
     with contextlib.ExitStack() as stack:
-        if generated and schedule is not None:
-            from preduce.runtime.generator.beside import generator_beside
+        if loaded is not None and schedule is not None:
+            path = stack.enter_context(_lasting(schedule, loaded))
+            environment["PREDUCE_SCHEDULE"] = str(path)
+            if generated:
+                from preduce.runtime.generator.beside import generator_beside
 
-            environment |= stack.enter_context(generator_beside(schedule.resolve()))
+                environment |= stack.enter_context(generator_beside(path))
         return launch(
             script,
             context.args,
@@ -65,3 +72,18 @@ def command(
             environment=environment,
             survive=generated,
         )
+
+
+@contextlib.contextmanager
+def _lasting(path: Path, schedule: "Schedule") -> Iterator[Path]:
+    """A file that every worker can read: the schedule's own, or for a pipe (`-`, `<(…)`) a copy for this run."""
+    from preduce.topo.document.descriptors import descriptor_to_read
+    from preduce.topo.document.writer import write_schedule
+
+    if descriptor_to_read(path) is None:
+        yield path.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="preduce-run-") as folder:
+        copy = Path(folder) / "schedule.json"
+        write_schedule(copy, schedule)
+        yield copy

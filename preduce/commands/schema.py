@@ -14,7 +14,7 @@ def command(
     """Print the JSON Schema that every schedule or cluster file obeys."""
     import json
 
-    from preduce.console import console, emit_json, write_text
+    from preduce.console import claim_stdout, console, emit_json, write_text
     from preduce.topo.document.schema import cluster_schema, schedule_schema
 
     if format_ not in {"schedule", "cluster"}:
@@ -23,5 +23,6 @@ def command(
     if output is None:
         emit_json(document)
         return
+    claim_stdout(output)
     write_text(output, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     console().print(f"schema written to {output}")

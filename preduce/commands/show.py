@@ -40,9 +40,11 @@ def command(
     if as_json:
         emit_json(_document(grid))
     elif output is None:
-        from preduce.report.terminal import terminal_table
+        from preduce.report.terminal import terminal_tables
 
-        console().print(terminal_table(grid))
+        screen = console()
+        for part in terminal_tables(grid, screen.width):
+            screen.print(part)
     else:
         from preduce.report.picture import draw_schedule, save
 
@@ -79,7 +81,8 @@ def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
 
 
 def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:
-    from preduce.console import console, emit_json, table, write_text
+    from preduce.console import console, emit_json, write_text
+    from preduce.report.table import Column, Table
 
     if as_json:
         rounds = [[[s, t, str(w)] for s, t, w in edges.edges()] for edges in schedule.strategy.graphs]
@@ -87,13 +90,14 @@ def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, ma
         return
     if output is None:
         for index, edges in enumerate(schedule.strategy.graphs[:8]):
-            partners = table(f"{schedule.name}, round {index}", "worker", "averages with (source: weight)")
+            columns = [Column("worker"), Column("averages with (source: weight)", justify="left", wraps=True)]
+            partners = Table(f"{schedule.name}, round {index}", columns)
             into: dict[int, list[str]] = {}
             for source, target, weight in edges.edges():
                 if target < max_workers:
                     into.setdefault(target, []).append(f"{source}: {weight}")
             for target, sources in sorted(into.items()):
-                partners.add_row(str(target), ", ".join(sources))
+                partners.add(str(target), ", ".join(sources))
             console().print(partners)
         return
     from preduce.report.graph import draw_rounds

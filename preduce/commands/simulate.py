@@ -37,9 +37,7 @@ def command(
     nic_bandwidth: options.Nic = None,
     latency: options.Latency = None,
     rails: options.Rails = None,
-    form: Annotated[
-        str | None, typer.Option(help="How groups average: ring, tree or hierarchical; as the file says by default.")
-    ] = None,
+    form: options.FileForm = None,
     rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
@@ -87,8 +85,15 @@ def command(
 
 
 def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
-    """The summary of a timeline; shares are means over all workers."""
-    warm_up = timeline.num_rounds // 4
+    """The summary of a timeline; shares are means over all workers.
+
+    The time per step is that of the last whole periods, at most three quarters of the rounds: phases cost differently,
+    and a part of a period would weigh some of them more.
+    """
+    counted = timeline.num_rounds - timeline.num_rounds // 4
+    if schedule.is_mixing:
+        counted = counted // schedule.period * schedule.period or counted
+    warm_up = timeline.num_rounds - counted
     passed = float(timeline.finish[-1].mean()) or 1.0
     return {
         "name": schedule.name,
@@ -133,7 +138,8 @@ def _print(
 ) -> None:
     from rich.markup import escape
 
-    from preduce.console import console, seconds, table
+    from preduce.console import console, seconds
+    from preduce.report.table import Column, table
 
     out = console()
     out.print(
@@ -147,16 +153,18 @@ def _print(
         )
     if timeline.free_running:
         out.print("Workers have no common rounds: the time per step is the mean over the steps of all.", style="dim")
-    listed = table("Where the time goes", "worker", "computing", "group operations", "waiting", "waiting share")
+    listed = table(
+        "Where the time goes", "worker", "computing", "group operations", "waiting", Column("waiting share", drop=1)
+    )
     parts = (timeline.computing(), timeline.communicating(), timeline.waiting())
     count = timeline.finish.shape[1]
     order = range(count) if count <= 16 else sorted(range(count), key=lambda w: -float(parts[2][w]))[:16]
     for rank in order:
         mine = [float(part[rank]) for part in parts]
         share = mine[2] / (float(timeline.finish[-1, rank]) or 1.0)
-        listed.add_row(str(rank), *map(seconds, mine), f"{share:.0%}")
+        listed.add(str(rank), *map(seconds, mine), f"{share:.0%}")
     mean = [float(part.mean()) for part in parts]
-    listed.add_row("mean", *map(seconds, mean), f"{facts['share_waiting']:.0%}", style="bold")
+    listed.add("mean", *map(seconds, mean), f"{facts['share_waiting']:.0%}", style="bold")
     out.print(listed)
     if count > 16:
         out.print(f"Shown: the 16 of {count} workers that wait longest.", style="dim")

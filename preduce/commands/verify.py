@@ -37,13 +37,16 @@ def command(
     """Prove that a schedule cannot conflict or deadlock and reaches consensus; exit 1 if a claim is refuted."""
     import json
 
-    from preduce.console import console, emit_json, write_text
+    from preduce.console import claim_stdout, console, emit_json, write_text
+    from preduce.report.picture import check
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.document.writer import write_schedule
     from preduce.topo.errors import InputError
     from preduce.topo.units import parse_size
     from preduce.verify.prove import prove
 
+    check(plot)
+    claim_stdout(certificate, export, as_json=as_json)
     if schedule.stem.endswith(".py") or ".py:" in schedule.name:
         loaded, proof = _of_function(str(schedule), cluster, period)
     elif cluster is not None or period is not None or export is not None:
@@ -95,12 +98,11 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[
     """
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.errors import InputError
-    from preduce.verify.functions import load_function, prove_function
+    from preduce.verify.functions import prove_function_file
 
     if cluster is None or period is None:
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
-    name = place.rpartition(":")[2]
-    proved = prove_function(load_function(place), load_cluster(cluster), period, name=name)
+    proved = prove_function_file(place, load_cluster(cluster), period)
     return proved.schedule, proved.proof
 
 
@@ -140,7 +142,8 @@ def figures_of(schedule: "Schedule | None") -> dict[str, Any]:
 def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:
     from rich.markup import escape
 
-    from preduce.console import console, number, table
+    from preduce.console import console, number
+    from preduce.report.table import Column, table
 
     out = console()
     if schedule is None:
@@ -152,19 +155,19 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
         )
     claims = table("Claims", "claim", "status")
     for claim in proof.claims:
-        claims.add_row(escape(claim.claim), MARK[claim.status.value])
+        claims.add(escape(claim.claim), MARK[claim.status.value])
     out.print(claims)
     for claim in proof.claims:
         if explain or claim.status.value != "proved":
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
     how = figures["how"]
-    shown = table("Figures", "figure", "value", "kind")
+    shown = table("Figures", "figure", "value", Column("kind", drop=1))
     for name, value in figures.items():
         if name in {"how", "contraction_per_start"}:
             continue
         for key, part in value.items() if isinstance(value, dict) else [("", value)]:
             label = how.get(f"{name}.{key}" if key else name, {"kind": "exact"})
-            shown.add_row(f"{name} {key}".strip(), number(part, 6), label["kind"])
+            shown.add(f"{name} {key}".strip(), number(part, 6), label["kind"])
     out.print(shown)
     if explain:
         for name, label in how.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.extras import require
+from preduce.topo.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def load_digits() -> Digits:
     Raises:
         MissingFeatureError: scikit-learn is not installed.
     """
-    require("sklearn", "the demonstration's data")
+    require("sklearn", purpose="the demonstration's data")
     import torch
     from sklearn.datasets import load_digits as bundled
 

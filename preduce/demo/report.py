@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from preduce.demo.results import operations
-from preduce.demo.stages import TARGET, THIN_WORDS, conclusion
+from preduce.demo.stages import SCRIPT, TARGET, THIN_WORDS, conclusion
 from preduce.report import page
 from preduce.report.curves import draw_curves, draw_operations
 from preduce.report.grid import grid_of
@@ -55,7 +56,9 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
     seconds = [float(row[2]) if row[2] != "-" else float("inf") for row in rows]
     best = [(seconds.index(min(seconds)), 2)] if min(seconds) < float("inf") else []
     count = candidates[0].schedule.num_workers
-    runs = [(c.label, operations(plan.place(c.key))) for c in candidates]
+    known: dict[bytes, int] = {}
+    grids = [grid_of(c.schedule, known=known) for c in candidates]
+    runs = [(grid, c.label, operations(plan.place(c.key))) for grid, c in zip(grids, candidates, strict=True)]
     parts = [
         page.paragraph(
             f"{count} worker processes on this machine stand for {plan.num_nodes} nodes of {count // plan.num_nodes} "
@@ -87,12 +90,12 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
             ],
         ),
         page.heading("The schedules"),
-        *[page.picture(draw_schedule(grid_of(c.schedule)), f"{c.label}: {c.path}") for c in candidates],
+        *[page.picture(draw_schedule(grid), f"{c.label}: {c.path}") for grid, c in zip(grids, candidates, strict=True)],
         page.heading("What the workers did"),
         page.picture(
             draw_operations(runs, count, rounds=plan.every),
-            "Group operations as the workers recorded them, waiting for the others included; one colour per group, "
-            "gaps are computing.",
+            "Group operations as the workers recorded them, waiting for the others included; coloured as in the "
+            "schedules above, gaps are computing.",
         ),
         page.paragraph("runs/*/trace.json holds every operation; Perfetto (ui.perfetto.dev) opens it.", note=True),
         page.heading("Next"),
@@ -102,11 +105,13 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
 
 
 def next_commands(candidates: list[Candidate]) -> list[str]:
-    """What to type after the demonstration."""
+    """What to type after the demonstration; nothing in it lies outside the demonstration's folder."""
+    last = candidates[-1]
+    schedule, script = quote(str(last.path)), quote(str(last.path.parent.parent / SCRIPT))
     return [
-        f"preduce verify {candidates[-1].path} --explain",
-        f"preduce simulate {candidates[-1].path} --slow 3:5x",
-        f"preduce run --workers 8 examples/train_digits.py {candidates[-1].path}",
+        f"preduce verify {schedule} --explain",
+        f"preduce simulate {schedule} --slow 3:5x",
+        f"preduce run --workers {last.schedule.num_workers} {script} {schedule}",
         "preduce design 4x4 --using node-then-all -o schedule.json",
     ]
 

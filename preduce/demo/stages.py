@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from preduce.api import design
 from preduce.demo.results import Result, read_result
-from preduce.topo.document.writer import write_schedule
+from preduce.topo.document.writer import write_file, write_schedule
 from preduce.topo.errors import FileProblem, UnavailableError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form
@@ -32,6 +32,8 @@ CHOICES: dict[str, tuple[str, dict[str, object]]] = {
     "node-then-all": ("node-then-all", {"node_rounds": 3}),
 }
 TARGET = 0.1
+SCRIPT = "train_digits.py"
+"""The example of a training script, `examples/train_digits.py`; a copy is put into the demonstration's folder."""
 THIN = Hardware(inside=Link.of_bandwidth(10e9, 5e-6), nic=Link.of_bandwidth(1e9 / 8, 5e-5), model_bytes=100_000_000)
 THIN_COMPUTE = ComputeTimes(base=0.2)
 THIN_WORDS = (
@@ -80,22 +82,21 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare(folder: Path, cluster: str) -> list[Candidate]:
-    """Design, prove and export the three schedules with their certificates.
+    """Design, prove and export the three schedules with their certificates, and put a training script beside them.
 
     Raises:
         RefutedError: a schedule is not what it promises.
         FileProblem: the folder cannot be written.
     """
+    write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     candidates = []
     for label, (name, parameters) in CHOICES.items():
         schedule = design(cluster, using=name, **parameters)
         proof = prove(schedule).require()
         path = folder / "schedules" / f"{name}.json"
         write_schedule(path, schedule)
-        try:
-            path.with_suffix(".certificate.json").write_text(json.dumps(dict(proof.certificate), sort_keys=True) + "\n")
-        except OSError as error:
-            raise FileProblem(f"{path}: cannot be written: {error.strerror or error}") from None
+        text = json.dumps(dict(proof.certificate), sort_keys=True) + "\n"
+        write_file(path.with_suffix(".certificate.json"), text.encode())
         candidates.append(Candidate(label, schedule, proof, path))
     return candidates
 

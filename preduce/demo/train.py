@@ -17,6 +17,7 @@ import torch
 
 import preduce
 from preduce.demo.digits import Digits, load_digits, make_model
+from preduce.topo.document.writer import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Plan:
 
     def write(self, path: Path) -> None:
         """As JSON."""
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        write_file(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -83,7 +84,7 @@ def work(plan: Plan, name: str, digits: Digits) -> None:
             started = time.perf_counter()
     optimizer.finish()
     result = {"rank": rank, "curve": curve, "losses": losses, "bytes": 4 * sum(p.numel() for p in model.parameters())}
-    (plan.place(name) / f"result-{rank:05d}.json").write_text(json.dumps(result))
+    write_file(plan.place(name) / f"result-{rank:05d}.json", json.dumps(result).encode())
 
 
 def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict[str, float]:
@@ -97,11 +98,9 @@ def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict
 
 
 def _tell(plan: Plan, name: str, rank: int, step: int) -> None:
-    """Progress for whoever watches the folder; a rename, so that a reader never sees half a line."""
+    """Progress for whoever watches the folder."""
     if rank == 0:
-        part = Path(plan.folder) / "progress.part"
-        part.write_text(json.dumps({"name": name, "step": step}))
-        part.rename(Path(plan.folder) / "progress.json")
+        write_file(Path(plan.folder) / "progress.json", json.dumps({"name": name, "step": step}).encode())
 
 
 def main(path: str) -> int:

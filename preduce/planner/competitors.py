@@ -112,7 +112,7 @@ def _offered(entry: Entry, job: Job) -> bool:
 
 def within_limits(schedule: Schedule, limits: Limits) -> bool:
     """Whether a schedule keeps the limits on its shape; known ones may always have 24 phases."""
-    if not limits.min_period <= schedule.period <= max(limits.max_period, 24):
+    if not limits.min_period <= schedule.period <= limits.max_period:
         return False
     if limits.max_distinct_phases is not None and schedule.num_distinct_phases() > limits.max_distinct_phases:
         return False

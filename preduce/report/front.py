@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from preduce.report.axes import COMMUNICATION, DISAGREEMENT, DRIFT, logarithmic, quiet
+from preduce.report.palette import ALARM, GREY, INK, style
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -22,42 +26,45 @@ def draw_front(planned: Plan, path: Path) -> None:
         FileProblem: the file cannot be written.
         MissingFeatureError: matplotlib is not installed.
     """
-    from preduce.report.picture import new_figure, save
+    from preduce.report.picture import legend_below, new_figure, save
 
-    figure = new_figure(12.0, 4.8)
+    figure = new_figure(12.0, 5.2)
     axes = figure.subplots(1, 2)
-    _panel(axes[0], planned, "disagreement", [_value(option, "disagreement") for option in planned.options])
-    _panel(axes[1], planned, "drift", [_value(option, "drift") for option in planned.options])
-    axes[0].legend(loc="upper right", frameon=False)
-    figure.suptitle(f"{planned.pick.schedule.cluster}: what less communication costs")
+    _panel(axes[0], planned, DISAGREEMENT, [float(option.disagreement) for option in planned.options])
+    _panel(axes[1], planned, DRIFT, [float(option.drift) for option in planned.options])
+    legend_below(figure, axes[0])
+    cluster = planned.pick.schedule.cluster
+    figure.suptitle(
+        f"{cluster}: what less communication costs", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
+    )
     save(figure, path)
 
 
-def _value(option: Option, name: str) -> float:
-    return float(getattr(option, name))
-
-
-def _panel(axes: Axes, planned: Plan, name: str, values: list[float]) -> None:
-    """One scatter; zero figures lie on the lower edge, because the axis is symmetric-logarithmic."""
+def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> None:
+    """One scatter on logarithmic axes: what is on the front large, the rest small and pale, and the pick ringed."""
     kept = {id(option) for option in planned.front}
-    for label, colour, marker, wanted in (
-        ("catalogue", "0.55", "s", "catalogue"),
-        ("found by the search", "tab:blue", "o", "found"),
-    ):
-        chosen = [
-            (option.communication * 1e3, value, id(option) in kept)
-            for option, value in zip(planned.options, values, strict=True)
-            if (option.status == "catalogue") == (wanted == "catalogue") and math.isfinite(value)
-        ]
-        axes.scatter(
-            [x for x, _, _ in chosen], [y for _, y, _ in chosen], c=colour, marker=marker, label=label,
-            s=[36 if on_front else 12 for _, _, on_front in chosen], alpha=0.85, linewidths=0,
+    points = [
+        (option, option.communication * 1e3, value)
+        for option, value in zip(planned.options, values, strict=True)
+        if math.isfinite(value) and math.isfinite(option.communication)
+    ]
+    for index, (name, wanted) in enumerate((("catalogue", True), ("found by the search", False))):
+        look = style(index)
+        mine = [point for point in points if (point[0].status == "catalogue") == wanted]
+        for words, on_front in ((f"{name}, beaten in everything by another", False), (f"{name}, on the front", True)):
+            chosen = [(x, y) for option, x, y in mine if (id(option) in kept) == on_front]
+            axis.plot(
+                [x for x, _ in chosen], [y for _, y in chosen], look.marker, linestyle="none", label=words,
+                ms=7 if on_front else 4, mfc=look.colour if on_front else "none", mec="black" if on_front else GREY,
+                mew=0.6, zorder=3 if on_front else 2,
+            )  # fmt: skip
+    pick: Option = planned.pick
+    value = next((y for option, _, y in points if option is pick), None)
+    if value is not None:
+        axis.plot(
+            [pick.communication * 1e3], [value], "o", ms=15, mfc="none", mec=ALARM, mew=2.2, linestyle="none",
+            label=f"pick: {pick.name}", zorder=4,
         )  # fmt: skip
-    pick = planned.pick
-    axes.scatter([pick.communication * 1e3], [_value(pick, name)], s=160, facecolors="none", edgecolors="tab:green",
-                 linewidths=2, label=f"pick: {pick.name}")  # fmt: skip
-    axes.set_yscale("symlog", linthresh=0.1)
-    axes.set_ylim(bottom=-0.01)
-    axes.set_xlabel("communication, ms per step")
-    axes.set_ylabel(name)
-    axes.grid(alpha=0.25)
+    quiet(axis, across=COMMUNICATION, up=label)
+    logarithmic(axis, "x", [x for _, x, _ in points])
+    logarithmic(axis, "y", [y for _, _, y in points])

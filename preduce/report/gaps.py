@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preduce.report.picture import INK, PALE, new_figure, save
+from preduce.report.palette import ALARM, GREY, INK, MESSAGE, PALE, SEQUENTIAL
+from preduce.report.picture import new_figure, save
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
     from preduce.verify.explore import Trace
     from preduce.verify.gaps import Gaps
     from preduce.verify.gaps.paper import Matrix
 
 MAX_STEPS = 80
+MAX_NUMBERED = 20
+"""Workers up to which every cell shows its number; beyond them a scale stands beside the matrices."""
 
 
 def draw_gaps(gaps: Gaps, path: Path, *, title: str) -> None:
@@ -35,31 +39,36 @@ def draw_gaps(gaps: Gaps, path: Path, *, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
     top = max((value for _, matrix in panels for row in matrix for value in row if value is not None), default=1)
     for axis, (name, matrix) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_matrix(axis, matrix, name, max(1, top))
+        shown = _draw_matrix(axis, matrix, name, max(1, top))
+    if n > MAX_NUMBERED:
+        figure.colorbar(
+            shown, ax=figure.axes, label="Step(i) − Step(j) at most (steps; tip: no bound)", shrink=0.7, extend="max"
+        )
     save(figure, path)
 
 
-def _draw_matrix(axis: Axes, matrix: Matrix, name: str, top: int) -> None:
+def _draw_matrix(axis: Axes, matrix: Matrix, name: str, top: int) -> AxesImage:
     from matplotlib import colormaps
 
     n = len(matrix)
     # An unbounded pair is drawn beyond the end of the scale, in its "over" colour.
     shades = [[top * 2 if value is None else value for value in row] for row in matrix]
-    colours = colormaps["Blues"].with_extremes(over="#c0392b")
-    axis.imshow(shades, cmap=colours, vmin=0, vmax=top * 1.25)
-    if n <= 20:
+    colours = colormaps[SEQUENTIAL].with_extremes(over=ALARM)
+    image = axis.imshow(shades, cmap=colours, vmin=0, vmax=top * 1.25)
+    if n <= MAX_NUMBERED:
         for i, row in enumerate(matrix):
             for j, value in enumerate(row):
                 dark = value is None or value > 0.7 * top
                 text = "∞" if value is None else str(value)
                 axis.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else INK)
-    axis.set_title(name, fontsize=9, color=PALE, loc="left")
-    axis.set_xlabel("j", fontsize=8)
-    axis.set_ylabel("i", fontsize=8)
+    axis.set_title(f"{name} (steps)", fontsize=9, color=PALE, loc="left")
+    axis.set_xlabel("worker j", fontsize=8)
+    axis.set_ylabel("worker i", fontsize=8)
     step = max(1, n // 16)
     axis.set_xticks(range(0, n, step))
     axis.set_yticks(range(0, n, step))
     axis.tick_params(length=0, labelsize=7)
+    return image
 
 
 def draw_trace(trace: Trace, path: Path, *, title: str) -> None:
@@ -76,14 +85,14 @@ def draw_trace(trace: Trace, path: Path, *, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
     axis = figure.subplots()
     for process in range(trace.num_processes):
-        axis.plot([process, process], [-0.8, len(steps)], color="#d0d0d0", linewidth=1, zorder=0)
+        axis.plot([process, process], [-0.8, len(steps)], color=GREY, linewidth=1, zorder=0)
         axis.text(process, -1.1, str(process), ha="center", va="bottom", fontsize=9, color=INK)
     for row, step in enumerate(steps):
         number = dropped + row
         if trace.loop is not None and number == trace.loop:
-            axis.axhline(row - 0.5, color="#c0392b", linewidth=0.8, linestyle="--")
+            axis.axhline(row - 0.5, color=ALARM, linewidth=0.8, linestyle="--")
         if step.source >= 0:
-            colour = "#c0392b" if step.verb in ("lose", "repeat") else "#2c6fbb"
+            colour = ALARM if step.verb in ("lose", "repeat") else MESSAGE
             axis.annotate(
                 "", (step.process, row), (step.source, row),
                 arrowprops={"arrowstyle": "->", "color": colour, "linestyle": ":" if step.verb == "lose" else "-"},

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.report.grid import PALETTE
-from preduce.report.picture import INK, PALE, new_figure
+from preduce.report.palette import GREY, INK, OKABE_ITO, PALE, style
+from preduce.report.picture import legend_below, new_figure
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 512
 MAX_ROUNDS = 12
+NUM_COLOURS = len(OKABE_ITO)
 
 
 def draw_rounds(schedule: Schedule) -> Figure:
@@ -49,14 +50,23 @@ def draw_rounds(schedule: Schedule) -> Figure:
             both = (target, source) in pairs
             if both and source > target:
                 continue
-            style = "-" if both else "-|>"
+            arrow = "-" if both else "-|>"
             axis.annotate(
                 "", spots[target], spots[source],
-                arrowprops={"arrowstyle": style, "color": "#9a9a9a", "shrinkA": 6, "shrinkB": 6, "lw": 0.9},
+                arrowprops={"arrowstyle": arrow, "color": GREY, "shrinkA": 6, "shrinkB": 6, "lw": 0.9},
             )  # fmt: skip
         for worker in range(count):
-            colour = PALETTE[int(node_of[worker]) % len(PALETTE)]
-            axis.plot(*spots[worker], "o", ms=11 if count <= 32 else 5, color=colour, mec="white")
+            look = style(int(node_of[worker]))
+            axis.plot(*spots[worker], "o", ms=11 if count <= 32 else 5, color=look.colour, mec="white")
             if count <= 32:
-                axis.text(*spots[worker], str(worker), ha="center", va="center_baseline", fontsize=6, color=INK)
+                axis.text(*spots[worker], str(worker), ha="center", va="center_baseline", fontsize=6, color=look.text)
+    nodes = schedule.cluster.num_nodes
+    if 1 < nodes < count:
+        if nodes <= NUM_COLOURS:
+            for node in range(nodes):
+                figure.axes[0].plot([], [], "o", ms=8, color=style(node).colour, linestyle="none", label=f"node {node}")
+            legend_below(figure, figure.axes[0], columns=min(nodes, 3 * columns))
+        else:
+            words = f"Workers of one node have one colour; colours repeat after {NUM_COLOURS} nodes."
+            figure.supxlabel(words, x=0.01, ha="left", fontsize=8, color=PALE)
     return figure

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.report.palette import NUM_STYLES, Style, style
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from preduce.topo.schedule import Schedule
 
-PALETTE = (
-    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#a0cbe8",
-    "#ffbe7d", "#8cd17d", "#d4a6c8", "#bab0ac", "#d37295", "#7f9fd1", "#b6992d", "#499894", "#c9a27e", "#fabfd2",
-)  # fmt: skip
 MAX_WORKERS = 64
 MAX_PHASES = 48
 
@@ -24,13 +24,15 @@ MAX_PHASES = 48
 class Grid:
     """A readable part of a schedule.
 
+    `numbers` finds a group by the bytes of its members, and `styles` says how each numbered group is drawn, everywhere.
     `workers` are the ranks shown, in node order; `nodes` the node and `locals_` the local rank of each. `group[i, t]`
     numbers the group of shown worker i in shown phase t by first appearance, −1 for a skip. `sizes` holds the real
     size of every numbered group. `note` says what is left out, empty if nothing is.
     """
 
     title: str
-    colours: tuple[str, ...]
+    numbers: dict[bytes, int]
+    styles: tuple[Style, ...]
     workers: tuple[int, ...]
     nodes: tuple[int, ...]
     locals_: tuple[int, ...]
@@ -43,9 +45,9 @@ class Grid:
         """Phases shown."""
         return int(self.group.shape[1])
 
-    def colour(self, index: int) -> str:
-        """The colour of a numbered group."""
-        return self.colours[index]
+    def index_of(self, members: Sequence[int]) -> int | None:
+        """The number of a group; None if it does not appear in what is shown."""
+        return self.numbers.get(np.asarray(members, dtype=np.int32).tobytes())
 
     def letter(self, index: int) -> str:
         """The letter of a numbered group: A, …, Z, AA, …; colours alone would exclude readers."""
@@ -57,8 +59,16 @@ class Grid:
         return text
 
 
-def grid_of(schedule: Schedule, *, max_workers: int = MAX_WORKERS, max_phases: int = MAX_PHASES) -> Grid:
+def grid_of(
+    schedule: Schedule,
+    *,
+    max_workers: int = MAX_WORKERS,
+    max_phases: int = MAX_PHASES,
+    known: dict[bytes, int] | None = None,
+) -> Grid:
     """The table of a schedule; of a large one, whole nodes from its beginning and its middle, and the first phases.
+
+    A report with several schedules hands the same dict as `known` to each, so that a group looks alike in all of them.
 
     Raises:
         ScheduleError: the strategy has no groups, or groups of one phase overlap.
@@ -88,7 +98,8 @@ def grid_of(schedule: Schedule, *, max_workers: int = MAX_WORKERS, max_phases: i
     note = _note(schedule, nodes, len(workers), period)
     return Grid(
         schedule.name,
-        _colours(table, len(sizes)),
+        numbers,
+        _styles(table, list(numbers), {} if known is None else known),
         tuple(workers),
         tuple(node for node, _ in places),
         tuple(local for _, local in places),
@@ -98,20 +109,21 @@ def grid_of(schedule: Schedule, *, max_workers: int = MAX_WORKERS, max_phases: i
     )
 
 
-def _colours(table: npt.NDArray[np.int64], count: int) -> tuple[str, ...]:
-    """A colour for each group, different from the others of its first phase as far as there are enough colours."""
-    chosen: dict[int, int] = {}
-    used = [0] * len(PALETTE)
+def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[bytes, int]) -> tuple[Style, ...]:
+    """A style for each group, unlike the others of its first phase as far as there are enough; fills `chosen`."""
+    used = [0] * NUM_STYLES
+    for number in chosen.values():
+        used[number] += 1
     for t in range(table.shape[1]):
-        present = list(dict.fromkeys(index for index in table[:, t].tolist() if index >= 0))
-        taken = {chosen[index] for index in present if index in chosen}
-        for index in present:
-            if index not in chosen:
-                free = [c for c in range(len(PALETTE)) if c not in taken] or list(range(len(PALETTE)))
-                chosen[index] = min(free, key=lambda c: (used[c], c))
-                used[chosen[index]] += 1
-                taken.add(chosen[index])
-    return tuple(PALETTE[chosen[index]] for index in range(count))
+        present = [groups[index] for index in dict.fromkeys(table[:, t].tolist()) if index >= 0]
+        taken = {chosen[group] for group in present if group in chosen}
+        for group in present:
+            if group not in chosen:
+                free = [c for c in range(NUM_STYLES) if c not in taken] or list(range(NUM_STYLES))
+                chosen[group] = min(free, key=lambda c: (used[c], c))
+                used[chosen[group]] += 1
+                taken.add(chosen[group])
+    return tuple(style(chosen[group]) for group in groups)
 
 
 def _shown_nodes(schedule: Schedule, max_workers: int) -> list[int]:

@@ -6,7 +6,10 @@ from io import BytesIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from preduce.topo.errors import FileProblem, InputError, MissingFeatureError
+from preduce.report.palette import EDGE, FRAME, INK, PALE, SURFACE
+from preduce.topo.document.writer import write_file
+from preduce.topo.errors import InputError
+from preduce.topo.extras import require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
 MAX_PANELS = 12
 UNIT = 0.42
 FORMATS = ("png", "svg", "pdf")
-EDGE = "#ffffff"
-INK = "#222222"
-PALE = "#8a8a8a"
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -30,14 +30,39 @@ def new_figure(width: float, height: float) -> Figure:
     Raises:
         MissingFeatureError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingFeatureError("pictures need matplotlib; install it with: pip install 'preduce[plot]'") from None
+    require("matplotlib", purpose="a picture")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
+    """One legend for the whole figure, under it, where it covers nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=min(columns, max(1, len(labels))),
+        fontsize=8,
+        frameon=False,
+        handlelength=3.2,
+    )
+
+
+def check(path: Path | None) -> None:
+    """Refuse before the work what could not be drawn after it.
+
+    Raises:
+        InputError: a name that ends like no picture.
+        MissingFeatureError: matplotlib is not installed.
+    """
+    if path is not None:
+        check_ending(path)
+        require("matplotlib", purpose="a picture")
 
 
 def check_ending(path: Path) -> str:
@@ -48,7 +73,8 @@ def check_ending(path: Path) -> str:
     """
     ending = path.suffix.lower().lstrip(".")
     if ending not in FORMATS:
-        raise InputError(f"{path}: ends in {path.suffix!r}; pictures are written as .png, .svg or .pdf")
+        what = f"ends in {path.suffix!r}" if path.suffix else "has no ending"
+        raise InputError(f"{path}: {what}; pictures are written as .png, .svg or .pdf")
     return ending
 
 
@@ -60,10 +86,7 @@ def save(figure: Figure, path: Path) -> None:
         FileProblem: the file cannot be written.
     """
     ending = check_ending(path)
-    try:
-        path.write_bytes(render(figure, ending))
-    except OSError as error:
-        raise FileProblem(f"{path}: cannot be written: {error.strerror or error}") from None
+    write_file(path, render(figure, ending))
 
 
 def render(figure: Figure, ending: str) -> bytes:
@@ -126,9 +149,19 @@ def _draw_table(axis: Axes, grid: Grid) -> None:
             index = int(grid.group[row, t])
             if index < 0:
                 continue
-            axis.add_patch(Rectangle((t, row), 1, 1, facecolor=grid.colour(index), edgecolor=EDGE, linewidth=1.2))
+            look = grid.styles[index]
+            axis.add_patch(
+                Rectangle(
+                    (t, row), 1, 1, facecolor=look.colour, edgecolor=EDGE, linewidth=1.2,
+                    hatch=look.hatch if grid.num_phases <= 24 else "",
+                )
+            )  # fmt: skip
             if grid.num_phases <= 24 and count <= 64:
-                axis.text(t + 0.5, row + 0.52, grid.letter(index), ha="center", va="center", fontsize=7, color=INK)
+                clear = {"boxstyle": "round,pad=0.25", "facecolor": look.colour, "linewidth": 0}
+                axis.text(
+                    t + 0.5, row + 0.52, grid.letter(index), ha="center", va="center", fontsize=7, color=look.text,
+                    bbox=clear if look.hatch else None,
+                )  # fmt: skip
     starts = [row for row in range(1, count) if grid.nodes[row] != grid.nodes[row - 1]]
     for row in starts:
         axis.axhline(row, color=INK, linewidth=0.8)
@@ -160,23 +193,22 @@ def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> 
     points: dict[int, list[tuple[int, int]]] = {}
     deepest = max(grid.locals_) + 1
     for node in nodes:
-        axis.add_patch(
-            Rectangle((place[node] - 0.4, -0.5), 0.8, deepest, facecolor="#f3f3f3", edgecolor="#d8d8d8", zorder=0)
-        )
+        axis.add_patch(Rectangle((place[node] - 0.4, -0.5), 0.8, deepest, facecolor=SURFACE, edgecolor=FRAME, zorder=0))
     for row, node in enumerate(grid.nodes):
         index = int(grid.group[row, phases[0]])
         spot = (place[node], grid.locals_[row])
         if index < 0:
-            axis.plot(*spot, "o", markersize=9, markerfacecolor="white", markeredgecolor="#c4c4c4", zorder=2)
+            axis.plot(*spot, "o", markersize=9, markerfacecolor="white", markeredgecolor=FRAME, zorder=2)
         else:
             points.setdefault(index, []).append(spot)
     for index, spots in points.items():
-        _join(axis, spots, grid.colour(index))
-        axis.plot(
-            [x for x, _ in spots], [y for _, y in spots], "o", ms=13, color=grid.colour(index), zorder=3, mec=EDGE
-        )
+        look = grid.styles[index]
+        _join(axis, spots, look.colour)
+        axis.plot([x for x, _ in spots], [y for _, y in spots], "o", ms=13, color=look.colour, zorder=3, mec=EDGE)
         for x, y in spots:
-            axis.text(x, y, grid.letter(index), ha="center", va="center_baseline", fontsize=7, color=INK, zorder=4)
+            axis.text(
+                x, y, grid.letter(index), ha="center", va="center_baseline", fontsize=7, color=look.text, zorder=4
+            )
     axis.set_title(_phase_title(phases), fontsize=9, color=PALE, loc="left")
     axis.set_xlim(-0.6, len(nodes) - 0.4)
     axis.set_ylim(deepest - 0.4, -0.6)

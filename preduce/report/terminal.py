@@ -14,26 +14,41 @@ if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware, Switch
 
 
-def terminal_table(grid: Grid) -> Table:
-    """Rows are workers, columns steps; members of one group share letter and colour, a skip is blank."""
+CELL = 4
+
+
+def terminal_tables(grid: Grid, width: int) -> list[Table]:
+    """Rows are workers, columns steps, as many steps a table as fit the width; one letter and colour per group.
+
+    A skip is blank. Between columns stands one divider.
+    """
+    labels = 2 * len("worker ") + CELL
+    fitting = max(1, (width - labels) // (CELL + 1))
+    starts = range(0, grid.num_phases, fitting)
+    return [_part(grid, range(start, min(start + fitting, grid.num_phases))) for start in starts]
+
+
+def _part(grid: Grid, phases: range) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     result = Table(
-        box=box.SIMPLE_HEAD, title=grid.title, title_justify="left", caption=grid.note or None, padding=(0, 0)
-    )
+        box=box.SIMPLE_HEAD, title=grid.title if phases.start == 0 else None, title_justify="left",
+        caption=(grid.note or None) if phases.stop == grid.num_phases else None, padding=(0, 0),
+    )  # fmt: skip
     result.add_column("node ", justify="right")
     result.add_column("worker ", justify="right")
-    for t in range(grid.num_phases):
+    for t in phases:
         result.add_column(f"{t:^4}", justify="center")
     for row, worker in enumerate(grid.workers):
         cells = []
-        for index in grid.group[row].tolist():
-            shown = (
-                Text("    ") if index < 0 else Text(f"{grid.letter(index):^4}", style=f"black on {grid.colour(index)}")
-            )
-            cells.append(shown)
+        for index in grid.group[row, phases.start : phases.stop].tolist():
+            if index < 0:
+                cells.append(Text(" " * CELL))
+                continue
+            look = grid.styles[index]
+            cells.append(Text(f"{grid.letter(index):^{CELL}}", style=f"{look.text} on {look.colour}"))
         first = row == 0 or grid.nodes[row] != grid.nodes[row - 1]
         last = row + 1 < len(grid.workers) and grid.nodes[row + 1] != grid.nodes[row]
         result.add_row(f"{grid.nodes[row]} " if first else "", f"{worker} ", *cells, end_section=last)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.report.picture import INK, PALE, new_figure
+from preduce.report.palette import COMMUNICATE, COMMUNICATE_HATCH, COMPUTE, INK, PALE, WAIT
+from preduce.report.picture import new_figure
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     Times = npt.NDArray[np.float64]
 
-COMPUTE = "#4e79a7"
-COMMUNICATE = "#f28e2b"
-WAIT = "#e3e3e3"
 MAX_ROWS = 40
 MAX_EVENTS = 500_000
 
@@ -42,18 +40,24 @@ def draw_timeline(timeline: Timeline, title: str, *, max_rows: int = MAX_ROWS, m
     for row, worker in enumerate(rows.tolist()):
 
         def bars(
-            start: Times, end: Times, colour: str, low: float, high: float, *, row: int = row, worker: int = worker
-        ) -> None:
+            start: Times, end: Times, low: float, high: float, colour: str, *, hatch: str = "", row: int = row,
+            worker: int = worker,
+        ) -> None:  # fmt: skip
             spans = [
                 (a * scale, (b - a) * scale)
                 for a, b in zip(start[:rounds, worker].tolist(), end[:rounds, worker].tolist(), strict=True)
                 if b > a
             ]
-            axis.broken_barh(spans, (row + low, high - low), facecolors=colour, edgecolor="white", linewidth=0.4)
+            place = (row + low, high - low)
+            axis.broken_barh(spans, place, facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
 
-        bars(begin, timeline.finish, WAIT, 0.1, 0.9)
-        bars(timeline.compute_start, timeline.compute_end, COMPUTE, 0.1, 0.5 if timeline.overlap else 0.9)
-        bars(timeline.communicate_start, timeline.communicate_end, COMMUNICATE, 0.5 if timeline.overlap else 0.1, 0.9)
+        below = 0.5 if timeline.overlap else 0.9
+        bars(begin, timeline.finish, 0.1, 0.9, WAIT)
+        bars(timeline.compute_start, timeline.compute_end, 0.1, below, COMPUTE)
+        bars(
+            timeline.communicate_start, timeline.communicate_end, 0.5 if timeline.overlap else 0.1, 0.9,
+            COMMUNICATE, hatch=COMMUNICATE_HATCH,
+        )  # fmt: skip
     axis.set_ylim(len(rows), 0)
     axis.set_xlim(0, longest * scale)
     step = max(1, len(rows) // 32)
@@ -78,7 +82,7 @@ def _legend(axis: Axes) -> None:
 
     handles = [
         Patch(color=COMPUTE, label="compute"),
-        Patch(color=COMMUNICATE, label="group operation"),
+        Patch(facecolor=COMMUNICATE, edgecolor="white", hatch=COMMUNICATE_HATCH, label="group operation"),
         Patch(color=WAIT, label="wait"),
     ]
     axis.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.0), ncols=3, fontsize=8, frameon=False)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.report.axes import logarithmic, quiet
 from preduce.report.decay import decay
-from preduce.report.grid import PALETTE
-from preduce.report.picture import INK, PALE, new_figure, save
+from preduce.report.palette import ALARM, INK, PALE, SURFACE, style
+from preduce.report.picture import new_figure, save
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from preduce.verify.base import Claim, Proof
 
 MAX_WORKERS = 256
-ALARM = "#d62728"
 Meeting = tuple[int, int, int]
 
 
@@ -97,8 +97,8 @@ def _places(schedule: Schedule) -> list[tuple[float, float]]:
 def _dots(axes: Axes, schedule: Schedule, alarmed: set[int]) -> list[tuple[float, float]]:
     places = _places(schedule)
     for worker, (x, y) in enumerate(places):
-        colour = ALARM if worker in alarmed else "#f3f3f3"
-        axes.plot(x, y, "o", ms=15, mfc=colour, mec=PALE, zorder=3)
+        colour = ALARM if worker in alarmed else SURFACE
+        axes.plot(x, y, "s" if worker in alarmed else "o", ms=15, mfc=colour, mec=PALE, zorder=3)
         axes.text(x, y, str(worker), ha="center", va="center_baseline", fontsize=7, zorder=4, color=INK)
     axes.invert_yaxis()
     axes.set_xlabel("node", color=INK)
@@ -115,12 +115,13 @@ def _draw_conflict(axes: Axes, schedule: Schedule, claim: Claim) -> None:
     witness = claim.witness or {}
     places = _dots(axes, schedule, {int(witness["worker"])})
     for index, group in enumerate(witness["groups"]):
-        members = [int(member) for member in group]
+        look, members = style(index), [int(member) for member in group]
         for a, b in pairwise(members):
             (x0, y0), (x1, y1) = places[a], places[b]
-            axes.plot([x0, x1], [y0 + 0.08 * index, y1 + 0.08 * index], color=PALETTE[index], linewidth=4, alpha=0.7)
-        axes.plot([], [], color=PALETTE[index], linewidth=4, label="group {" + ",".join(map(str, members)) + "}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, ncols=2)
+            axes.plot([x0, x1], [y0 + 0.08 * index, y1 + 0.08 * index], look.dash, color=look.colour, linewidth=4)
+        name = "group {" + ",".join(map(str, members)) + "}"
+        axes.plot([], [], look.dash, color=look.colour, linewidth=4, label=name)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, ncols=1, fontsize=9, handlelength=3.6)
     axes.set_title(
         f"phase {witness['phase']}: worker {witness['worker']} stands in two groups", color=ALARM, fontsize=10
     )
@@ -134,25 +135,25 @@ def _draw_tree(axes: Axes, schedule: Schedule, claim: Claim | None) -> None:
     tree = meetings(schedule)
     for phase, a, b in tree:
         (x0, y0), (x1, y1) = places[a], places[b]
-        bow = 0.0 if abs(x0 - x1) < 1.5 and abs(y0 - y1) < 1.5 else 0.25
+        bow = 0.0 if abs(x0 - x1) < 1.5 and abs(y0 - y1) < 1.5 else min(0.8, max(0.2, 0.12 * abs(x0 - x1)))
         share = np.linspace(0, 1, 25)
         axes.plot(
             x0 + (x1 - x0) * share, y0 + (y1 - y0) * share - 4 * bow * share * (1 - share),
-            color=PALETTE[phase % len(PALETTE)], linewidth=2, alpha=0.85, zorder=2,
+            style(phase).dash, color=style(phase).colour, linewidth=2.2, zorder=2,
         )  # fmt: skip
     for phase in sorted({phase for phase, _, _ in tree}):
-        axes.plot([], [], color=PALETTE[phase % len(PALETTE)], linewidth=3, label=f"phase {phase}")
+        axes.plot([], [], style(phase).dash, color=style(phase).colour, linewidth=3, label=f"phase {phase}")
     if tree:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, ncols=6, fontsize=8)
-    title = "nobody else ever meets the workers in red" if refuted else f"spanning tree of {len(tree)} first meetings"
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, ncols=6, fontsize=8, handlelength=3.6
+        )
+    title = "nobody else ever meets the square workers" if refuted else f"spanning tree of {len(tree)} first meetings"
     axes.set_title(title, color=ALARM if refuted else INK, fontsize=10)
 
 
 def _draw_decay(axes: Axes, schedule: Schedule) -> None:
     values = np.maximum(decay(schedule), 1e-16)
-    axes.step(range(len(values)), values, where="post", color=PALETTE[0], linewidth=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("round", color=INK)
-    axes.set_ylabel("mean squared distance to the mean", color=INK)
+    axes.step(range(len(values)), values, where="post", color=style(5).colour, linewidth=2)
+    logarithmic(axes, "y", values.tolist())
+    quiet(axes, across="round", up="mean squared distance to the mean (start: 1)")
     axes.set_title("decay without new noise", color=INK, fontsize=10)
-    axes.grid(alpha=0.25)

@@ -8,6 +8,7 @@ import torch
 
 from preduce.runtime.averaging.p_reduce import p_reduce
 from preduce.runtime.schedule_file import read_schedule
+from preduce.runtime.transport.alone import is_alone, say_alone
 from preduce.runtime.transport.rendezvous import place
 from preduce.topo.errors import InputError
 
@@ -48,7 +49,10 @@ class ScheduleAverager:
         self.schedule = read_schedule(schedule)
         refuse_strategy(self.schedule, "ScheduleAverager")
         self.rank, size = (world.rank, world.size) if world is not None else place()
-        if size != self.schedule.num_workers:
+        self._alone = is_alone(world)
+        if self._alone:
+            say_alone(self.schedule)
+        elif size != self.schedule.num_workers:
             raise InputError(
                 f"schedule {self.schedule.name!r}: is for {self.schedule.num_workers} workers and this run has {size}"
             )
@@ -69,7 +73,7 @@ class ScheduleAverager:
         done = self.step - self.warmup_steps + 1
         self.step += 1
         pace = self.schedule.pace_of(self.rank)
-        if done < 1 or done % pace:
+        if self._alone or done < 1 or done % pace:
             return
         group = self.schedule.group_of(self.rank, done // pace - 1)
         if group is not None:

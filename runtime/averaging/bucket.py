@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 from preduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH
 
@@ -28,6 +29,16 @@ class Slot:
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """This parameter's part of an array that is laid out as the bucket."""
         return torch.as_strided(flat, self.parameter.shape, self.stride, flat.storage_offset() + self.start)
+
+    def window(self, flat: torch.Tensor) -> torch.Tensor:
+        """As `view`, with a storage that ends where the parameter does.
+
+        What writes storages (`torch.save`, safetensors) then writes this parameter and not the whole array.
+        """
+        count = self.parameter.numel()
+        part = from_dlpack(to_dlpack(flat[self.start : self.start + count]))
+        window: torch.Tensor = torch.as_strided(part, self.parameter.shape, self.stride)
+        return window
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +127,7 @@ class Bucket:
             self._home, self._scratch = self.scratch(), self._home
         self.flat = self._home[: self.size]
         for slot in self.slots:
-            slot.parameter.data = slot.view(self.flat)
+            slot.parameter.data = slot.window(self.flat)
 
     def put_aside(self) -> None:
         """Keep the sums of a finished operation for later and free the scratch array for another one."""

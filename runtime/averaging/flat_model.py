@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.averaging.bucket import Bucket, Rider, Slot, aligned
+from preduce.runtime.averaging.loads import count_loads
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class FlatModel:
         _refuse_several_devices(model)
         named = _named_parameters(model)
         _refuse_foreign(optimizer, named)
-        self.frozen = [p for _, _, p in named if not p.requires_grad]
+        self._frozen = {p: names[0] for names, _, p in named if not p.requires_grad}
         trainable = [(names, owners, p) for names, owners, p in named if p.requires_grad]
         if not trainable:
             raise InputError("model: has no trainable parameter; nothing could be averaged")
@@ -65,6 +66,13 @@ class FlatModel:
         for bucket in self.buckets + self.buffer_buckets:
             bucket.length = aligned(bucket.length, bucket.dtype)
         self._known = {slot.parameter: slot for slot in self.slots()}
+        self.loads = count_loads(model)
+        """How often `load_state_dict` was called on the model or a part of it."""
+
+    @property
+    def frozen(self) -> list[torch.nn.Parameter]:
+        """The parameters that were not trainable at wrapping, which all workers have alike and nobody averages."""
+        return list(self._frozen)
 
     def slots(self) -> Iterator[Slot]:
         """All parameters' places."""
@@ -94,11 +102,35 @@ class FlatModel:
                             f"model: parameter {slot.names[0]!r} was replaced by another after DistributedOptimizer "
                             "was made, so it would be trained without being averaged; change the model first, then wrap"
                         )
+                if not slot.parameter.numel():
+                    continue  # nothing is stored, so nothing can have moved
                 if slot.parameter.data_ptr() != base + slot.start * width or slot.parameter.dtype != bucket.dtype:
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
                         f"was made (model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that); "
                         "do it before"
+                    )
+
+        for parameter, name in self._frozen.items():
+            if parameter.requires_grad:
+                raise InputError(
+                    f"model: parameter {name!r} was frozen when DistributedOptimizer was made and is trainable now, so "
+                    "it would be trained without being averaged; wrap first and then freeze it for as long as you like"
+                )
+
+    def refuse_foreign(self, optimizer: torch.optim.Optimizer) -> None:
+        """Notice parameters that the optimizer was given since wrapping. O(number of parameters).
+
+        Raises:
+            InputError: it trains one that is not averaged.
+        """
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if parameter not in self._known and parameter not in self._frozen:
+                    raise InputError(
+                        f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
+                        "did not have when DistributedOptimizer was made, so it would be trained without being "
+                        "averaged; change the model first, then wrap"
                     )
 
     def layout(self) -> list[str]:
@@ -206,8 +238,9 @@ def _flatten(
             stride = torch.empty_like(parameter, memory_format=torch.preserve_format).stride()
             view = torch.as_strided(flat, parameter.shape, stride, start)
             view.copy_(parameter)
-            parameter.data = view
-            bucket.slots.append(Slot(names, parameter, owners, start, tuple(stride)))
+            slot = Slot(names, parameter, owners, start, tuple(stride))
+            parameter.data = slot.window(flat)
+            bucket.slots.append(slot)
     return bucket
 
 

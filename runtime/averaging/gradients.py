@@ -1,6 +1,7 @@
 """Gradients: the one place that sends, replaces and scales a model's gradients and decides in whose memory they lie.
 
-Averaged gradients are views of the scratch array that was reduced: they hold until the next operation fills it. (Drift
+Gradients own their memory, as torch made it: an average is written into them, so that neither the mean model nor the
+next average can change them afterwards. That costs one pass over the gradients in each step and no array. (Drift
 correction changes gradients in place before a step; it never moves them.)
 """
 
@@ -54,7 +55,7 @@ def _load_presence(bucket: Bucket, scratch: torch.Tensor) -> None:
 
 
 def commit_gradients(bucket: Bucket, ok: torch.Tensor | None) -> None:
-    """Each parameter's gradient becomes the mean over the group, as a view of the scratch array.
+    """Write the mean over the group into each parameter's gradient.
 
     A parameter without gradient on every member keeps none; one without gradient here only counts as zero here.
     """
@@ -63,13 +64,19 @@ def commit_gradients(bucket: Bucket, ok: torch.Tensor | None) -> None:
     if ok is not None:
         only_where(means, ok)
     presence: list[float] | None = None
+    gradients: list[torch.Tensor] = []
+    averages: list[torch.Tensor] = []
     for index, slot in enumerate(bucket.slots):
         if slot.parameter.grad is None:
             if presence is None:
                 presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)].tolist()
-            if presence[index] == 0:
-                continue
-        slot.parameter.grad = slot.view(scratch)
+            if presence[index] != 0:
+                slot.parameter.grad = slot.view(scratch).clone()
+            continue
+        gradients.append(slot.parameter.grad)
+        averages.append(slot.view(scratch))
+    if gradients:
+        torch._foreach_copy_(gradients, averages)
 
 
 def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
@@ -83,4 +90,5 @@ def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
 
 def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
     """Whether the averaged gradients, equal on all workers, are finite; all skip the step otherwise."""
-    return all(bool(torch.isfinite(bucket.scratch()[: bucket.size]).all()) for bucket in buckets)
+    gradients = [slot.parameter.grad for bucket in buckets for slot in bucket.slots]
+    return all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)

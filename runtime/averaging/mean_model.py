@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 
 def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-    """Replace the parameters and floating-point buffers of `members` by their means over all of them.
+    """Replace the parameters and floating-point buffers of `members` by their means over all of them; alone, nothing.
 
     What is read or kept next is this mean, so the verdicts on it are waited for.
 
     Raises:
         PeerLostError: a worker is gone, or at another round.
     """
+    if len(members) == 1:
+        return
     for reducer in reducers:
         reduction = reducer.begin("mean model", step, round_, Group(members))
         reducer.wait(reduction)

@@ -14,6 +14,7 @@ from preduce.runtime.averaging.commit import commit_mean
 from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.liveness.heartbeat import Heartbeat
 from preduce.runtime.recorder import Recorder
+from preduce.runtime.transport.alone import is_alone
 from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group
@@ -39,8 +40,9 @@ def p_reduce(
 
     Groups may differ from call to call and may overlap over time; every worker must call its groups in one order that
     fits all (a schedule from this project has one). A group is connected at its first use, by its members only.
-    On CUDA it returns when the device is done, since only then is it known whether all went well.
-    Moves 2(k−1)/k of the tensors through each member's link, for k members.
+    Moves 2(k−1)/k of the tensors through each member's link, for k members. In a script that runs alone, without a
+    launcher, nothing happens. On CUDA it returns when the device is done, since only then is it known whether all went
+    well.
 
     Args:
         tensors: one real floating-point tensor or several; shapes and dtypes equal on all members.
@@ -53,7 +55,9 @@ def p_reduce(
         InputError: not a member, tensors that cannot be averaged, or no launcher.
         PeerLostError: a member is gone, is late or called something else; the tensors are as they were.
     """
-    queue_p_reduce(tensors, group, relax, timeout=timeout, world=world).flush()
+    reducer = queue_p_reduce(tensors, group, relax, timeout=timeout, world=world)
+    if reducer is not None:
+        reducer.flush()
 
 
 def queue_p_reduce(
@@ -63,10 +67,10 @@ def queue_p_reduce(
     *,
     timeout: float = 300.0,
     world: World | None = None,
-) -> Reducer:
+) -> Reducer | None:
     """As `p_reduce`; on CUDA the host only queues it, and hears the verdict at a later call or by the result's `flush`.
 
-    Until then a failed operation has left the tensors as they were.
+    Until then a failed operation has left the tensors as they were. None in a script that runs alone.
 
     Raises:
         InputError: as `p_reduce`.
@@ -74,6 +78,8 @@ def queue_p_reduce(
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _refuse_tensors(all_tensors)
+    if is_alone(world):
+        return None
     if world is None:
         world = default_world(all_tensors[0].device, timedelta(seconds=timeout), lambda _store, _rank, _size: None)
     chosen = group if isinstance(group, Group) else Group(tuple(sorted(set(group))))

@@ -169,6 +169,8 @@ class Reducer:
         Raises:
             PeerLostError: members differ, or one is gone.
         """
+        if len(group.members) == 1:
+            return
         self._refuse_after_abort()
         communicator = self.world.communicator(group.members)
         operation = self.recorder.begin(kind, round_, round_, group.members, 16)

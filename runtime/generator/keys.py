@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from preduce.topo.errors import FileProblem, InputError, MissingFeatureError
+from preduce.topo.extras import load
 
 KEY_LENGTH = 40
 
@@ -33,10 +34,7 @@ class JobKeys:
         Raises:
             MissingFeatureError: pyzmq is absent or was built without CURVE.
         """
-        try:
-            import zmq
-        except ImportError:
-            raise MissingFeatureError("the group generator needs pyzmq: pip install pyzmq") from None
+        zmq = load("zmq", "the group generator")
         if not zmq.has("curve"):
             raise MissingFeatureError("the group generator needs CURVE; this pyzmq was built without it")
         service_public, service_secret = (key.decode() for key in zmq.curve_keypair())

@@ -27,6 +27,7 @@ from preduce.runtime.generator.wire import (
 from preduce.schedulers.protocols.base import Crashed, Note, Send
 from preduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
 from preduce.topo.errors import InputError, UnavailableError
+from preduce.topo.extras import load
 
 if TYPE_CHECKING:
     import os
@@ -75,8 +76,7 @@ class GeneratorService:
         probe: Callable[[str], None] = lambda _: None,
         on_note: Callable[[tuple[Any, ...]], None] = lambda _: None,
     ) -> None:
-        import zmq
-
+        zmq = load("zmq", "the group generator")
         self._zmq, self.setting, self.keys, self.lease, self.job = zmq, setting, keys, lease, job
         self.generator = GroupGenerator(setting)
         self.state = self.generator.initial()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from preduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
+from preduce.topo.extras import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -179,8 +180,4 @@ def _restore_random_states(tensors: Tensors, facts: Mapping[str, Any], device: t
 
 
 def _safetensors() -> Any:  # noqa: ANN401 - the module
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise MissingFeatureError("safetensors is not installed: pip install 'preduce[service]'") from None
-    return safetensors.torch
+    return load("safetensors.torch", "a checkpoint")

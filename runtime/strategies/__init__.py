@@ -1,4 +1,4 @@
-"""Runners of strategies, one file each; the table below is the only place in the run-time that names kinds.
+"""Runners of strategies, one file each; the table below names kinds (virtual time has its own, in `simulate.py`).
 
 A new kind is one file with its runner and one line here.
 """
@@ -46,6 +46,11 @@ _RUNNERS: tuple[_Entry[Any], ...] = (
     _Entry(Generated, GeneratedMeans),
     _Entry(Pairwise, PairMeans),
 )
+
+
+def runnable_kinds() -> set[str]:
+    """The names of the kinds that have a runner here."""
+    return {entry.kind.kind for entry in _RUNNERS}
 
 
 def build(run: Run) -> Runner:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from preduce.runtime.strategies.base import Runner
 from preduce.runtime.transport.mailbox import Mailbox, Message
+from preduce.runtime.transport.notes import Notes
 from preduce.runtime.transport.through_servers import from_bytes, shard_bounds, to_bytes
-from preduce.runtime.transport.waiting import GoneError
+from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.base import Averaging
 
@@ -31,6 +34,8 @@ class AsynchronousServer(Runner):
         InputError: a policy that asks for optimizer state to travel.
     """
 
+    drains_together = True
+
     def __init__(self, server: Server, run: Run) -> None:
         super().__init__(run)
         if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
@@ -40,6 +45,7 @@ class AsynchronousServer(Runner):
         paces = run.schedule.paces()
         normalises = server.averaging is Averaging.STEP_NORMALISED
         self._factor = float(paces.mean()) / run.pace if normalises else 1.0
+        self.needs_round_start = self._factor != 1.0
         self._bounds = [shard_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
         """For each bucket the part of every host."""
         self._base: list[torch.Tensor] = []
@@ -95,6 +101,10 @@ class AsynchronousServer(Runner):
         self._base = []
         self._generation += 1
 
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+        """From the first step on: whatever changed since the last answer is sent."""
+        return bool(self._base)
+
     def close(self) -> None:
         """End the side thread."""
         self._mailbox.close()
@@ -103,9 +113,51 @@ class AsynchronousServer(Runner):
         if self._base:
             return
         self._remember()
+        if self._generation == 0:
+            self._refuse_several_models()
         if self._shard is not None:
             self._shard.take(self._generation, round_, self._base)
             self._mailbox.send(self.run.rank, "open")
+
+    def _refuse_several_models(self) -> None:
+        """Compare the parameters of the first step with those of the first host.
+
+        Raises:
+            InputError: they differ: the hosts' shards would be parts of several models, and progress of others.
+        """
+        digest = hashlib.sha256()
+        for base in self._base:
+            digest.update(base.view(torch.uint8).cpu().numpy().tobytes())
+        reducer, host = self.run.reducer, self.server.hosts[0]
+        notes = Notes(reducer.world.store, f"first-model/{reducer.key}")
+        if self.run.rank == host:
+            notes.write("digest", digest.hexdigest())
+            return
+        operation = reducer.recorder.begin("first model", 0, 0, tuple(sorted((host, self.run.rank))), 0)
+        try:
+            self._await_note(notes, host)
+        except GoneError as error:
+            raise reducer.failure(operation, error) from None
+        reducer.recorder.end(operation)
+        if notes.wait_for("digest") != digest.hexdigest():
+            raise InputError(
+                f"model: worker {self.run.rank} starts from other parameters than worker {host}, and an asynchronous "
+                "server trains one model; use initial='broadcast'"
+            )
+
+    def _await_note(self, notes: Notes, host: int) -> None:
+        """Wait for a host's note, as long as it can come."""
+        reducer, start = self.run.reducer, time.monotonic()
+        look = start + LOOK_SECONDS
+        while not notes.has("digest"):
+            now = time.monotonic()
+            if now > look:
+                look = now + LOOK_SECONDS
+                if (why := reducer.heartbeat.gone((host,), 0)) is not None:
+                    raise GoneError(why)
+            if now > start + reducer.timeout:
+                raise GoneError(f"waits for worker {host}, which {reducer.heartbeat.last_seen(host)}")
+            time.sleep(pause_after(now - start))
 
     def _remember(self) -> None:
         with torch.no_grad():

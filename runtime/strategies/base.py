@@ -28,6 +28,8 @@ class Run:
     reducer: Reducer
     mean_reducers: tuple[Reducer, ...]
     """Reducers of everything that the mean model holds: parameters, and buffers that do not ride along with them."""
+    alone: bool = False
+    """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
 
     @property
     def pace(self) -> int:
@@ -36,8 +38,8 @@ class Run:
 
     @property
     def everyone(self) -> tuple[int, ...]:
-        """All workers."""
-        return tuple(range(self.schedule.num_workers))
+        """All workers; this one alone where the script runs without the others."""
+        return (self.rank,) if self.alone else tuple(range(self.schedule.num_workers))
 
     def with_reducer(self, reducer: Reducer) -> Run:
         """The same run with its group operations done by another reducer."""
@@ -53,6 +55,12 @@ class Runner(ABC):
 
     averages_gradients: bool = False
     """Whether gradients are averaged in each step, before the wrapped optimizer, rather than parameters."""
+
+    drains_together: bool = False
+    """Whether no worker may begin to `drain` before all others are ready to: they still answer one another."""
+
+    needs_round_start: bool = False
+    """Whether what a round's end does depends on the parameters with which the round began."""
 
     outlives_lost_workers: bool = False
     """Whether the run goes on when workers are lost; means over all are then over those that are left."""
@@ -72,6 +80,10 @@ class Runner(ABC):
 
     def drain(self) -> None:
         """Wait for what is in flight and drop it: the run ends, or goes on from other parameters."""
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - for runners that compare
+        """Whether a change of the live parameters before this step (`first` of its round) would count as progress."""
+        return False
 
     def resume(self, step: int, round_: int) -> None:
         """Called after a checkpoint was loaded, before the first step; all workers are there."""

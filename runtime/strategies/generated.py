@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -26,6 +27,9 @@ ADDRESS = "PREDUCE_GENERATOR"
 KEYS = "PREDUCE_GENERATOR_KEYS"
 
 
+_running: WeakKeyDictionary[GlooWorld, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
+
+
 class GeneratedMeans(Runner):
     """x ← mean over the granted group, after the last step of each round; alone, x stays.
 
@@ -41,6 +45,7 @@ class GeneratedMeans(Runner):
     """
 
     outlives_lost_workers = True
+    client: GeneratorClient
 
     def __init__(self, strategy: Generated, run: Run) -> None:
         super().__init__(run)
@@ -51,6 +56,7 @@ class GeneratedMeans(Runner):
             )
         self.world = world
         self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
+        self.needs_round_start = self.normalises
         self._starts: list[torch.Tensor] = []
         address, keys = os.environ.get(ADDRESS), os.environ.get(KEYS)
         if not address or not keys:
@@ -58,11 +64,18 @@ class GeneratedMeans(Runner):
                 f"schedule {run.schedule.name!r}: needs the group generator; start with `preduce run --schedule`, or "
                 f"start `preduce generator` and set {ADDRESS} and {KEYS}"
             )
+        others = _running.setdefault(world, WeakSet())
+        if any(other.client.address == address for other in others):
+            raise InputError(
+                f"schedule {run.schedule.name!r}: a group generator hands out groups for one optimizer of a process, "
+                "and another one runs; give each a generator of its own, or finish() the first"
+            )
         reducer = run.reducer
         self.client = GeneratorClient(address, JobKeys.parse(keys, KEYS), run.rank, timeout=reducer.timeout)
         self.others = Survivors(
             world, reducer.heartbeat, lambda: self.client.lost, key=reducer.key, timeout=reducer.timeout
         )
+        others.add(self)
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Ask for the round's group, and remember where the round began."""
@@ -93,6 +106,10 @@ class GeneratedMeans(Runner):
         """Nothing is in flight after `settle`."""
         self.leave()
 
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+        """Inside a round whose progress will be scaled."""
+        return self.normalises and not first and bool(self._starts)
+
     def lost(self) -> frozenset[int]:
         """The workers that are gone for good: nothing waits for them any more."""
         return self.others.lost()
@@ -107,6 +124,7 @@ class GeneratedMeans(Runner):
 
     def close(self) -> None:
         """End the client's thread."""
+        _running.get(self.world, WeakSet()).discard(self)
         self.client.close()
 
     def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:

@@ -30,6 +30,7 @@ class GroupMeans(Runner):
     def __init__(self, run: Run, *, averaging: Averaging, overlap: bool) -> None:
         super().__init__(run)
         self.overlap, self.normalises = overlap, averaging is Averaging.STEP_NORMALISED
+        self.needs_round_start = self.overlap or self.normalises
         self._snapshots: list[torch.Tensor] = []
         self._starts: list[torch.Tensor] = []
         self._riders: list[list[torch.Tensor | None]] = []
@@ -67,11 +68,19 @@ class GroupMeans(Runner):
         self.run.reducer.flush()
 
     def drain(self) -> None:
-        """Wait for the operation in flight and drop it: every member started it, none commits it."""
+        """Wait for the operation in flight and drop it: every member started it, none commits it.
+
+        The next round begins with the parameters that its first step finds, also if it is an earlier one than the last.
+        """
         self.settle()
         self._pending = None
+        self._started = -1
         for bucket in self.run.flat.buckets:
             bucket.take_back()
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:
+        """Where a round is measured from its beginning, and has begun."""
+        return self._started >= round_ and (self.overlap or (self.normalises and not first))
 
     def resume(self, step: int, round_: int) -> None:
         """Start the operation that was in flight when a checkpoint was saved: from the buffers as they were then."""

@@ -40,6 +40,8 @@ class PairMeans(Runner):
         InputError: a policy that asks for optimizer state to travel.
     """
 
+    drains_together = True
+
     def __init__(self, strategy: Pairwise, run: Run) -> None:
         super().__init__(run)
         if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
@@ -51,6 +53,7 @@ class PairMeans(Runner):
         paces = run.schedule.paces()
         normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self._factor = float(paces.mean()) / run.pace if normalises else 1.0
+        self.needs_round_start = self._factor != 1.0
         self._random = random.Random(f"{strategy.seed} {run.rank}")
         self._starts: list[torch.Tensor] = []
         self._generation = 0
@@ -105,6 +108,10 @@ class PairMeans(Runner):
         self._starts = []
         self._generation += 1
         self._pauses = 0
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+        """From the first step on: whatever changed since the last adoption is added to the model."""
+        return bool(self._starts)
 
     def close(self) -> None:
         """End the side thread."""

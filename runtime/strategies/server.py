@@ -44,6 +44,7 @@ class SynchronousServer(Runner):
         schedule = Schedule(run.schedule.name, run.schedule.cluster, same)
         self._inner = all_reduce(same, replace(run, schedule=schedule, reducer=reducer))
         self.averages_gradients = self._inner.averages_gradients
+        self.needs_round_start = self._inner.needs_round_start
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """As all-reduce."""
@@ -60,6 +61,10 @@ class SynchronousServer(Runner):
     def drain(self) -> None:
         """As all-reduce."""
         self._inner.drain()
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:
+        """As all-reduce."""
+        return self._inner.takes_for_progress(round_, first=first)
 
     def resume(self, step: int, round_: int) -> None:
         """As all-reduce."""

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.transport.notes import Notes
 from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError
-from preduce.topo.errors import MissingFeatureError, UnavailableError
+from preduce.topo.errors import UnavailableError
+from preduce.topo.extras import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -250,10 +251,4 @@ def _address_of(interface: str) -> str:
 
 
 def _zmq() -> Any:  # noqa: ANN401 - the module
-    try:
-        import zmq
-    except ImportError:
-        raise MissingFeatureError(
-            "pyzmq is not installed; strategies server and pairwise need it: pip install 'preduce[service]'"
-        ) from None
-    return zmq
+    return load("zmq", "messages between workers (strategies server and pairwise)")

@@ -68,8 +68,11 @@ class Timeline:
     def waiting(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker neither computed nor communicated, shape (num_workers,)."""
         start = np.concatenate([np.zeros((1, self.finish.shape[1])), self.finish[:-1]])
-        if not self.overlap:
-            return np.asarray((self.communicate_start - self.compute_end).sum(axis=0))
-        busy_to = np.maximum(self.compute_end, start)
-        hidden = np.maximum(self.finish - np.maximum(self.communicate_start, busy_to), 0.0)
-        return np.asarray((self.finish - busy_to - hidden).sum(axis=0))
+        if self.overlap:
+            busy_to = np.maximum(self.compute_end, start)
+            hidden = np.maximum(self.finish - np.maximum(self.communicate_start, busy_to), 0.0)
+            waited = (self.finish - busy_to - hidden).sum(axis=0)
+        else:
+            waited = (self.communicate_start - self.compute_end).sum(axis=0)
+        # Differences of long sums: what rounding leaves is no waiting, and never less than none.
+        return np.where(waited > 1e-9 * self.finish[-1], waited, 0.0)

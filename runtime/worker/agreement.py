@@ -13,6 +13,7 @@ import torch
 
 from preduce.runtime.averaging.flat_model import BufferPolicy, StatePolicy
 from preduce.runtime.liveness.handshake import handshake
+from preduce.runtime.transport.alone import AloneWorld, is_alone
 from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.errors import InputError
 
@@ -90,6 +91,8 @@ def agree(
         InputError: no launcher, or a CUDA run without NCCL.
     """
     details = {"model": layout}
+    if is_alone(world):
+        return Agreed(AloneWorld(), "alone")
     if world is not None:
         key = str(world.next_instance())
         handshake(world.store, world.rank, world.size, facts, details=details, key=key, timeout=timeout)

@@ -43,6 +43,11 @@ class Ending:
         """Whether `finish` has ended well."""
         return self.state == FINISHED
 
+    @property
+    def is_running(self) -> bool:
+        """Whether more steps may come."""
+        return self.state in (RUNNING, EVALUATING)
+
     def refuse_unless_running(self, what: str) -> None:
         """Refuse a call that comes too late or inside `mean_model`.
 
@@ -124,6 +129,11 @@ class Ending:
             reason = f"stopped in round {self.stepper.round}"
             reason += f" with {type(error).__name__}: {error}" if error is not None else " without calling finish()"
             heartbeat.note("left", reason[:300])
+            if error is None and self.stepper.steps and not self.runner.averages_gradients:
+                sys.stderr.write(
+                    f"preduce: worker {self.run.rank} ended in round {self.stepper.round} without optimizer.finish(), "
+                    "so it kept its own model, not the mean of all; call finish() before saving\n"
+                )
             with contextlib.suppress(OSError):
                 self.run.reducer.recorder.write_trace()
         heartbeat.stop()

@@ -62,6 +62,8 @@ class Meeting:
         self.ending.guard(self._broadcast)
 
     def _broadcast(self) -> None:
+        if self.run.alone:
+            return
         flat, reducer = self.run.flat, self.run.reducer
         everyone = reducer.world.everyone()
         for tensor in [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers():

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from preduce.runtime.averaging.gradient_watch import GradientWatch
 from preduce.runtime.averaging.gradients import averaged_are_finite, unscale
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,9 +23,22 @@ class Stepper:
 
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
-        self.steps = 0
-        """Steps taken so far, skipped ones included."""
+        self._steps = 0
+        self._loads = run.flat.loads.count
         self._joining = False
+        self._averaged = False
+        self._watch = GradientWatch(run.flat) if runner.averages_gradients else None
+
+    @property
+    def steps(self) -> int:
+        """Steps taken so far, skipped ones included."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        """Go on from another step, with parameters that were loaded."""
+        self._steps = steps
+        self._loads = self.run.flat.loads.count
         self._averaged = False
 
     @property
@@ -47,9 +62,17 @@ class Stepper:
             found_inf: GradScaler's verdict on this worker's gradients, which it leaves to the optimizer: it would not
                 call step() at all on a worker with an infinite gradient, and its group would wait.
             scale: what GradScaler multiplied the loss by.
+
+        Raises:
+            InputError: a model or optimizer that was changed, or gradients that are to be skipped and are averaged.
         """
-        self.run.flat.check()
         round_, step = self.round, self.steps
+        self._refuse_changes(first=step % self.run.pace == 0)
+        if skip and self._averaged:
+            raise InputError(
+                "skip: average_gradients() has put this step's gradients into those of all workers, who apply them; "
+                "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere"
+            )
         self._declare(round_)
         if found_inf is not None and scale is not None:
             unscale(self.optimizer, scale)
@@ -60,7 +83,7 @@ class Stepper:
             loss = None
             if not skip and not (found_inf is not None and bool(found_inf)):
                 loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-        self.steps += 1
+        self._steps += 1
         if self.steps % self.run.pace == 0:
             self.runner.end_round(step, round_)
         return loss
@@ -71,6 +94,8 @@ class Stepper:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._watch is not None and not skip and not self._averaged:
+            self._watch.look(unscaled=scaled)
         if skip:
             self.optimizer.zero_grad(set_to_none=False)
         if not self._averaged:
@@ -104,15 +129,29 @@ class Stepper:
         if self._joining:
             self.uneven_inputs.declare(round_)
 
+    def _refuse_changes(self, *, first: bool) -> None:
+        """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
+        flat = self.run.flat
+        flat.check()
+        flat.refuse_foreign(self.optimizer)
+        if flat.loads.count != self._loads:
+            if self.runner.takes_for_progress(self.round, first=first):
+                raise InputError(
+                    f"model: was loaded after a step, and strategy {self.run.schedule.strategy.kind!r} would send the "
+                    "difference to the others as progress; call optimizer.load_state_dict(...) beside "
+                    "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to go on from there"
+                )
+            self._loads = flat.loads.count
+
     def serve(self) -> None:
         """This worker's data ended: take part in all rounds that others still do."""
         self.uneven_inputs.ended()
         while self.uneven_inputs.another(self.round):
-            self.run.flat.check()
+            self._refuse_changes(first=True)
             round_ = self.round
             if self.runner.averages_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
                 self.runner.before_step(self.steps, round_, first=True)
                 self.optimizer.step()
             self.runner.end_round(self.steps, round_)
-            self.steps = (round_ + 1) * self.run.pace
+            self._steps = (round_ + 1) * self.run.pace

@@ -16,6 +16,7 @@ import numpy as np
 
 from preduce.schedulers.exact_rounds.weight_fit import SOLVED, Linearised, as_fractions, fit
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+from preduce.topo.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -169,6 +170,7 @@ def has_weights(sequence: Sequence[Sequence[int]]) -> bool:
     False is therefore a proof, as good as sympy's arithmetic over the rationals; True says nothing about real weights
     between 0 and 1. Doubly exponential at worst; instant for the six weights of 7 workers in 4 rounds.
     """
+    require("sympy", purpose="the search for weights")
     from sympy import QQ, ring
     from sympy.polys.groebnertools import groebner
 

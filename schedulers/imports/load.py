@@ -10,6 +10,7 @@ from preduce.schedulers.entry import hint
 from preduce.schedulers.imports import adjacency, edge_lists, networkx_graphs, schedule_files
 from preduce.schedulers.imports.base import Imported, round_of, schedule
 from preduce.schedulers.imports.bluefog import one_peer_rounds
+from preduce.topo.document.descriptors import descriptor_to_read
 from preduce.topo.document.reader import parse_json, read_bytes
 from preduce.topo.document.schedule import parse_schedule
 from preduce.topo.errors import InputError, ScheduleError
@@ -62,7 +63,7 @@ def import_schedule(
     """A schedule from another tool's file. `verify` finds what is wrong with it; what cannot be read is said here.
 
     Args:
-        path: the file.
+        path: the file; `-` is standard input.
         format: one of `formats()`; recognised by suffix and content when absent.
         cluster: where the workers run; without it every worker has a node of its own.
         weights: how a graph without weights is weighed.
@@ -75,7 +76,8 @@ def import_schedule(
         ScheduleError: an unknown format or option, or a graph that cannot be a topology.
     """
     data = read_bytes(path)
-    name = PurePath(path).name
+    # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
+    name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
     chosen = _sniff(data, name) if format is None else format
     if chosen == "preduce":
         return parse_schedule(data)
@@ -97,7 +99,7 @@ def import_schedule(
             rounds = one_peer_rounds(imported.graph)
         else:
             rounds = [round_of(imported, weights)]
-        return schedule(PurePath(path).stem, rounds, cluster)
+        return schedule(PurePath(name).stem, rounds, cluster)
     except ScheduleError as error:
         raise ScheduleError(f"{name}: {error}") from None
 

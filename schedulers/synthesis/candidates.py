@@ -47,11 +47,19 @@ def candidate(problem: Problem, alphabet: Alphabet, indices: Indices) -> Candida
     )
 
 
-def bounded(one: Candidate, bound: DualBound) -> Candidate:
-    """The same candidate with the bound at its own communication; optimal where it meets it."""
+def bounded(one: Candidate, bound: DualBound, problem: Problem) -> Candidate:
+    """The same candidate with the bound at its own communication; optimal where it meets it.
+
+    The bound speaks of one class of schedules and of no other: of the form whose costs were counted, and in lockstep.
+    """
     floor = bound.at(one.communication_seconds_per_step)
     status = Status.OPTIMAL if one.disagreement <= floor + TOLERANCE else Status.FEASIBLE
-    return replace(one, bound=floor, bound_class=bound.described, status=status)
+    return replace(one, bound=floor, bound_class=class_of(bound, problem), status=status)
+
+
+def class_of(bound: DualBound, problem: Problem) -> str:
+    """The schedules that a bound covers, in words: another form or a late averaging may do better."""
+    return f"{bound.described}, of any period, in lockstep, with sums in the form {problem.form}"
 
 
 def primitive(indices: Indices, least: int = 1) -> Indices:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from preduce.schedulers.synthesis.problem import Status
 from preduce.topo.errors import MissingFeatureError
+from preduce.topo.extras import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ def new_model() -> cp_model.CpModel:
     try:
         from ortools.sat.python import cp_model
     except ModuleNotFoundError:
-        raise MissingFeatureError("synthesis needs OR-Tools; install it with: pip install 'preduce[plan]'") from None
+        raise missing(["ortools"], "synthesis") from None
     except ImportError as error:
         # Other packages that bring the same solver libraries, such as cvxpy, can keep OR-Tools' own from loading.
         raise MissingFeatureError(

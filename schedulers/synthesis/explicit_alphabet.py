@@ -204,7 +204,7 @@ def _random_groups(rng: np.random.Generator, cluster: Cluster) -> list[tuple[int
     for _ in range(20):
         node = cluster.workers_of(int(rng.integers(cluster.num_nodes)))
         result.add(tuple(sorted(rng.permutation(node)[: int(rng.integers(1, len(node) + 1))].tolist())))
-    for _ in range(40):
+    for _ in range(40 if cluster.num_nodes > 1 else 0):
         nodes = rng.permutation(cluster.num_nodes)[: int(rng.integers(2, cluster.num_nodes + 1))]
         members: list[int] = []
         for v in nodes.tolist():

@@ -9,7 +9,7 @@ import numpy as np
 
 from preduce.schedulers.synthesis.age_bound import DualBound, dual_bound
 from preduce.schedulers.synthesis.alphabet_search import SearchStage, search_alphabet, within_limits
-from preduce.schedulers.synthesis.candidates import bounded, candidate, nearest, pareto, preferred, primitive
+from preduce.schedulers.synthesis.candidates import bounded, candidate, class_of, nearest, pareto, preferred, primitive
 from preduce.schedulers.synthesis.cluster_shape import crossing_bound, derived_paces, is_even, node_radices
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from preduce.schedulers.synthesis.hints import budgets_of
@@ -82,7 +82,7 @@ def synthesise(
             proofs.append(_proof(problem, bound))
             if shortfall := beyond(problem, bound):
                 doubts.append(f"{bound.described}: {shortfall}")
-        candidates += measured if bound is None else [bounded(one, bound) for one in measured]
+        candidates += measured if bound is None else [bounded(one, bound, problem) for one in measured]
     front = pareto(candidates)
     best = preferred(problem, candidates)
     if best is not None:
@@ -131,7 +131,7 @@ def alphabets_of(problem: Problem, seed: int, expired: Callable[[], bool]) -> li
 
 def _proof(problem: Problem, bound: DualBound) -> str:
     """What the bound covers and, for a limit on disagreement, the communication that it proves to be needed."""
-    text = f"{bound.described}, any period: noise of age up to {bound.depth} counted"
+    text = f"{class_of(bound, problem)}: noise of age up to {bound.depth} counted"
     value = problem.limits.max_disagreement
     if value is None:
         return text

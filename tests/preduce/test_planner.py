@@ -231,3 +231,17 @@ def test_the_search_minimises_what_the_data_make_matter_unless_a_figure_is_asked
     assert job(objective=Objective.COMMUNICATION).problem().objective is Objective.COMMUNICATION
     with pytest.raises(InputError, match="objective: is waiting; the search minimises communication, disagreement"):
         replace(job().problem(), objective=Objective.WAITING)
+
+
+@pytest.mark.parametrize("cluster", ["1x9", "1x16", "5,3,1", "3,3,2", "2x1"])
+def test_any_shape_of_cluster_is_planned(cluster: str) -> None:
+    answer = plan(replace(job(cluster), time_limit=1.0))
+    assert all(option.disagreement.value >= 0 for option in answer.options if option.disagreement.value is not None)
+    assert any(option.schedule.strategy.averages_everyone for option in answer.front), "all-reduce disagrees least"
+    assert answer.proof.verdict == "proved"
+
+
+def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
+    options = competitors(job("4x4", max_period=3, max_group=4))
+    assert options
+    assert all(option.period <= 3 for option in options)

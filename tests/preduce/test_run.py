@@ -47,6 +47,6 @@ def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
 
 
 def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
-    monkeypatch.setattr("preduce.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("preduce.topo.extras.find_spec", lambda name: None)
     assert main(["run", "--workers", "2", "train.py"]) == 77
     assert "pip install 'preduce[torch]'" in capsys.readouterr().err

@@ -20,6 +20,20 @@ import preduce
 ROOT = Path(preduce.__file__).parent.parent
 FLOORS = ("topo", "schedulers", "verify", "runtime")
 
+BLOCK = """
+import sys
+
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {modules}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return None
+
+
+sys.meta_path.insert(0, Blocked())
+"""
+
 PROVE = """
 import preduce
 schedule = preduce.design("2x4", using="prague-figure-10")
@@ -55,6 +69,11 @@ class Environment:
         """numpy and the others from here, after the environment's own packages. A .pth file in them is not followed."""
         (self.site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
+    def block(self, *modules):
+        """Make libraries that are lent look as if nobody had installed them."""
+        (self.site / "blocked.py").write_text(BLOCK.format(modules=set(modules)))
+        (self.site / "blocked.pth").write_text("import blocked\n")
+
     def run(self, code, cwd):
         """The three lines that `PROVE` prints, from a script in a folder."""
         script = cwd / "train.py"
@@ -63,6 +82,14 @@ class Environment:
 
     def command(self, *arguments, cwd):
         return self._output("-m", "preduce", *arguments, cwd=cwd)
+
+    def refusal(self, *arguments, cwd):
+        """What a command that cannot be done says, and its exit code."""
+        done = subprocess.run(
+            [self.python, "-m", "preduce", *arguments], cwd=cwd, env=clean_environment(), capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        return done.stderr, done.returncode
 
     def _output(self, *arguments, cwd=None):
         done = subprocess.run(
@@ -164,3 +191,111 @@ def test_packages_of_our_folders_names_and_preduce_leave_each_other_alone(wheel,
     assert place.run(PROVE, empty) == expected
     place.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=empty)
     assert "proved" in place.command("verify", "schedule.json", cwd=empty)
+
+
+@pytest.fixture(scope="module")
+def base_install(wheel, tmp_path_factory):
+    """The wheel with its base libraries and none of the extras."""
+    from preduce.topo.extras import EXTRAS
+
+    place = Environment(tmp_path_factory.mktemp("base") / "environment")
+    place.install(wheel)
+    place.lend_libraries()
+    place.block(*EXTRAS)
+    return place
+
+
+def test_every_extra_is_declared_and_brings_what_is_asked_for():
+    import tomllib
+
+    from preduce.topo.extras import EXTRAS
+
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for module, (name, extra) in EXTRAS.items():
+        packages = {line.partition(">")[0] for line in declared[extra]}
+        assert name.lower().replace("-", "") in {package.lower().replace("-", "") for package in packages}, module
+
+
+def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
+    run = base_install.command
+    run("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
+    for verb in ("show", "simulate", "compare"):
+        run(verb, "schedule.json", cwd=tmp_path)
+    run("simulate", "schedule.json", "-o", "trace.json", cwd=tmp_path)
+    run("design", "2x4", "--time-limit", "3s", cwd=tmp_path)
+    run("gaps", "ring:4", cwd=tmp_path)
+    run("catalogue", cwd=tmp_path)
+
+
+def test_a_base_install_proves_figure_10(base_install, tmp_path):
+    base_install.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
+    answer = base_install.command("verify", "schedule.json", "--certificate", "certificate.json", cwd=tmp_path)
+    assert ": proved" in answer
+    assert "not proved" not in answer
+
+
+@pytest.mark.parametrize(
+    ("extras", "arguments"),
+    [
+        ("plot", ["show", "schedule.json", "-o", "picture.png"]),
+        ("plot", ["show", "schedule.json", "-o", "page.html"]),
+        ("plot", ["verify", "schedule.json", "--plot", "picture.png"]),
+        ("plot", ["compare", "schedule.json", "-o", "picture.png"]),
+        ("plot", ["simulate", "schedule.json", "-o", "picture.png"]),
+        ("plot", ["gaps", "ring:4", "--plot", "picture.png"]),
+        ("plot", ["design", "2x4", "--plot", "front.png"]),
+        ("torch", ["run", "--workers", "2", "script.py"]),
+        ("torch", ["profile", "--workers", "2"]),
+        ("service", ["generator", "generated.json", "--keys", "keys.json"]),
+        ("torch,demo,plot", ["demo"]),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_says_how_to_get_it(base_install, tmp_path, extras, arguments):
+    base_install.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
+    base_install.run(
+        "import preduce\n"
+        "schedule = preduce.Schedule('g', preduce.Cluster.regular(2, 4), preduce.Generated())\n"
+        "preduce.write_schedule('generated.json', schedule)\n",
+        tmp_path,
+    )
+    said, code = base_install.refusal(*arguments, cwd=tmp_path)
+    assert code == 77, said
+    assert said.count("\n") == 1
+    assert f"pip install 'preduce[{extras}]'" in said
+
+
+def test_a_script_learns_the_extra_as_well(base_install, tmp_path):
+    code = (
+        "import preduce\n"
+        "try:\n    preduce.DistributedOptimizer\n"
+        "except preduce.MissingFeatureError as error:\n    print(error)\n"
+    )
+    assert base_install.run(code, tmp_path) == [
+        "preduce.DistributedOptimizer needs torch; install it with: pip install 'preduce[torch]'"
+    ]
+
+
+@pytest.mark.processes
+def test_what_the_demonstration_says_next_works_from_the_wheel(wheel, tmp_path):
+    import shlex
+
+    place = Environment(tmp_path / "environment")
+    place.install(wheel)
+    place.lend_libraries()
+    folder = tmp_path / "work"
+    folder.mkdir()
+    code = (
+        "from pathlib import Path\n"
+        "from preduce.demo.report import next_commands\n"
+        "from preduce.demo.stages import make_folder, prepare\n"
+        "make_folder(Path('my demo'))\n"
+        "print('\\n'.join(next_commands(prepare(Path('my demo'), '2x2'))))\n"
+    )
+    lines = place.run(code, folder)
+    assert len(lines) == 4
+    for line in lines:
+        verb, *arguments = shlex.split(line)
+        assert verb == "preduce"
+        answer = place.command(*arguments, cwd=folder)
+        if arguments[0] == "run":
+            assert "test accuracy of the mean model" in answer

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def serve(monkeypatch):
 
     def start(schedule):
         keys, notes = JobKeys.make(), []
-        setting = GeneratorSetting.of(schedule.strategy, schedule.cluster, max_known=8)
+        setting = replace(GeneratorSetting.of(schedule.strategy, schedule.cluster), max_known=8)
         service = GeneratorService(setting, keys, on_note=notes.append)
         thread = threading.Thread(target=service.run, args=(100,))
         thread.start()

@@ -11,6 +11,7 @@ from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Late, Static
 from preduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
+from preduce.topo.timing.event_graph import cycle_time
 from preduce.topo.timing.sampling import read_trace, sample
 
 PAIR = Schedule("p", Cluster.regular(1, 3), Static(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
@@ -133,3 +134,15 @@ def test_a_thousand_workers_fit():
     )
     assert timeline.finish.shape == (50, 4000)
     assert (timeline.waiting() >= 0).all()
+
+
+@pytest.mark.parametrize("rotation", range(4))
+def test_sampling_counts_whole_periods_whatever_phase_comes_first(rotation):
+    quiet, pairs = Phase.from_groups(3, []), Phase.from_groups(3, [(0, 1)])
+    phases = (pairs, quiet, quiet, Phase.from_groups(3, [(0, 1, 2)]))
+    turned = Schedule("turned", PAIR.cluster, Static(phases=GroupPhases(phases[rotation:] + phases[:rotation])))
+    exact = cycle_time(turned, UNIT, ComputeTimes(base=0.1)).per_step
+    for num_rounds in (50, 51, 52, 53):
+        sampled = sample(turned, UNIT, ComputeTimes(base=0.1), num_rounds=num_rounds, num_samples=2)
+        assert sampled.per_step == pytest.approx(exact, rel=1e-12)
+        assert sampled.rounds % 4 == 0

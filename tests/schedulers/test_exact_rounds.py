@@ -1,12 +1,11 @@
 """Exact consensus: every construction multiplied out in fractions, every bound against published values."""
 
-import json
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from helpers.golden import GOLDEN
 from preduce.schedulers.exact_rounds.euclid_slides import is_exact_slide, pieces, slide_rounds, slides, word_of
 from preduce.schedulers.exact_rounds.fewest import fewest_means, fewest_rounds, phases_of_pairs
 from preduce.schedulers.exact_rounds.known_rounds import KNOWN, known_rounds
@@ -19,7 +18,6 @@ from preduce.topo.arithmetic.whole_numbers import fewest_factors
 from preduce.topo.errors import InputError
 from preduce.topo.mixing import exact_product
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text(encoding="utf-8"))
 BETTER = {
     5: 4, 6: 3, 9: 5, 10: 4, 11: 6, 12: 4, 14: 5, 18: 5, 20: 5, 21: 8, 22: 6, 24: 5, 25: 8, 26: 6, 28: 6, 30: 6, 34: 7,
     35: 9, 36: 6, 38: 7, 40: 6, 42: 7, 44: 7, 45: 9, 46: 8, 48: 6, 49: 10, 50: 7, 52: 7, 54: 7, 56: 7, 58: 8, 60: 7,

@@ -1,11 +1,10 @@
 """The group generator through every interleaving of small systems, and its draws through every situation."""
 
-import sys
 from math import factorial
-from pathlib import Path
 
 import pytest
 
+from helpers.group_draw_laws import broken_law
 from preduce.schedulers.protocols.base import Send
 from preduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
 from preduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
@@ -14,9 +13,6 @@ from preduce.topo.errors import InputError
 from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
 from preduce.verify.properties import lock_vector
 from preduce.verify.properties.group_generator_suite import MILLION, SMALL, divided, random, smart
-
-sys.path.insert(0, str(Path(__file__).parent))
-from group_draw_laws import broken_law
 
 TESTED = (*SMALL, *MILLION)
 
@@ -74,7 +70,7 @@ def test_orders_drawn_from_a_seed_are_uniform():
 
 def test_known_groups_are_bounded_and_every_worker_goes_on_averaging():
     cluster = Cluster.regular(2, 4)
-    setting = GeneratorSetting.of(Generated(group_size=3, slow_threshold=None), cluster, max_known=4)
+    setting = GeneratorSetting.of(Generated(group_size=3, slow_threshold=None, max_known=4), cluster)
     machine = GroupGenerator(setting)
     state, granted = machine.initial(), [0] * 8
     for _ in range(60):

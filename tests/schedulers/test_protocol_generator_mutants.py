@@ -6,13 +6,13 @@ docs/group-generator.md lists them with the property that kills each.
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from helpers.group_draw_laws import broken_law
 from preduce.schedulers.protocols.base import Note, Send
 from preduce.schedulers.protocols.group_generator.draw import Drawing
 from preduce.schedulers.protocols.group_generator.service import Ask, Bye, Grant, GroupGenerator
@@ -27,9 +27,6 @@ from preduce.verify.properties.group_generator_suite import (
     random,
     smart,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from group_draw_laws import broken_law
 
 KILLERS = (
     *SMALL[2:5],

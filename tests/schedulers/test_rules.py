@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.golden import GOLDEN
 from preduce.schedulers import registry
 from preduce.schedulers.rules.algebra import compose, interleave, overlay, refine, repeat
 from preduce.schedulers.rules.prague import figure_10_rule
@@ -27,8 +26,6 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.rule import Block, RuleView
 from preduce.topo.strategies import RulePhases, Static
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
 
 def matrices(schedule):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import pytest
 
+from helpers.golden import GOLDEN
 from preduce.topo.cluster import Cluster
 from preduce.topo.figures import (
     circulant_spectrum,
@@ -31,8 +31,6 @@ from preduce.topo.figures import (
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 
 
 def figure_10(num_nodes: int) -> Schedule:

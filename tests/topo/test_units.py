@@ -52,6 +52,16 @@ def test_parse(parse, text, value):
         (units.parse_time, "５ms", "is not a time"),
         (units.parse_size, "0.5B", "not a whole number of bytes"),
         (units.parse_size, "5Mb", "bits or bytes"),
+        (units.parse_size, "552Mb", "could mean bits or bytes, and a size is in bytes; write 552MB for bytes$"),
+        (units.parse_size, "552mb", "did you mean 552MB"),
+        (units.parse_size, "2 Gib", "could mean bits or bytes, and a size is in bytes; write 2GiB for bytes$"),
+        (units.parse_size, "5M", "did you mean 5MB"),
+        (units.parse_bandwidth, "10Gb/s", "write 10GB/s for bytes or 10Gbit/s for bits$"),
+        (units.parse_bandwidth, "10Gb", "write 10GB/s for bytes or 10Gbit/s for bits$"),
+        (units.parse_bandwidth, "10GB", "did you mean 10GB/s"),
+        (units.parse_bandwidth, "10gbit/s", "did you mean 10Gbit/s"),
+        (units.parse_time, "5MS", "did you mean 5ms"),
+        (units.parse_factor, "5X", "did you mean 5x"),
         (units.parse_factor, "0x", "must be > 0"),
         (units.parse_factor, "5 y", "unknown unit"),
         (units.parse_factor, "5x\n6x", "factor"),
@@ -77,3 +87,15 @@ def test_format_prefers_the_shortest():
     assert units.format_quantity(0.05, units.TIMES) == "50ms"
     assert units.format_quantity(552_000_000, units.SIZES) == "552MB"
     assert units.format_quantity(1 / 3, units.TIMES) is None
+
+
+@pytest.mark.parametrize("parse", [units.parse_bandwidth, units.parse_time, units.parse_size, units.parse_factor])
+@pytest.mark.parametrize("unit", ["Mb", "mb", "gb/s", "KBPS", "Gib", "MS", "X", "g", "TBIT/S", "Gb", "m", "MiB/S", "b"])
+def test_what_a_refusal_suggests_is_understood(parse, unit):
+    try:
+        parse(f"8{unit}")
+    except InputError as error:
+        advice = str(error).partition("; write ")[2] or str(error).partition("did you mean ")[2]
+        for words in advice.strip("?").split(" or "):
+            word = words.split(" ")[0]
+            assert not word.startswith("8") or parse(word)

@@ -5,6 +5,7 @@ Every attack runs the program itself on files, under a limit on memory and time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import resource
 import subprocess
@@ -92,7 +93,36 @@ DENSE = groups(64, *[[(list(range(64)), f"{10**63 + k}/{10**63 + 7}")] for k in 
 LINE = graph(2, [(0, 1, "1/2"), (1, 0, "1/2")])
 BIG_LINE = graph(MANY, [(0, 1, "1/2"), (1, 0, "1/2")])
 DOUBLE = groups(400001, [[2 * i, 2 * i + 1] for i in range(200000)] + [[399999, 400000]])
+RULE = document(4, 2, kind="static", node_radices=[2, 2], phases=[[{"local": [0], "across": [0]}]])
+ASKED = {
+    "claim": "membership",
+    "digits": 2,
+    "across": [[0]],
+    "steps": [{"digit": 0, "quotient": [0], "remainder": [1]}],
+    "answers": "",
+}
+HUGE_RULE = document(2**30, 1, kind="static", node_radices=[2] * 30, phases=[[{"local": [0], "across": [0]}]])
+EXCHANGE = {"claim": "deadlock-free", "ticks": [1], "height": 1, "prologue": 0}
 ATTACKS = {
+    "answers of a billion workers": (HUGE_RULE, (free([0]), {**ASKED, "digits": 30, "answers": "0" * 64})),
+    "answers of nobody": (RULE, (free([0, -1]), ASKED)),
+    "answers of another function": (
+        RULE,
+        (free([0, -1]), {**ASKED, "answers": hashlib.sha256(b"0 1\n-\n" * 4).hexdigest()}),
+    ),
+    "answers without their relax": (
+        RULE,
+        (free([0, -1]), {**ASKED, "answers": hashlib.sha256(b"0\n-\n2\n-\n0\n-\n2\n-\n").hexdigest()}),
+    ),
+    "answers as a list": (RULE, (free([0, -1]), {**ASKED, "answers": [0, -1]})),
+    "membership of explicit groups": (PAIR, (free([1, 2]), {**ASKED, "digits": 0, "across": [], "steps": []})),
+    "membership of a graph": (LINE, ({**ASKED, "digits": 0, "across": [], "steps": []},)),
+    "rounds of a graph in one tick": (graph(2, [(0, 1, "1/2")], [(1, 0, "1/2")]), (EXCHANGE,)),
+    "rounds of a graph in the wrong order": (
+        graph(2, [(0, 1, "1/2")], [(1, 0, "1/2")]),
+        ({**EXCHANGE, "ticks": [2, 1], "height": 2},),
+    ),
+    "a prologue of a graph": (LINE, ({**EXCHANGE, "prologue": 1},)),
     # what cost gigabytes or hours
     "power of a billion periods": (PAIR, (free([1, 2]), {**POWER, "periods": 2 * 10**8})),
     "power of nothing": (groups(2, []), (free([0, 0]), {**POWER, "periods": 2 * 10**8})),

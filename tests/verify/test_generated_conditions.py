@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import random
 from fractions import Fraction
 
+import networkx as nx
 import numpy as np
 import pytest
 
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies.generated import Division, Generated
-from preduce.verify.generated import convergence_conditions, inter_intra, one_group, partition
+from preduce.verify.generated import any_initiator, convergence_conditions, inter_intra, one_group, partition
 
 
 def projection(n, groups):
@@ -73,16 +77,100 @@ def test_known_values():
     assert partition(8, 2) == Fraction(3, 7)
 
 
-def test_conditions_hold_without_the_filter_and_not_with_it():
+@pytest.mark.parametrize(("n", "g"), [(2, 2), (3, 2), (4, 2), (5, 2), (5, 3), (6, 3), (6, 5), (7, 4), (5, 5)])
+def test_a_random_group_contracts_whoever_asks(n, g):
+    """The theorem is for every worker that may ask: exactly the largest eigenvalue off the mean, for each of them."""
+    for asks in range(n):
+        others = [worker for worker in range(n) if worker != asks]
+        mean = expectation(projection(n, [(asks, *rest)]) for rest in itertools.combinations(others, g - 1))
+        off = mean - np.full((n, n), 1 / n)
+        assert np.linalg.eigvalsh(off)[-1] == pytest.approx(float(any_initiator(n, g)), abs=1e-12)
+
+
+def test_every_division_has_a_theorem_of_its_own():
     cluster = Cluster.regular(4, 4)
+    free = {
+        division: convergence_conditions(Generated(division=division, slow_threshold=None, max_known=None), cluster)
+        for division in Division
+    }
+    assert {division for division, found in free.items() if found.hold} == {Division.RANDOM, Division.NODE_THEN_ALL}
+    assert all("idle" in " ".join(free[one].against) for one in (Division.GLOBAL, Division.INTER_INTRA))
+    assert len({found.second_eigenvalue.how for found in free.values()}) == len(Division)
     for division in Division:
-        free = convergence_conditions(Generated(division=division, slow_threshold=None), cluster)
-        assert free.hold
-        assert 0 < float(free.second_eigenvalue) < 1
         filtered = convergence_conditions(Generated(division=division, slow_threshold=4), cluster)
         assert filtered.contracts
         assert not filtered.independent
-        assert "progress" in filtered.why
+        assert "progress" in " ".join(filtered.against)
+
+
+@pytest.mark.parametrize("every", [1, 16, 100_000])
+def test_node_then_all_is_proved_over_whole_cycles_only(every):
+    strategy = Generated(division=Division.NODE_THEN_ALL, slow_threshold=None, all_every=every)
+    found = convergence_conditions(strategy, Cluster.regular(4, 4))
+    assert found.hold
+    assert float(found.second_eigenvalue) == 0
+    assert f"after {16 * every} requests ({every} rounds" in found.second_eigenvalue.how
+    assert "nothing is said about fewer rounds" in found.second_eigenvalue.how
+
+
+def test_a_meeting_of_all_is_drawn_after_as_many_requests_as_the_theorem_says():
+    """The machine that runs, under an order of requests that starves the other node's workers."""
+    strategy = Generated(division=Division.NODE_THEN_ALL, slow_threshold=None, all_every=3, group_size=2)
+    machine = GroupGenerator(GeneratorSetting.of(strategy, Cluster.regular(2, 2)))
+    for seed in range(20):
+        chance, state, since, met = random.Random(seed), machine.initial(), 0, 0
+        for _ in range(400):
+            free = [w for w in range(4) if state.requests[w] < 0 or state.answers[w] is not None]
+            worker = chance.choice(free[: 1 + chance.randrange(len(free))])
+            known = len(state.buffers.groups), state.buffers.next_seq
+            state, _ = machine.handle(
+                state, worker, Ask(state.requests[worker] + 1, getattr(state.answers[worker], "seq", -1))
+            )
+            since += 1
+            if state.buffers.next_seq > known[1] and len(state.buffers.groups[-1].members) == 4:
+                since, met = 0, met + 1
+            assert since <= 3 * 4 + 2 * 4, "two groups a worker, at most, stand before the meeting"
+        assert met > 10
+
+
+@pytest.mark.parametrize(
+    ("division", "cluster", "size", "bound", "holds"),
+    [
+        (Division.RANDOM, (4, 4), 3, 106, True),
+        (Division.RANDOM, (4, 4), 3, 105, False),
+        (Division.RANDOM, (4, 4), 3, 32, False),
+        (Division.RANDOM, (7, 2), 2, 1, False),
+        (Division.RANDOM, (1, 4), 2, 32, True),
+        (Division.NODE_THEN_ALL, (4, 4), 2, 9, True),
+        (Division.NODE_THEN_ALL, (4, 4), 2, 1, False),
+        (Division.NODE_THEN_ALL, (4, 8), 2, 32, False),
+        (Division.RANDOM, (50_000, 20), 300_000, 32, False),
+        (Division.NODE_THEN_ALL, (2, 100_000), 2, 32, False),
+    ],
+)
+def test_max_known_is_covered_only_where_it_cannot_decide(division, cluster, size, bound, holds):
+    strategy = Generated(division=division, group_size=size, slow_threshold=None, max_known=bound)
+    found = convergence_conditions(strategy, Cluster.regular(*cluster))
+    assert found.hold is holds
+    if not holds:
+        assert any("max_known" in reason for reason in found.against)
+
+
+def test_with_one_known_group_parts_form_that_never_meet_and_nothing_is_proved():
+    """Seven pairs for ever, as the machine draws them: the bound is what the service runs with."""
+    strategy = Generated(division=Division.RANDOM, group_size=2, slow_threshold=None, max_known=1)
+    cluster = Cluster.regular(7, 2)
+    machine = GroupGenerator(GeneratorSetting.of(strategy, cluster))
+    state = machine.initial()
+    for step in range(2000):
+        worker = step % 14
+        if state.requests[worker] < 0 or state.answers[worker] is not None:
+            state, _ = machine.handle(
+                state, worker, Ask(state.requests[worker] + 1, getattr(state.answers[worker], "seq", -1))
+            )
+    graph = nx.Graph(pair for pair in state.known)
+    assert nx.number_connected_components(graph) > 1
+    assert not convergence_conditions(strategy, cluster).hold
 
 
 def test_a_partition_into_singletons_would_not_contract():

@@ -2,24 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+
 import pytest
 
 from preduce.topo.cluster import Cluster
+from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Division, Generated, Pairwise, Server
+from preduce.topo.strategies import (
+    AllReduce,
+    Division,
+    Generated,
+    Neighbor,
+    Pairwise,
+    Round,
+    RulePhases,
+    Server,
+    Static,
+)
 from preduce.verify.base import Status
-from preduce.verify.prove import prove
+from preduce.verify.prove import PROVERS, prove
+
+THIRD = Fraction(1, 3)
 
 
 def of(strategy: object, cluster: str = "4x4") -> Schedule:
     return Schedule("on request", Cluster.parse(cluster), strategy)
 
 
-@pytest.mark.parametrize("division", list(Division))
-def test_independent_draws_converge_in_expectation(division: Division) -> None:
-    proof = prove(of(Generated(group_size=3, division=division, slow_threshold=None)))
+@pytest.mark.parametrize("division", [Division.RANDOM, Division.NODE_THEN_ALL])
+def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division: Division) -> None:
+    proof = prove(of(Generated(group_size=3, division=division, slow_threshold=None, max_known=None)))
     assert proof.verdict is Status.PROVED
+    assert {claim.claim for claim in proof.claims} == {"convergence", "deadlock-free"}
     assert proof["convergence"].witness["second_eigenvalue"] < 1
+    assert "Assumed: all workers take part" in proof["convergence"].explanation
+
+
+@pytest.mark.parametrize("division", [Division.GLOBAL, Division.INTER_INTRA])
+def test_divisions_among_the_idle_are_not_proved(division: Division) -> None:
+    proof = prove(of(Generated(group_size=3, division=division, slow_threshold=None, max_known=None)))
+    assert proof.verdict is Status.NOT_PROVED
+    assert "idle" in proof["convergence"].explanation
+
+
+@pytest.mark.parametrize("division", list(Division))
+def test_a_bound_on_known_groups_makes_draws_depend_on_the_past(division: Division) -> None:
+    proof = prove(of(Generated(group_size=3, division=division, slow_threshold=None, max_known=1)))
+    assert proof.verdict is Status.NOT_PROVED
+    assert "max_known 1" in proof["convergence"].explanation
+
+
+@pytest.mark.parametrize("kind", sorted(PROVERS))
+def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a prover forgets: the claim appears as not proved, and so does the verdict."""
+    strategies: dict[str, object] = {
+        "static": Static(phases=RulePhases((4,), ((Block((0, 1, 2, 3), (0,)),),))),
+        "allreduce": AllReduce(),
+        "neighbor": Neighbor(
+            rounds=(Round.from_edges(16, [(i, (i + d) % 16, THIRD) for i in range(16) for d in (1, 15)]),)
+        ),
+        "generated": Generated(group_size=3, division=Division.RANDOM, slow_threshold=None, max_known=None),
+        "pairwise": Pairwise(active=(0, 2)),
+        "server": Server(),
+    }
+    schedule = of(strategies[kind])
+    whole = prove(schedule)
+    assert whole.verdict is Status.PROVED, whole.explain()
+    prover = PROVERS[kind]
+    for name in prover.essential | prover.of_rules:
+        forgetful = replace(prover, claims=lambda s, name=name: tuple(c for c in prover.claims(s) if c.claim != name))
+        monkeypatch.setitem(PROVERS, kind, forgetful)
+        proof = prove(schedule)
+        assert proof[name].status is Status.NOT_PROVED
+        assert proof.verdict is Status.NOT_PROVED
+        assert replace(whole, claims=tuple(c for c in whole.claims if c.claim != name)).verdict is Status.NOT_PROVED
+
+
+def test_deadlock_freedom_says_what_it_assumes_about_the_end() -> None:
+    ring = Neighbor(rounds=(Round.from_edges(4, [(i, (i + 1) % 4, THIRD) for i in range(4)]),))
+    assert "same number of rounds" in prove(of(ring, "1x4"))["deadlock-free"].explanation
+    assert "same number of rounds" in prove(of(AllReduce()))["deadlock-free"].explanation
+    assert "unequal data" in prove(of(Generated()))["deadlock-free"].explanation
 
 
 def test_a_filter_makes_draws_depend_on_the_past_so_nothing_is_proved() -> None:

@@ -1,4 +1,4 @@
-"""The single proof methods: the symbolic run, exactness, bounds on rounds, gaps, functions, budgets."""
+"""The single proof methods: exactness, bounds on rounds, gaps, functions, budgets."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preduce.topo import rule as rule_module
+from helpers.golden import GOLDEN
 from preduce.topo.arithmetic.exact_matrices import gram, pivots
 from preduce.topo.arithmetic.whole_numbers import ceil_log, prime_factors
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.writer import write_schedule
 from preduce.topo.errors import InputError, RefutedError, ScheduleError
 from preduce.topo.phase import Group, Phase
-from preduce.topo.rule import Block, digit_of, strides_of
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Neighbor, Round, Static
-from preduce.verify import Status, checker, membership, prove
+from preduce.verify import Status, checker, prove
 from preduce.verify.certificate import certificate_bytes, confirm
 from preduce.verify.classes import class_product, distinct_classes
 from preduce.verify.functions import load_function, prove_function
@@ -31,10 +30,8 @@ from preduce.verify.norm_bound import shifted
 from preduce.verify.rate import product_minus_mean
 from preduce.verify.rounds import best_bound
 from preduce.verify.spectral import prove_gap
-from preduce.verify.symbolic import UnprovedError, prove_identity
 from preduce.verify.view import rule_view
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden.json").read_text())
 CHECKER = Path(checker.__file__).parent
 
 
@@ -60,47 +57,6 @@ def accepted(schedule) -> list[str]:
             checker.read_schedule(dump_schedule(schedule)),
         )
     )
-
-
-# The symbolic run
-
-
-@pytest.mark.parametrize("across", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
-def test_the_group_function_is_proved_on_symbols(across):
-    steps = prove_identity(3, 3, ((Block((0, 2), across),),))
-    assert all("r" in step.divisor or step.divisor.isdigit() for step in steps)
-
-
-def _keeps_the_digit(node, radices, across):
-    return node
-
-
-def _forgets_the_last_digit(node, radices, across):
-    strides = strides_of(radices)
-    return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in list(across)[:-1])
-
-
-def _weighs_wrongly(node, radices, across):
-    strides = strides_of(radices)
-    return node - sum(digit_of(node, strides[d], radices[d]) for d in across)
-
-
-BUGS = [_keeps_the_digit, _forgets_the_last_digit, _weighs_wrongly]
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_wrong_group_function_is_not_proved_on_symbols_and_refuted_by_evaluation(monkeypatch, bug):
-    phases = ((Block((0, 1), (0, 1)),),)
-    monkeypatch.setattr(rule_module, "representative", bug)
-    with pytest.raises(UnprovedError):
-        prove_identity.__wrapped__(2, 2, phases)
-    assert membership.exhaustive_mismatch.__wrapped__(2, ((0, 1),)) is not None
-
-
-def test_a_modulus_without_its_side_condition_is_not_proved(monkeypatch):
-    monkeypatch.setattr(rule_module, "digit_of", lambda node, stride, radix: (node // stride) % (radix - 1))
-    with pytest.raises(UnprovedError):
-        prove_identity.__wrapped__(2, 2, ((Block((0, 1), (0,)),),))
 
 
 # Exactness and rounds

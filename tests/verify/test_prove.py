@@ -82,7 +82,7 @@ def test_figure_10_is_proved_at_every_even_number_of_nodes(tmp_path, num_nodes):
 
 def test_the_certificate_of_a_rule_does_not_grow_with_the_cluster():
     small, large = (len(certificate_bytes(prove(figure_10(m)).certificate)) for m in (4, 250_000))
-    assert abs(large - small) < 20
+    assert large < small + 20
 
 
 def test_the_explicit_form_has_the_same_rate(tmp_path):

@@ -6,6 +6,7 @@ import os
 from typing import Any, Literal
 
 from preduce.topo.cluster import Cluster
+from preduce.topo.document.descriptors import descriptor_to_read, descriptor_to_write
 from preduce.topo.document.hardware import HardwareModel, dump_hardware, hardware_value
 from preduce.topo.document.model import Model, validate
 from preduce.topo.document.place import shown_path
@@ -39,8 +40,9 @@ class ListedClusterModel(_ClusterFile, ListedShape):
 def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
     """The cluster of a shorthand (`4x4`, `3,3,2`) or of a YAML or JSON file.
 
-    A text that ends in .yaml, .yml or .json, holds a slash, or names an existing file is a path; anything else is a
-    shorthand.
+    A text that ends in .yaml, .yml or .json, holds a slash, or names an existing file is a path, and so is `-` for
+    standard input; anything else is a shorthand. What is connected to a descriptor has no ending: it is JSON if it
+    starts with a brace.
 
     Raises:
         FileProblem: the file is absent or cannot be read.
@@ -48,7 +50,7 @@ def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
         InputError: a text that is no shorthand either.
     """
     text = os.fsdecode(os.fspath(text_or_path))
-    if not isinstance(text_or_path, str) or text.endswith(_SUFFIXES) or "/" in text:
+    if not isinstance(text_or_path, str) or text.endswith(_SUFFIXES) or "/" in text or text == "-":
         return _load_file(text)
     try:
         return Cluster.parse(text)
@@ -61,7 +63,9 @@ def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
 def _load_file(path: str) -> Cluster:
     source = shown_path(path)
     as_json = path.endswith(".json")
-    data = read_bytes(path, MAX_BYTES if as_json else MAX_YAML_BYTES)
+    connected = descriptor_to_read(path) is not None
+    data = read_bytes(path, MAX_BYTES if as_json or connected else MAX_YAML_BYTES)
+    as_json = as_json or (connected and data.lstrip()[:1] == b"{")
     raw = parse_json(data, source=source) if as_json else parse_yaml(data, source=source)
     try:
         return cluster_of(raw)
@@ -95,7 +99,7 @@ def dump_cluster(cluster: Cluster) -> dict[str, Any]:
 
 
 def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
-    """Write a cluster file, atomically: YAML for .yaml and .yml, JSON for .json.
+    """Write a cluster file, atomically: YAML for .yaml, .yml and standard output (`-`), JSON for .json.
 
     Raises:
         FileProblem: the file cannot be written, or has none of these endings.
@@ -104,7 +108,7 @@ def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
     document = dump_cluster(cluster)
     if text.endswith(".json"):
         write_file(path, pretty(document).encode())
-    elif text.endswith(_SUFFIXES):
+    elif text.endswith(_SUFFIXES) or descriptor_to_write(text) is not None:
         import yaml
 
         body = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120)

@@ -34,4 +34,6 @@ def shown(value: object) -> str:
 def shown_path(path: str | os.PathLike[str]) -> str:
     """A file name on one line."""
     text = os.fsdecode(os.fspath(path))
+    if text == "-":
+        return "standard input"
     return text if text.isprintable() else ascii(text)

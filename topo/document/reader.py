@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from preduce.topo.document.descriptors import descriptor_to_read, read_descriptor
 from preduce.topo.document.place import child, shown, shown_path
 from preduce.topo.errors import DocumentError, FileProblem
 
@@ -38,11 +39,16 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file (or of a link to one), refused unread when it is too large.
 
+    `-` is standard input; it and `/dev/fd/N` may also be pipes.
+
     Raises:
         FileProblem: the file is absent or cannot be read.
         DocumentError: not a regular file, or over the limit.
     """
     source = shown_path(path)
+    connected = descriptor_to_read(path)
+    if connected is not None:
+        return _read_connected(connected, max_bytes, source)
     try:
         # O_NONBLOCK: opening a FIFO that nobody writes to would otherwise wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,6 +66,16 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
         raise FileProblem(f"{source}: cannot be read: {error.strerror or error}") from None
     finally:
         os.close(descriptor)
+    if len(data) > max_bytes:
+        _too_large(len(data), max_bytes, source)
+    return data
+
+
+def _read_connected(descriptor: int, max_bytes: int, source: str) -> bytes:
+    try:
+        data = read_descriptor(descriptor, max_bytes + 1)
+    except OSError as error:
+        raise FileProblem(f"{source}: cannot be read: {error.strerror or error}") from None
     if len(data) > max_bytes:
         _too_large(len(data), max_bytes, source)
     return data
@@ -283,8 +299,8 @@ def _lower(message: str) -> str:
 
 
 def is_file(text: str) -> bool:
-    """Whether a text names something in the file system (never raises)."""
+    """Whether a text names something in the file system, or standard input (never raises)."""
     try:
-        return Path(text).exists()
+        return text == "-" or Path(text).exists()
     except (OSError, ValueError):
         return False

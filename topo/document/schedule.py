@@ -38,7 +38,7 @@ def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -
     """Read one schedule file strictly.
 
     Args:
-        path: a regular file, or a link to one.
+        path: a regular file, or a link to one; `-` is standard input.
         max_bytes: the size above which the file is refused unread; raise it for explicit files of a million workers.
 
     Raises:

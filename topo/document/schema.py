@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from preduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
 from preduce.topo.document.schedule import ScheduleEnvelope
 from preduce.topo.document.strategies import KINDS, WHEN_SCHEMA, Kind
+from preduce.topo.document.writer import write_file
 from preduce.topo.strategies.axes import When
 
 FOLDER = Path(__file__).resolve().parents[2] / "schemas"
@@ -107,7 +108,7 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         FOLDER.mkdir(exist_ok=True)
         for name, text in texts().items():
-            (FOLDER / name).write_text(text, encoding="utf-8")
+            write_file(FOLDER / name, text.encode())
     elif old:
         sys.stderr.write(
             f"schemas/{', schemas/'.join(old)}: differ from the models; run `python -m preduce.topo.document.schema`\n"

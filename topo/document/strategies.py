@@ -1,7 +1,7 @@
 """Strategies to and from documents: pydantic validates straight onto the frozen values; this is the registry of kinds.
 
-What a document holds in another shape than the value is in `Member`s: the phases of `static`, the rounds of `neighbor`
-(both read array by array) and the *when* axis. Everything else is described once, on the value itself.
+What a document holds in another shape than the value is spelled out in its `Kind`: the phases of `static`, the rounds
+of `neighbor` (both read array by array) and the *when* axis. Everything else is described once, on the value itself.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _load_when(raw: object, place: str) -> When:
 
 
 def _dump_when(when: When) -> object:
-    return {"late": when.steps} if isinstance(when, Late) else "lockstep"
+    return {"late": when.rounds} if isinstance(when, Late) else "lockstep"
 
 
 WHEN_SCHEMA = {

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
 from preduce.topo.document.groups import phase_text
 from preduce.topo.document.place import shown_path
 from preduce.topo.document.reader import parse_json
@@ -78,21 +79,30 @@ def _line(value: object) -> str:
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Write bytes to a temporary file beside the target, flush it to the disk, then rename. Mode by umask.
 
-    Links are followed; a target that is no regular file (`/dev/stdout`, a FIFO) is written to directly.
+    Every file that preduce writes goes through here. Links are followed; a target that is no regular file (a FIFO) is
+    written to directly, and so are `-` (standard output) and `/dev/fd/N`.
 
     Raises:
         FileProblem: the file cannot be written; what stood there before still stands.
+        BrokenPipeError: whoever read standard output has gone.
     """
+    connected = descriptor_to_write(path)
     target = Path(os.path.realpath(path))
     try:
+        if connected is not None:
+            write_descriptor(connected, data)
+            return
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
             with target.open("wb") as file:
                 file.write(data)
             return
         _replace(target, data)
+    except BrokenPipeError:
+        raise BrokenPipeError from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise FileProblem(f"{shown_path(path)}: cannot be written: {reason}") from None
+        shown = "standard output" if connected == STDOUT else shown_path(path)
+        raise FileProblem(f"{shown}: cannot be written: {reason}") from None
 
 
 def _replace(target: Path, data: bytes) -> None:

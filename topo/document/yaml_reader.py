@@ -1,14 +1,14 @@
 """Strict reading of YAML: the same values as JSON, from the same limits. For small files that people write.
 
-Built on PyYAML's event stream, which never recurses: anchors and aliases (bombs), tags, several documents, duplicate
-keys and deep nesting are refused as they pass by. Scalars follow YAML 1.2 (`yes`, `010` and `1:30` are texts).
+Anchors and aliases (bombs), tags, several documents and deep nesting are refused in PyYAML's stream of events, which
+never recurses; what is left is read from its tree of nodes. Scalars follow YAML 1.2 (`yes`, `010`, `1:30` are texts).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from preduce.topo.document.place import child, shown
 from preduce.topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode
@@ -37,7 +37,8 @@ def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = ""
     text = decode(data, max_bytes=max_bytes, source=source)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return _Builder(source).build(yaml.parse(text, Loader=loader))
+        _refuse_events(yaml.parse(text, Loader=loader), source)
+        return _Reader(source).value(yaml.compose(text, Loader=loader), "")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
@@ -48,97 +49,78 @@ def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = ""
         raise DocumentError("document", f"is not YAML: {problem}; remove the character", source) from None
 
 
-class _Builder:
-    """Puts values together from events, keeping the stack of open lists and objects by itself."""
+def _refuse_events(events: Iterator[yaml.Event], source: str) -> None:
+    import yaml
+
+    depth = documents = 0
+    for event in events:
+        problem = ""
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            problem = "uses an anchor or an alias; write the value out"
+        elif tag := getattr(event, "tag", None):
+            problem = f"uses the tag {shown(tag)}; remove it"
+        elif isinstance(event, yaml.CollectionStartEvent) and depth == MAX_DEPTH:
+            problem = f"is nested deeper than {MAX_DEPTH} levels; no document of ours is"
+        elif isinstance(event, yaml.DocumentStartEvent) and documents:
+            problem = "starts a second document; a file holds one"
+        if problem:
+            raise DocumentError(_line_column(event.start_mark), problem, source)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        documents += isinstance(event, yaml.DocumentStartEvent)
+    if not documents:
+        raise DocumentError("1:1", "is empty; the file may be cut off", source)
+
+
+def _line_column(mark: Any) -> str:  # noqa: ANN401 - two classes, of PyYAML and of its C loader
+    return f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
+
+
+class _Reader:
+    """Turns the nodes of one document into values, knowing where it stands."""
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.stack: list[tuple[list[Any] | dict[str, Any], str]] = []
-        self.keys: list[str | None] = []
-        self.documents: list[object] = []
 
-    def build(self, events: Iterator[yaml.Event]) -> object:
+    def value(self, node: yaml.Node | None, place: str) -> object:
+        """The value of a node. Depth is bounded by `_refuse_events`."""
         import yaml
 
-        for event in events:
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                self._refuse(event, "uses an anchor or an alias; write the value out")
-            if tag := getattr(event, "tag", None):
-                self._refuse(event, f"uses the tag {shown(tag)}; remove it")
-            if isinstance(event, yaml.ScalarEvent):
-                self._scalar(event)
-            elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-                self._open(event, {} if isinstance(event, yaml.MappingStartEvent) else [])
-            elif isinstance(event, yaml.CollectionEndEvent):
-                value, _ = self.stack.pop()
-                self.keys.pop()
-                self._add(value)
-            elif isinstance(event, yaml.DocumentStartEvent) and self.documents:
-                self._refuse(event, "starts a second document; a file holds one")
-        if not self.documents:
-            raise DocumentError("1:1", "is empty; the file may be cut off", self.source)
-        return self.documents[0]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, place)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, child(place, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, yaml.ScalarNode), "YAML has three kinds of node"
+        return node.value if node.style else self._plain(node.value, place)
 
-    def _refuse(self, event: yaml.Event, problem: str) -> NoReturn:
-        mark = event.start_mark
-        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
-        raise DocumentError(place, problem, self.source)
+    def _mapping(self, node: yaml.MappingNode, place: str) -> dict[str, Any]:
+        import yaml
 
-    def _place(self) -> str:
-        """The path of the value that comes next."""
-        if not self.stack:
-            return ""
-        container, place = self.stack[-1]
-        return child(place, len(container) if isinstance(container, list) else self.keys[-1] or "")
+        result: dict[str, Any] = {}
+        for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                problem = "uses a list or an object as a key; keys are words"
+                raise DocumentError(_line_column(key.start_mark), problem, self.source)
+            if key.value in result:
+                problem = f"has the key {shown(key.value)} twice; keep one of them"
+                raise DocumentError(place or "document", problem, self.source)
+            result[key.value] = self.value(item, child(place, key.value))
+        return result
 
-    def _open(self, event: yaml.Event, value: list[Any] | dict[str, Any]) -> None:
-        if self._expects_key():
-            self._refuse(event, "uses a list or an object as a key; keys are words")
-        if len(self.stack) >= MAX_DEPTH:
-            self._refuse(event, f"is nested deeper than {MAX_DEPTH} levels; no document of ours is")
-        self.stack.append((value, self._place()))
-        self.keys.append(None)
-
-    def _expects_key(self) -> bool:
-        return bool(self.stack) and isinstance(self.stack[-1][0], dict) and self.keys[-1] is None
-
-    def _scalar(self, event: yaml.ScalarEvent) -> None:
-        if self._expects_key():
-            container, place = self.stack[-1]
-            if event.value in container:
-                raise DocumentError(
-                    place or "document", f"has the key {shown(event.value)} twice; keep one of them", self.source
-                )
-            self.keys[-1] = event.value
-        else:
-            self._add(self._resolve(event.value) if event.implicit[0] else event.value)
-
-    def _add(self, value: object) -> None:
-        if not self.stack:
-            self.documents.append(value)
-        elif isinstance(container := self.stack[-1][0], list):
-            container.append(value)
-        else:
-            key = self.keys[-1]
-            assert key is not None
-            container[key] = value
-            self.keys[-1] = None
-
-    def _resolve(self, text: str) -> object:
+    def _plain(self, text: str, place: str) -> object:
         """A plain scalar as YAML 1.2's core schema reads it, with JSON's limits on numbers."""
+        problem = ""
         if text.lower() in _WORDS:
             return _WORDS[text.lower()]
         if _INTEGER.fullmatch(text):
-            if len(text) > 17 or abs(int(text)) > MAX_INTEGER:
-                self._number_fault(f"is {shown(text)[1:-1]}, an integer beyond ±(2**53 − 1)")
-            return int(text)
-        if _NUMBER.fullmatch(text):
-            if not math.isfinite(float(text)):
-                self._number_fault(f"is {shown(text)[1:-1]}, which overflows; numbers are finite")
-            return float(text)
-        if text.lower().lstrip("+-") in (".inf", ".nan"):
-            self._number_fault(f"is {text}; numbers are finite")
+            if len(text) <= 17 and abs(int(text)) <= MAX_INTEGER:
+                return int(text)
+            problem = f"is {shown(text)[1:-1]}, an integer beyond ±(2**53 − 1)"
+        elif _NUMBER.fullmatch(text):
+            if math.isfinite(float(text)):
+                return float(text)
+            problem = f"is {shown(text)[1:-1]}, which overflows; numbers are finite"
+        elif text.lower().lstrip("+-") in (".inf", ".nan"):
+            problem = f"is {text}; numbers are finite"
+        if problem:
+            raise DocumentError(place or "document", problem, self.source)
         return text
-
-    def _number_fault(self, problem: str) -> None:
-        raise DocumentError(self._place() or "document", problem, self.source)

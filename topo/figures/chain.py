@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import LinearOperator
 
-    from preduce.topo.round import Step
+    from preduce.topo.round import MixingStep
     from preduce.topo.schedule import Schedule
 
     Vector = npt.NDArray[np.float64]
@@ -85,7 +85,7 @@ class Sparse:
     transposed: csr_array
 
     @classmethod
-    def of(cls, step: Step) -> Sparse:
+    def of(cls, step: MixingStep) -> Sparse:
         """The mixing matrix of a round."""
         matrix = mixing_sparse(step)
         return cls(matrix, matrix.T.tocsr())
@@ -130,10 +130,10 @@ class Chain:
     mean_out: Vector
 
     @classmethod
-    def of_workers(cls, steps: Sequence[Step], start: int = 0) -> Chain:
+    def of_workers(cls, steps: Sequence[MixingStep], start: int = 0) -> Chain:
         """The period product on the workers themselves. Equal phases are prepared once."""
         n = steps[0].num_workers
-        ready: dict[Step, Factor] = {}
+        ready: dict[MixingStep, Factor] = {}
         for step in steps:
             if step not in ready:
                 ready[step] = Averaging.of(step) if isinstance(step, Phase) else Sparse.of(step)
@@ -142,7 +142,7 @@ class Chain:
         return cls(tuple(ready[step] for step in order), mean, mean)
 
     @classmethod
-    def of_norm(cls, steps: Sequence[Step]) -> Chain:
+    def of_norm(cls, steps: Sequence[MixingStep]) -> Chain:
         """A chain whose norm off the mean is the period's contraction: on group means where all phases are plain."""
         if any(not isinstance(step, Phase) or step.relax is not None for step in steps):
             return cls.of_workers(steps)

@@ -19,7 +19,7 @@ from preduce.topo.phase import Phase
 
 if TYPE_CHECKING:
     from preduce.topo.figures.decomposition import Limits
-    from preduce.topo.round import Step
+    from preduce.topo.round import MixingStep
     from preduce.topo.schedule import Schedule
 
 NEARLY_1 = 0.999
@@ -35,10 +35,10 @@ class Large:
         """Keep the schedule; everything else is prepared when first needed."""
         self.schedule = schedule
         self.limit = limit
-        self.steps: tuple[Step, ...] = schedule.steps()
+        self.steps: tuple[MixingStep, ...] = schedule.steps()
 
     @cached_property
-    def distinct(self) -> frozenset[Step]:
+    def distinct(self) -> frozenset[MixingStep]:
         """The different phases or rounds."""
         return frozenset(self.steps)
 
@@ -162,7 +162,7 @@ class Large:
         )
 
 
-def _never_enlarges(step: Step) -> bool:
+def _never_enlarges(step: MixingStep) -> bool:
     """Whether ‖W‖₂ ≤ 1: eigenvalues 1 − relax in [−1, 1], or ‖W‖₂ ≤ √(‖W‖₁ ‖W‖∞) = 1 for non-negative entries."""
     if isinstance(step, Phase):
         return step.relax is None or all(0 <= factor <= 2 for factor in step.relax)

@@ -17,7 +17,7 @@ from preduce.topo.strategies.base import Averaging
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.round import Step
+    from preduce.topo.round import MixingStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[n
     return sums, grams
 
 
-def group_paces(steps: tuple[Step, ...], paces: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def group_paces(steps: tuple[MixingStep, ...], paces: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """The mean pace of each worker's group in each phase, shape (T, n); a worker that skips is its own group.
 
     Rounds of weighted averaging have no groups: there the mean pace of all workers stands.

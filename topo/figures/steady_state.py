@@ -33,7 +33,8 @@ def disagreement_of(sectors: Sectors) -> float:
     """
     if radius_of(sectors) >= NEVER:
         return math.inf
-    return sum(_noise_traces(batch, overlap=sectors.overlap) for batch in sectors.batches) / sectors.num_workers
+    total = sum(_noise_traces(batch, overlap=sectors.overlap) for batch in sectors.batches)
+    return max(0.0, total) / sectors.num_workers  # rounding may leave a mean square a hair below 0
 
 
 def _noise_traces(batch: Batch, *, overlap: bool) -> float:
@@ -84,7 +85,8 @@ def drift_of(sectors: Sectors, push: Push) -> float:
     """
     if radius_of(sectors) >= NEVER:
         return math.inf
-    return sum(_push_squares(batch, push, overlap=sectors.overlap) for batch in sectors.batches) / sectors.num_workers
+    total = sum(_push_squares(batch, push, overlap=sectors.overlap) for batch in sectors.batches)
+    return max(0.0, total) / sectors.num_workers  # as above
 
 
 def _push_squares(batch: Batch, push: Push, *, overlap: bool) -> float:

@@ -24,12 +24,12 @@ class Lockstep:
 class Late:
     """The averaging of a round's first parameters runs while the round computes: x_{k+1} = W_k x_k + u_k(x_k)."""
 
-    steps: int = 1
+    rounds: int = 1
 
     @property
     def lag(self) -> int:
         """Rounds by which an averaging is late."""
-        return self.steps
+        return self.rounds
 
 
 LOCKSTEP = Lockstep()

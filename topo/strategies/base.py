@@ -1,4 +1,4 @@
-"""What every strategy answers, and two abilities that not every kind has: mixing in fixed steps, and phases of groups.
+"""What every strategy answers, and two abilities that not every kind has: mixing in fixed rounds, and phases of groups.
 
 A kind is one frozen value that says everything about itself. Whoever needs an ability asks the schedule for it
 (`Schedule.mixing`, `Schedule.phased`) and gets a typed value or one named refusal; only registries name kinds.
@@ -17,7 +17,7 @@ from preduce.topo.strategies.axes import LOCKSTEP, RING, Form, How, Late, Lockst
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
     from preduce.topo.phase import Group, Phase
-    from preduce.topo.round import Round, Step
+    from preduce.topo.round import MixingStep, Round
     from preduce.topo.rule import RuleView
 
 Pace = Count | tuple[Count, ...]
@@ -111,12 +111,12 @@ class Strategy(Closed, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing(Strategy):
-    """A strategy that averages in fixed steps, one after the other: it has mixing matrices, figures and a period."""
+    """A strategy whose rounds are fixed, one after the other: it has mixing matrices, figures and a period."""
 
     @property
     @abstractmethod
     def period(self) -> int:
-        """The number of steps after which they repeat, counted in rounds."""
+        """The number of rounds after which they repeat."""
 
     @property
     def prologue(self) -> int:
@@ -124,7 +124,7 @@ class Mixing(Strategy):
         return 0
 
     @abstractmethod
-    def steps(self, cluster: Cluster) -> tuple[Step, ...]:
+    def steps(self, cluster: Cluster) -> tuple[MixingStep, ...]:
         """What the rounds of one period average.
 
         Raises:
@@ -133,12 +133,12 @@ class Mixing(Strategy):
 
     @abstractmethod
     def num_distinct_phases(self, cluster: Cluster) -> int:
-        """Distinct steps in a period: the communicator splits that a run needs; empty ones cost none."""
+        """Distinct rounds in a period: the communicator splits that a run needs; empty ones cost none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phased(Mixing):
-    """A strategy whose steps are phases: disjoint groups that every worker can compute for itself."""
+    """A strategy whose rounds are phases: disjoint groups that every worker can compute for itself."""
 
     @abstractmethod
     def phase(self, index: int, cluster: Cluster) -> Phase:

@@ -51,7 +51,9 @@ class Generated(Strategy):
 
     `slow_threshold` is the filter of the paper: worker w is left out of a group that worker i asks for when
     c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `all_every` counts for the division node-then-all:
-    the rounds from one meeting of all to the next. `pace` is the section length.
+    the rounds from one meeting of all to the next. `max_known` bounds the distinct groups that a worker is put into:
+    once it belongs to that many, only groups that were drawn before are drawn for it (None: no bound). It bounds what
+    communicators cost, and makes draws depend on the past. `pace` is Prague's section length: steps per round.
     """
 
     kind: ClassVar[str] = "generated"
@@ -64,6 +66,7 @@ class Generated(Strategy):
     initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL
     slow_threshold: Count | None = 4
     all_every: Count = 16
+    max_known: Count | None = 32
     seed: Rounds = 0
 
     def check_kind(self, cluster: Cluster) -> None:
@@ -80,6 +83,8 @@ class Generated(Strategy):
             raise ScheduleError(f"slow_threshold: is {self.slow_threshold}; it is a number of rounds >= 1, or null")
         if self.all_every < 1:
             raise ScheduleError(f"all_every: is {self.all_every}; it is a number of rounds >= 1")
+        if self.max_known is not None and self.max_known < 1:
+            raise ScheduleError(f"max_known: is {self.max_known}; it is a number of groups >= 1, or null")
         if self.division == Division.NODE_THEN_ALL:
             single = [node for node in range(cluster.num_nodes) if len(cluster.workers_of(node)) < 2]
             if single:

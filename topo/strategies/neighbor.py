@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Neighbor(Mixing):
     """Rounds of weighted averaging that repeat for ever; one round is a fixed graph.
 
-    Lockstep is Hop's serial order (its Figure 2), x ← W(x + u); late by one step its parallel order, x ← Wx + u(x).
+    Lockstep is Hop's serial order (its Figure 2), x ← W(x + u); late by one round its parallel order, x ← Wx + u(x).
     """
 
     kind: ClassVar[str] = "neighbor"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.errors import FileProblem, InputError
+from preduce.topo.document.reader import read_bytes
+from preduce.topo.errors import InputError
 from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
     from preduce.topo.timing.compute import ComputeTimes
+
+MAX_TRACE_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ def sample(
 ) -> Sample:
     """Run `num_samples` copies of the schedule side by side in max-plus arithmetic; the first quarter is warm-up.
 
-    O(num_samples · num_rounds · n), vectorised over runs and workers.
+    Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
+    would weigh some of them more. O(num_samples · num_rounds · n), vectorised over runs and workers.
 
     Raises:
         InputError: too few rounds or samples, or compute times that do not fit.
@@ -63,20 +67,21 @@ def sample(
     rng = np.random.default_rng(seed)
     overlap = schedule.strategy.overlap
     finish: npt.NDArray[np.float64] = np.zeros((num_samples, schedule.num_workers))
-    warm_up = num_rounds // 4
+    period = len(stages)
+    warm_up = -(-(num_rounds // 4) // period) * period
+    counted = -(-(num_rounds - num_rounds // 4) // period) * period
     at_warm_up = finish
     worked = np.zeros_like(finish)
-    for round_ in range(num_rounds):
+    for round_ in range(warm_up + counted):
         if round_ == warm_up:
             at_warm_up, worked = finish, np.zeros_like(finish)
         seconds = compute.round_seconds(paces, round_, rng, num_samples=num_samples)
-        stage = stages[round_ % len(stages)]
+        stage = stages[round_ % period]
         worked += seconds
         if overlap:
             finish = np.maximum(finish + seconds, stage.ready(finish) + stage.duration())
         else:
             finish = stage.ready(finish + seconds) + stage.duration()
-    counted = num_rounds - warm_up
     pace = int(paces.max())
     each = (finish.max(axis=1) - at_warm_up.max(axis=1)) / counted / pace
     fastest = paces == pace
@@ -98,9 +103,7 @@ def read_trace(path: Path) -> npt.NDArray[np.float64]:
         InputError: it is not such a table.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+        text = read_bytes(path, MAX_TRACE_BYTES).decode()
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not a text file") from None
     rows: list[list[float]] = []

@@ -37,7 +37,7 @@ GAP_MEMBERS = ("at_least", "less_than", "measure")
 
 CLAIMS: dict[str, Claim] = {
     "conflict-free": Claim(conflict_free.check, ("phases",)),
-    "membership": Claim(membership.check, ("digits", "across", "steps", "to")),
+    "membership": Claim(membership.check, ("digits", "across", "steps", "answers")),
     "doubly-stochastic": Claim(stochastic.check_doubly_stochastic, ("smallest_weight",)),
     "unit-sums": Claim(stochastic.check_unit_sums, ("smallest_weight",)),
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),

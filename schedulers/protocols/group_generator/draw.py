@@ -54,7 +54,7 @@ class GeneratorSetting:
             raise InputError(f"max_known: is {self.max_known}; a worker belongs to at least 1 group")
 
     @classmethod
-    def of(cls, strategy: Generated, cluster: Cluster, *, max_known: int | None = None) -> GeneratorSetting:
+    def of(cls, strategy: Generated, cluster: Cluster) -> GeneratorSetting:
         """The setting of a schedule."""
         nodes = [0] * cluster.num_workers
         for node in range(cluster.num_nodes):
@@ -68,7 +68,7 @@ class GeneratorSetting:
             slow_threshold=strategy.slow_threshold,
             all_every=strategy.all_every,
             seed=strategy.seed,
-            max_known=max_known,
+            max_known=strategy.max_known,
         )
 
     @property

@@ -1,0 +1,60 @@
+"""Gradient watch: say once when gradients are clipped before they are averaged, which DDP never does.
+
+Where gradients are averaged in `step()`, a script that clips between `backward()` and `step()` clips this worker's own
+gradient; DDP has averaged by then. Nothing can repair that afterwards, and a script may mean it (dividing by a number
+of parts commutes with the mean), so it is a warning. Only the first steps are watched: a loop that clips does so from
+the start, and afterwards nothing is paid.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.hooks import RemovableHandle
+
+    from preduce.runtime.averaging.flat_model import FlatModel
+
+WATCHED_STEPS = 8
+
+
+class GradientWatch:
+    """Compares each gradient's version at the end of the backward pass with the one at `step()`."""
+
+    def __init__(self, flat: FlatModel) -> None:
+        self._versions: dict[torch.Tensor, tuple[int, int]] = {}
+        self._steps = 0
+        self._hooks: list[RemovableHandle] = [
+            slot.parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+            for slot in flat.slots()
+        ]
+
+    def look(self, *, unscaled: bool) -> None:
+        """Before the gradients are averaged; with `unscaled` a GradScaler may have changed each of them once."""
+        if not self._hooks:
+            return
+        allowed = 1 if unscaled else 0
+        for parameter, (tensor, version) in self._versions.items():
+            gradient = parameter.grad
+            if gradient is not None and id(gradient) == tensor and gradient._version > version + allowed:  # noqa: SLF001 - no public way
+                warnings.warn(
+                    "preduce: gradients were changed between backward() and step(), where this schedule averages them: "
+                    "clipping there acts on this worker's own gradient and differs from DDP; "
+                    "call optimizer.average_gradients() before it",
+                    stacklevel=6,
+                )
+                self._steps = WATCHED_STEPS
+                break
+        self._versions.clear()
+        self._steps += 1
+        if self._steps >= WATCHED_STEPS:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        """After a backward pass has added to a gradient."""
+        if parameter.grad is not None:
+            self._versions[parameter] = id(parameter.grad), parameter.grad._version  # noqa: SLF001 - as above

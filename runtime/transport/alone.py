@@ -1,0 +1,112 @@
+"""Alone: the world of a script that runs as one process, without a launcher, as in a debugger or a notebook.
+
+Nothing is averaged there and nobody is waited for. Whatever waits for all workers asks `Run.everyone`, which is this
+one worker, so that saving, evaluating and finishing work as in a run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+import torch.distributed as dist
+
+from preduce.runtime.transport.rendezvous import VARIABLES, place
+from preduce.runtime.transport.streams import streams_of
+from preduce.topo.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from preduce.runtime.transport.streams import Streams
+    from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.worlds import World
+    from preduce.topo.schedule import Schedule
+
+SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""What other launchers say of their size: with more than one process each would train by itself, unnoticed."""
+
+
+def is_alone(world: World | None) -> bool:
+    """Whether this process is a job of one worker: WORLD_SIZE is 1, or no launcher has set anything."""
+    if world is not None or place()[1] != 1:
+        return False
+    if dist.is_initialized() or os.environ.get("WORLD_SIZE"):
+        return True
+    started = any(os.environ.get(name) for name in VARIABLES)
+    return not started and all(os.environ.get(name, "1") == "1" for name in SIZES_OF_LAUNCHERS)
+
+
+_said: set[str] = set()
+
+
+def say_alone(schedule: Schedule) -> None:
+    """One line for each schedule of the process."""
+    n = schedule.num_workers
+    text = (
+        f"preduce: this script runs alone, and schedule {schedule.name!r} is for {n} workers: nothing is averaged; "
+        f"start it with `preduce run --workers {n} SCRIPT` or torchrun for that\n"
+    )
+    if text not in _said:
+        _said.add(text)
+        sys.stderr.write(text)
+
+
+class AloneWorld:
+    """One worker and nobody else; a `World` without groups."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.store: Store = dist.HashStore()  # type: ignore[attr-defined]
+        self.timeout = timedelta(seconds=1)
+
+    def prepare(self, schedule: Schedule) -> None:
+        """No group is needed."""
+
+    def communicator(self, members: Sequence[int]) -> NoReturn:
+        """There are no groups.
+
+        Raises:
+            UnavailableError: always.
+        """
+        raise UnavailableError(f"group of workers {list(members)}: this script runs alone")
+
+    def everyone(self) -> NoReturn:
+        """There are no groups.
+
+        Raises:
+            UnavailableError: always.
+        """
+        self.communicator([0])
+
+    def has(self, members: Sequence[int]) -> bool:  # noqa: ARG002 - the face of all worlds
+        """There are no groups."""
+        return False
+
+    def create(self, members: tuple[int, ...]) -> NoReturn:
+        """There are no groups.
+
+        Raises:
+            UnavailableError: always.
+        """
+        self.communicator(members)
+
+    def streams(self, device: torch.device) -> Streams:
+        """See World."""
+        return streams_of(device)
+
+    def next_instance(self) -> int:
+        """Each optimizer has a world of its own."""
+        return 1
+
+    def kin(self) -> Sequence[World]:
+        """This world alone."""
+        return [self]
+
+    def abandon(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,42 @@
+"""Paces of several optimizers in one process: their group operations must come in one order on all workers.
+
+An operation of one optimizer waits for the others' operation of the same round. With optimizers A and B of unequal
+paces a worker may come to a round of B first where another comes to one of A first, and each waits for the other.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakSet
+
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from preduce.runtime.optimizer import DistributedOptimizer
+    from preduce.runtime.transport.worlds import World
+
+_running: WeakKeyDictionary[World, WeakSet[DistributedOptimizer]] = WeakKeyDictionary()
+
+
+def refuse_other_paces(world: World, optimizer: DistributedOptimizer) -> None:
+    """Refuse an optimizer whose paces are not a multiple of those of another one that runs in this process.
+
+    Raises:
+        InputError: naming both schedules; the same on all workers.
+    """
+    others = _running.setdefault(world, WeakSet())
+    mine = optimizer.schedule
+    for other in list(others):
+        ending = other.__dict__.get("ending")
+        if ending is None or not ending.is_running:
+            others.discard(other)
+            continue
+        pairs = zip(mine.paces().tolist(), other.schedule.paces().tolist(), strict=True)
+        if len({Fraction(int(own), int(their)) for own, their in pairs}) > 1:
+            raise InputError(
+                f"schedule {mine.name!r}: its paces {mine.paces().tolist()} and those of {other.schedule.name!r}, "
+                f"{other.schedule.paces().tolist()}, which runs in the same process, are not in one proportion, so "
+                "workers would wait for each other in a circle; give both the same paces"
+            )
+    others.add(optimizer)

@@ -1,0 +1,178 @@
+"""A cell of the conformance suite: one idiom under one kind, run by the run-time and by the reference.
+
+An idiom is a generator: it yields after each step. Kinds whose workers run freely take their steps in turn, so that
+their results are exact; `yield TOGETHER` announces a part that all workers do at once, and `yield ASIDE` one that waits
+for others who still take steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import torch
+
+from helpers.conformance.kinds import N
+from helpers.conformance.reference import WAIT, PlainOptimizer, Table
+from preduce.runtime.optimizer import DistributedOptimizer
+
+TOGETHER, ASIDE = "together", "aside"
+
+
+class Cell:
+    """What an idiom works with; the same code runs with the run-time's optimizer and with the reference's."""
+
+    def __init__(self, kind, rank, *, world=None, table=None):
+        self.kind, self.rank, self.world, self.table = kind, rank, world, table
+        self.notes, self.made, self.groups = [], [], []
+
+    def wrap(self, inner, model):
+        """The optimizer under test, or the reference's."""
+        if self.world is None:
+            made = PlainOptimizer(self.kind, self.table, self.rank, inner, model, number=len(self.made))
+        else:
+            made = DistributedOptimizer(inner, model, self.kind.schedule, timeout=WAIT, world=self.world)
+            if self.kind.free == "generated":
+                self._record(made)
+        self.made.append(made)
+        return made
+
+    def _record(self, optimizer):
+        """Note the groups that really averaged, as `Table` takes them."""
+        runner, pausing = optimizer.runner, []
+        average, leave = runner._average, runner.leave
+
+        def averaging(step, seq, members):
+            self.groups.append((optimizer.steps, not pausing, seq, members))
+            average(step, seq, members)
+
+        def leaving():
+            pausing.append(1)
+            leave()
+            pausing.pop()
+
+        runner._average, runner.leave = averaging, leaving
+
+    def scheduled(self, optimizer):
+        """What a learning-rate scheduler is given."""
+        return optimizer.inner if self.world is None else optimizer
+
+    def note(self, model):
+        """Remember the model, to be compared."""
+        self.notes.append(torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()]))
+
+    def scaler_step(self, scaler, optimizer):
+        """`scaler.step(optimizer); scaler.update()`; the reference has no scaler's book-keeping."""
+        if self.world is None:
+            optimizer.scaler_step(scaler)
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+    @contextlib.contextmanager
+    def join(self, optimizer, steps):
+        """`with optimizer.join()`; the longest worker takes `steps` steps."""
+        if self.world is None:
+            yield
+            optimizer.serve(steps)
+        else:
+            with optimizer.join():
+                yield
+
+
+class Turns:
+    """Lets workers take their steps in turn: 0, 1, 2, 0, …; those who stand aside are passed over."""
+
+    def __init__(self):
+        self.changed, self.now, self.aside = threading.Condition(), 0, set()
+        self.barrier = threading.Barrier(N)
+
+    def enter(self, rank, mode):
+        if mode == TOGETHER:
+            self.barrier.wait(WAIT)
+        elif mode == ASIDE:
+            self.depart(rank)
+        else:
+            with self.changed:
+                assert self.changed.wait_for(lambda: self.now == rank, WAIT), "nobody's turn"
+
+    def leave(self, rank, mode):
+        if mode == TOGETHER:
+            if self.barrier.wait(WAIT) == 0:
+                with self.changed:
+                    self.now, self.aside = 0, set()
+                    self.changed.notify_all()
+            self.barrier.wait(WAIT)
+        elif mode != ASIDE:
+            with self.changed:
+                self._next()
+
+    def depart(self, rank):
+        with self.changed:
+            self.aside.add(rank)
+            if self.now == rank:
+                self._next()
+
+    def _next(self):
+        for _ in range(N):
+            self.now = (self.now + 1) % N
+            if self.now not in self.aside:
+                break
+        self.changed.notify_all()
+
+
+def drive(idiom, cell, turns):
+    """Run an idiom to its end; returns its notes."""
+    parts, mode = idiom(cell), TOGETHER
+    try:
+        while True:
+            if turns is not None:
+                turns.enter(cell.rank, mode)
+            try:
+                following = next(parts)
+            except StopIteration:
+                return cell.notes
+            finally:
+                if turns is not None:
+                    turns.leave(cell.rank, mode)
+            mode = following
+    except BaseException:
+        if turns is not None:
+            turns.depart(cell.rank)
+        for optimizer in cell.made:
+            if isinstance(optimizer, DistributedOptimizer):
+                optimizer.runner.close()
+        raise
+
+
+def run_reference(idiom, kind, groups):
+    """What the reference gives, by rank; `groups` are those that a generated schedule ran."""
+    table, turns = Table(groups), Turns() if kind.in_turn else None
+    results, problems = [None] * N, []
+
+    def work(rank):
+        try:
+            results[rank] = drive(idiom, Cell(kind, rank, table=table), turns)
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            problems.append(error)
+            table.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(N)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WAIT)
+    if problems:
+        raise problems[0]
+    return results
+
+
+def run_time(ranks, idiom, kind, **options):
+    """What the run-time gives, by rank: its notes, and the groups that a generated schedule ran."""
+    turns = Turns() if kind.in_turn else None
+
+    def work(world):
+        cell = Cell(kind, world.rank, world=world)
+        return drive(idiom, cell, turns), cell.groups
+
+    return ranks.run(N, work, **options)

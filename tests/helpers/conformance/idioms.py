@@ -1,0 +1,468 @@
+"""What people's training loops do, as small loops, with the outcome under each kind where it is not `equal`."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from helpers.conformance.cells import ASIDE, TOGETHER
+from helpers.conformance.kinds import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS = 6
+GRADIENTS = [name for name, kind in KINDS.items() if kind.gradients]
+PROGRESS = [name for name, kind in KINDS.items() if kind.in_turn or kind.late]
+_building = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ends: `equal` to plain torch, `refused` or `warned` in one line that holds `words`."""
+
+    verdict: str
+    words: str = ""
+    why: str = ""
+
+
+EQUAL = Outcome("equal")
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """A training loop and what it is called in the table."""
+
+    loop: Callable
+    says: str
+    otherwise: dict[str, Outcome] = field(default_factory=dict)
+
+    def outcome(self, kind):
+        return self.otherwise.get(kind, EQUAL)
+
+
+IDIOMS: dict[str, Idiom] = {}
+
+
+def idiom(name, says, **otherwise):
+    """Register a loop; `otherwise` is (kinds, outcome) by any name."""
+
+    def register(loop):
+        IDIOMS[name] = Idiom(loop, says, {kind: outcome for kinds, outcome in otherwise.values() for kind in kinds})
+        return loop
+
+    return register
+
+
+def network(seed=1, *, tied=False):
+    with _building:  # the seed belongs to the process, and the workers are threads of it
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+        if tied:
+            model.append(torch.nn.Linear(3, 4, bias=False).double())
+            model[3].weight = model[0].weight
+        return model
+
+
+def batch(rank, step, part=0):
+    seed = 1000 * rank + 10 * step + part
+    return torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(model, x):
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def step(cell, optimizer, model, number, before=lambda: None):
+    """One ordinary step on this worker's batch."""
+    optimizer.zero_grad()
+    loss_of(model, batch(cell.rank, number)).backward()
+    before()
+    optimizer.step()
+    cell.note(model)
+
+
+def finished(cell, optimizer, model):
+    optimizer.finish()
+    cell.note(model)
+
+
+@idiom("plain", "zero_grad, backward, step with momentum")
+def plain(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("adam", "AdamW with two parameter groups")
+def adam(cell):
+    model = network()
+    groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "weight_decay": 0.1}]
+    optimizer = cell.wrap(torch.optim.AdamW(groups, lr=0.03), model)
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("accumulation", "two backward passes a step, gradients zeroed in place")
+def accumulation(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+        optimizer.zero_grad(set_to_none=False)
+        for part in range(2):
+            (loss_of(model, batch(cell.rank, number, part)) / 2).backward()
+        optimizer.step()
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("clipping", "`average_gradients()`, then `clip_grad_norm_`")
+def clipping(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+
+    def clip():
+        optimizer.average_gradients()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number, clip)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom(
+    "clipping alone",
+    "`clip_grad_norm_` without `average_gradients()`",
+    averaged=(
+        GRADIENTS,
+        Outcome("warned", "call optimizer.average_gradients() before it", "each clips its own gradient; DDP the mean"),
+    ),
+)
+def clipping_alone(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number, lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("GradScaler", "a scaled loss; one worker meets an infinite gradient")
+def scaler(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    scale = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+    for number in range(STEPS):
+        yield
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(cell.rank, number)) * (float("inf") if (cell.rank, number) == (1, 2) else 1.0)
+        scale.scale(loss).backward()
+        cell.scaler_step(scale, optimizer)
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("closure", "`step(closure)` with SGD")
+def closure(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+
+        def evaluate(number=number):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(cell.rank, number))
+            loss.backward()
+            return loss
+
+        optimizer.step(evaluate)
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom(
+    "LBFGS",
+    "an optimizer that evaluates its closure several times",
+    averaged=(GRADIENTS, Outcome("refused", "LBFGS evaluates its closure several times", "average parameters instead")),
+)
+def lbfgs(cell):
+    model = network()
+    inner = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, line_search_fn=None)
+    optimizer = cell.wrap(inner, model)
+    for number in range(4):
+        yield
+
+        def evaluate(number=number):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(cell.rank, number))
+            loss.backward()
+            return loss
+
+        optimizer.step(evaluate)
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("LR scheduler", "warm-up and steps, chained")
+def schedulers(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    target = cell.scheduled(optimizer)
+    rates = [torch.optim.lr_scheduler.LinearLR(target, 0.2, total_iters=3), torch.optim.lr_scheduler.StepLR(target, 2)]
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number)
+        for rate in rates:
+            rate.step()
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("EMA", "`AveragedModel` beside the model")
+def ema(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda old, new, _: 0.8 * old + 0.2 * new)
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number)
+        average.update_parameters(model)
+        cell.note(average)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("tied weights", "one parameter in two layers")
+def tied(cell):
+    model = network(tied=True)
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+        optimizer.zero_grad()
+        x = batch(cell.rank, number)
+        (model[:3](x) - model[3](x).sum(1, keepdim=True) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("frozen weights", "a layer frozen at wrapping; another frozen and unfrozen in mid-run")
+def frozen(cell):
+    model = network()
+    model[0].bias.requires_grad_(requires_grad=False)
+    optimizer = cell.wrap(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05), model)
+    for number in range(STEPS):
+        yield
+        model[2].weight.requires_grad_(requires_grad=not 1 < number < 4)
+        step(cell, optimizer, model, number)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom(
+    "unfreezing",
+    "a layer frozen at wrapping, trained later",
+    all=(KINDS, Outcome("refused", "wrap first and then freeze it", "it would not be averaged")),
+)
+def unfreezing(cell):
+    model = network()
+    model[0].bias.requires_grad_(requires_grad=False)
+    optimizer = cell.wrap(sgd(model), model)
+    yield
+    model[0].bias.requires_grad_(requires_grad=True)
+    step(cell, optimizer, model, 0)
+
+
+@idiom(
+    "several optimizers",
+    "two models that are trained in turn, as in a GAN",
+    generated=(
+        ["generated"],
+        Outcome("refused", "hands out groups for one optimizer", "its groups would mix the two"),
+    ),
+)
+def several(cell):
+    models = [network(), network(2)]
+    optimizers = [cell.wrap(sgd(model), model) for model in models]
+    for number in range(4):
+        yield
+        for model, optimizer in zip(models, optimizers, strict=True):
+            step(cell, optimizer, model, number)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        yield TOGETHER
+        finished(cell, optimizer, model)
+
+
+@idiom("skipped step", "one worker's `skip()`, as NaN guards do")
+def skipped(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+        optimizer.zero_grad()
+        loss_of(model, batch(cell.rank, number)).backward()
+        if (cell.rank, number) == (1, 2):
+            optimizer.skip()
+        else:
+            optimizer.step()
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("weight clamping", "parameters clamped in place after each step, as in a WGAN")
+def clamping(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.3, 0.3)
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("evaluation", "`mean_model()` in mid-run, between gradients that stay")
+def evaluation(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(STEPS):
+        yield
+        step(cell, optimizer, model, number)
+        if number == 3:
+            optimizer.zero_grad(set_to_none=False)
+            yield TOGETHER
+            with optimizer.mean_model():
+                cell.note(model)
+            cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("saving", "a copy of `model.state_dict()` of the mean, trained on by itself afterwards")
+def saving(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(4):
+        yield
+        step(cell, optimizer, model, number)
+    yield TOGETHER
+    with optimizer.mean_model():
+        saved = copy.deepcopy(model.state_dict())
+    finished(cell, optimizer, model)
+    other = network(3)
+    other.load_state_dict(saved)
+    inner = sgd(other)
+    loss_of(other, batch(0, 0)).backward()
+    inner.step()
+    cell.note(other)
+
+
+@idiom("rollback", "model and optimizer loaded from two rounds ago")
+def rollback(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    for number in range(4):
+        yield
+        step(cell, optimizer, model, number)
+    yield TOGETHER
+    saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    for number in range(4, 6):
+        yield
+        step(cell, optimizer, model, number)
+    yield TOGETHER
+    model.load_state_dict(saved)
+    optimizer.load_state_dict(state)
+    for number in range(6, 10):
+        yield
+        step(cell, optimizer, model, number)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom(
+    "model loaded alone",
+    "`model.load_state_dict` in mid-run, without the optimizer's",
+    progress=(PROGRESS, Outcome("refused", "would send the difference to the others as progress", "load both")),
+)
+def loading(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    saved = copy.deepcopy(model.state_dict())
+    for number in range(4):
+        yield
+        if number == 2:
+            model.load_state_dict(saved)
+        step(cell, optimizer, model, number)
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom("uneven data", "`join()`; the first worker has two batches fewer")
+def uneven(cell):
+    model = network()
+    optimizer = cell.wrap(torch.optim.SGD(model.parameters(), lr=0.05), model)
+    with cell.join(optimizer, STEPS):
+        for number in range(STEPS - 2 * (cell.rank == 0)):
+            yield
+            optimizer.zero_grad()
+            loss_of(model, batch(cell.rank, number)).backward()
+            optimizer.step()
+        yield ASIDE
+    yield TOGETHER
+    finished(cell, optimizer, model)
+
+
+@idiom(
+    "deepcopy",
+    "`copy.deepcopy(optimizer)`",
+    all=(KINDS, Outcome("refused", "belongs to a running job", "copy its state_dict()")),
+)
+def deepcopy(cell):
+    model = network()
+    copy.deepcopy(cell.wrap(sgd(model), model))
+    yield
+
+
+@idiom("torch.compile", "a compiled model (the `eager` backend)")
+def compiled(cell):
+    model = network()
+    optimizer = cell.wrap(sgd(model), model)
+    with _building:
+        faster = torch.compile(model, backend="eager", fullgraph=True)
+        faster(batch(0, 0))
+    for number in range(4):
+        yield
+        optimizer.zero_grad()
+        loss_of(faster, batch(cell.rank, number)).backward()
+        optimizer.step()
+        cell.note(model)
+    yield TOGETHER
+    finished(cell, optimizer, model)

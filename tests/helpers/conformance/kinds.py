@@ -1,0 +1,69 @@
+"""The strategy kinds of the conformance suite, each with three workers and what a reference needs to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import (
+    AllReduce,
+    Division,
+    Generated,
+    GroupPhases,
+    Late,
+    Neighbor,
+    Pairwise,
+    Round,
+    Server,
+    Static,
+)
+
+N = 3
+MEAN = [[1 / 3] * 3] * 3
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A schedule, and the same by hand: mixing matrices by round for lockstep kinds, none where workers run freely."""
+
+    strategy: object
+    matrices: tuple = (MEAN,)
+    pace: int = 1
+    gradients: bool = False
+    late: bool = False
+    free: str = ""
+    """`server`, `pairwise` or `generated`: whom a worker averages with, and when, is known while it runs only."""
+
+    @property
+    def in_turn(self):
+        """Whether nobody waits for others, so that workers can step in turn, and results are exact."""
+        return self.free in ("server", "pairwise")
+
+    @property
+    def schedule(self):
+        return Schedule("conformance", Cluster.regular(1, N), self.strategy)
+
+
+FIRST_TWO = [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]
+LAST_TWO = [[1, 0, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]]
+RING = [[0.75, 0, 0.25], [0.25, 0.75, 0], [0, 0.25, 0.75]]
+RING_EDGES = [(i, (i + 1) % N, Fraction(1, 4)) for i in range(N)]
+
+KINDS = {
+    "allreduce": Kind(AllReduce(), gradients=True),
+    "allreduce, pace 2": Kind(AllReduce(pace=2), pace=2),
+    "allreduce, late": Kind(AllReduce(when=Late()), late=True),
+    "static": Kind(
+        Static(phases=GroupPhases(tuple(Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))),
+        (FIRST_TWO, LAST_TWO, MEAN),
+    ),
+    "neighbor": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
+    "neighbor, late": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Late()), (RING,), late=True),
+    "generated": Kind(Generated(group_size=N, division=Division.GLOBAL), free="generated"),
+    "server": Kind(Server(hosts=(0, 2)), gradients=True),
+    "server, asynchronous": Kind(Server(hosts=(0,), synchronous=False), free="server"),
+    "pairwise": Kind(Pairwise(active=(1, 2)), free="pairwise"),
+}

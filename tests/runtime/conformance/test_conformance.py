@@ -1,0 +1,72 @@
+"""Idioms of training loops under every strategy kind: equal to plain torch, or refused or warned of in one line."""
+
+import threading
+import warnings
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.conformance.cells import run_reference, run_time
+from helpers.conformance.idioms import IDIOMS
+from helpers.conformance.kinds import KINDS
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.service import GeneratorService
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.topo.errors import InputError
+
+CELLS = [(idiom, kind) for idiom in IDIOMS for kind in KINDS]
+
+
+@pytest.fixture
+def generator(request, monkeypatch):
+    """A group generator of its own for each cell that needs one."""
+    kind = KINDS[request.getfixturevalue("kind")]
+    if kind.strategy.kind != "generated":
+        yield
+        return
+    pytest.importorskip("zmq")
+    keys = JobKeys.make()
+    service = GeneratorService(GeneratorSetting.of(kind.strategy, kind.schedule.cluster, max_known=8), keys)
+    thread = threading.Thread(target=service.run, args=(60,))
+    thread.start()
+    monkeypatch.setenv("PREDUCE_GENERATOR", service.address)
+    monkeypatch.setenv("PREDUCE_GENERATOR_KEYS", keys.for_workers().text())
+    yield
+    service.stop()
+    thread.join(10)
+    service.close()
+
+
+@pytest.mark.parametrize(("idiom", "kind"), CELLS, ids=[f"{idiom}-{kind}" for idiom, kind in CELLS])
+@pytest.mark.usefixtures("generator")
+def test_an_idiom_equals_plain_torch_or_says_why_not(ranks, idiom, kind):
+    loop, outcome = IDIOMS[idiom].loop, IDIOMS[idiom].outcome(kind)
+    if outcome.verdict == "refused":
+        for error in run_time(ranks, loop, KINDS[kind], catch=InputError):
+            assert isinstance(error, InputError)
+            assert outcome.words in str(error)
+            assert "\n" not in str(error)
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = run_time(ranks, loop, KINDS[kind])
+    said = [str(warning.message) for warning in caught if "preduce" in str(warning.message)]
+    if outcome.verdict == "warned":
+        assert any(outcome.words in text for text in said)
+        return
+    assert said == []
+    expected = run_reference(loop, KINDS[kind], [groups for _, groups in results])
+    for (mine, _), wanted in zip(results, expected, strict=True):
+        assert len(mine) == len(wanted)
+        for note, should in zip(mine, wanted, strict=True):
+            torch.testing.assert_close(note, should, rtol=1e-9, atol=1e-11)
+
+
+def test_the_page_is_what_the_suite_says():
+    root = Path(__file__).resolve().parents[3]
+    spec = spec_from_file_location("make_conformance", root / "docs" / "make_conformance.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TARGET.read_text() == module.text(), "stale: run `python docs/make_conformance.py`"

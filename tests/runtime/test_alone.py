@@ -1,0 +1,123 @@
+"""A script that runs alone, as in a debugger or a notebook: everything works and nothing is averaged."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from helpers.children import environment
+from preduce.runtime.adapters.averager import ScheduleAverager
+from preduce.runtime.averaging.p_reduce import p_reduce
+from preduce.runtime.data.sharding import shard
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Generated, GroupPhases, Late, Neighbor, Pairwise, Round, Server, Static
+
+N = 4
+STRATEGIES = {
+    "allreduce": AllReduce(),
+    "late": AllReduce(pace=2, when=Late()),
+    "static": Static(phases=GroupPhases((Phase.from_groups(N, [range(N)]),)), pace=(2, 1, 1, 1)),
+    "neighbor": Neighbor(rounds=(Round.from_edges(N, [(0, 1, "1/2"), (1, 0, "1/2")]),)),
+    "pairwise": Pairwise(active=(0, 1)),
+    "server": Server(hosts=(1,), synchronous=False),
+    "generated": Generated(group_size=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def nobody_started_it(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def network():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1))
+
+
+def loss_of(model, step):
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_script_alone_trains_as_without_the_library(capfd, tmp_path, name):
+    schedule = Schedule(f"alone {name}", Cluster.regular(1, N), STRATEGIES[name])
+    wanted = network()
+    plain = torch.optim.SGD(wanted.parameters(), lr=0.05, momentum=0.9)
+    for step in range(6):
+        plain.zero_grad()
+        loss_of(wanted, step).backward()
+        plain.step()
+
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = DistributedOptimizer(inner, model, schedule, trace=tmp_path / "trace")
+    averager = ScheduleAverager(schedule) if name == "static" else None
+    with optimizer.join():
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.average_gradients()
+            optimizer.step()
+            p_reduce(list(model.parameters()), range(N))
+            if averager is not None:
+                averager.average_parameters(model.parameters())
+            if step == 3:
+                with optimizer.mean_model() as mean:
+                    assert mean is model
+                save_checkpoint(optimizer, tmp_path / "saved")
+    assert (optimizer.num_workers, optimizer.steps) == (1, 6)
+    end = {key: value.clone() for key, value in model.state_dict().items()}
+    assert load_checkpoint(optimizer, tmp_path / "saved").steps == 4
+    for step in (4, 5):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    optimizer.finish()
+    for key, value in wanted.state_dict().items():
+        assert torch.equal(end[key], value)
+        assert torch.equal(model.state_dict()[key], value)
+    said = [line for line in capfd.readouterr().err.splitlines() if "runs alone" in line]
+    assert len(said) == 1
+    assert "preduce run --workers 4" in said[0]
+
+
+def test_shard_gives_everything_to_a_script_alone():
+    data = {"anything": 1}
+    assert shard(data) is data
+
+
+SCRIPT = """
+import os, sys, torch, preduce
+from preduce import AllReduce, Cluster, Schedule
+model = torch.nn.Linear(2, 1)
+schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(pace=int(sys.argv[1])))
+optimizer = preduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+if sys.argv[2] == "finish":
+    optimizer.finish()
+"""
+
+
+@pytest.mark.processes
+def test_a_run_that_ends_without_finish_says_so(tmp_path):
+    """Averaged gradients leave one model anyway; averaged parameters do not."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    for pace, end, lines in (("3", "leave", 2), ("3", "finish", 0), ("1", "leave", 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", "preduce", "run", "--workers", "2", str(script), pace, end],
+            capture_output=True, text=True, timeout=60, check=False, env=environment(OMP_NUM_THREADS="1"),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        told = [line for line in (done.stdout + done.stderr).splitlines() if "without optimizer.finish()" in line]
+        assert len(told) == lines, done.stdout + done.stderr

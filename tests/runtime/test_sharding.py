@@ -1,0 +1,85 @@
+"""shard: which elements a worker gets, and what is refused or warned of."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+from preduce.runtime.data import sharding
+from preduce.runtime.data.sharding import shard
+from preduce.topo.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def second_of_three(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(sharding, "_dealt", set())
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor, lambda x: torch.tensor(x).reshape(-1, 1)])
+def test_samples_are_strided_and_sequences_contiguous(make):
+    data = make([float(x) for x in range(11)])
+    assert [float(x) for x in shard(data)] == [1, 4, 7]
+    assert [float(x) for x in shard(data, order="contiguous")] == [3, 4, 5]
+    assert type(shard(data)) is type(data)
+
+
+def test_a_text_and_a_dataset():
+    assert shard("hello world!") == "o wo"
+    assert shard(b"hello world!") == b"o wo"
+    data = TensorDataset(torch.arange(11))
+    part = shard(data)
+    assert isinstance(part, Subset)
+    assert [int(x) for (x,) in part] == [1, 4, 7]
+    assert [int(x) for (x,) in shard(data, order="contiguous")] == [3, 4, 5]
+
+
+def test_neighbours_in_a_sequence_stay_neighbours():
+    """A bigram model learns from pairs of neighbours: every pair of a contiguous part is one of the text's."""
+    tokens = torch.randint(50, (999,), generator=torch.Generator().manual_seed(1))
+    pairs = set(itertools.pairwise(tokens.tolist()))
+    part = shard(tokens, order="contiguous").tolist()
+    assert pairs.issuperset(itertools.pairwise(part))
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+def test_integers_that_may_be_a_text_are_warned_of(make):
+    tokens = make(list(range(12)))
+    with pytest.warns(UserWarning, match="say order='strided' or order='contiguous'"):
+        shard(tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shard(tokens, order="strided")
+        shard(torch.zeros(12, 3))
+        shard(tokens)  # as many as the samples before: their labels
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Endless(), "a Endless has no length"),
+        (iter([1, 2, 3]), "has no length"),
+        ({"x": [1, 2, 3]}, "a dict has no order of samples"),
+        ({1, 2, 3}, "a set has no order of samples"),
+        (DataLoader(list(range(9))), "shard the data set, then make a loader"),
+        (torch.tensor(3.0), "is a single number"),
+        ([1, 2], "2 elements are fewer than the 3 workers"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused_in_one_line(data, words):
+    with pytest.raises(InputError, match=words):
+        shard(data)
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(InputError, match="'random' is not one of strided, contiguous"):
+        shard([1, 2, 3], order="random")

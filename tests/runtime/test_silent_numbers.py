@@ -1,0 +1,404 @@
+"""What once gave wrong numbers without a word: each is right now, or refused, against figures worked out by hand."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Pairwise, Server, Static
+
+
+def plan(strategy, n=2):
+    return Schedule("numbers", Cluster.regular(1, n), strategy)
+
+
+class Scalar(torch.nn.Module):
+    """One weight in double precision; the loss is given its gradient."""
+
+    def __init__(self, value=1.0):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([value], dtype=torch.float64))
+
+    def backward(self, gradient):
+        (self.weight * gradient).sum().backward()
+
+
+def wrapped(world, strategy, *, model=None, rate=1.0, **options):
+    model = model or Scalar()
+    inner = torch.optim.SGD(model.parameters(), lr=rate)
+    schedule = plan(strategy, world.size)
+    return model, DistributedOptimizer(inner, model, schedule, timeout=20, world=world, **options)
+
+
+GRADIENT_MEANS = [AllReduce(), Server(hosts=(1,))]
+
+
+@pytest.mark.parametrize("strategy", GRADIENT_MEANS, ids=["allreduce", "server"])
+def test_gradients_own_their_memory_across_the_mean_model(ranks, strategy):
+    """Zeroed gradients stay zero through a mean model (−0.131 for 0), averaged ones stay (0.729 for 0.25)."""
+
+    def work(world):
+        model, optimizer = wrapped(world, strategy, rate=0.125)
+        model.backward(float(world.rank))
+        optimizer.step()  # the mean gradient is 1/2
+        optimizer.zero_grad(set_to_none=False)
+        with optimizer.mean_model():
+            pass
+        model.backward(0.0)
+        zero = model.weight.grad.item()
+        optimizer.zero_grad()
+        model.backward(0.5 * world.rank)
+        optimizer.average_gradients()
+        kept = model.weight.grad
+        with optimizer.mean_model():
+            pass
+        averaged = model.weight.grad.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.backward(64.0)
+        optimizer.step()
+        values = zero, averaged, kept.item(), model.weight.item()
+        optimizer.finish()
+        return values
+
+    assert ranks.run(2, work) == [(0.0, 0.25, 0.25, 1 - 0.125 * (0.5 + 0.25 + 64))] * 2
+
+
+def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale((model.weight * 0.25).sum()).backward()
+        scaler.unscale_(optimizer)
+        optimizer.average_gradients()
+        for bucket in optimizer.run.flat.buckets:
+            bucket.scratch().fill_(float("inf"))
+        scaler.step(optimizer)
+        optimizer.finish()
+        return model.weight.item()
+
+    assert ranks.run(2, work) == [0.75] * 2
+
+
+@pytest.mark.parametrize("place", ["step", "finish", "mean_model"])
+def test_a_parameter_unfrozen_after_wrapping_is_refused(ranks, place):
+    def work(world):
+        model = torch.nn.Sequential(Scalar(), Scalar())
+        model[1].weight.requires_grad_(requires_grad=False)
+        _, optimizer = wrapped(world, AllReduce(pace=2), model=model)
+        model[1].weight.requires_grad_(requires_grad=True)
+        action = optimizer.mean_model().__enter__ if place == "mean_model" else getattr(optimizer, place)
+        with pytest.raises(InputError, match=r"'1.weight' was frozen .* wrap first and then freeze"):
+            action()
+        model[1].weight.requires_grad_(requires_grad=False)
+        optimizer.finish()
+
+    ranks.run(2, work)
+
+
+def test_a_parameter_frozen_after_wrapping_may_be_unfrozen_again(ranks):
+    def work(world):
+        model = torch.nn.Sequential(Scalar(), Scalar())
+        _, optimizer = wrapped(world, AllReduce(pace=1), model=model)
+        for trainable in (False, True):
+            model[1].weight.requires_grad_(requires_grad=trainable)
+            optimizer.zero_grad()
+            (model[0].weight + model[1].weight).mul(world.rank / 4).sum().backward()
+            optimizer.step()
+        optimizer.finish()
+        return model[0].weight.item(), model[1].weight.item()
+
+    assert ranks.run(2, work) == [(0.75, 0.875)] * 2
+
+
+def test_a_parameter_that_the_optimizer_was_given_later_is_refused(ranks):
+    def work(world):
+        _, optimizer = wrapped(world, AllReduce())
+        stranger = torch.nn.Parameter(torch.zeros(3))
+        optimizer.param_groups = [*optimizer.param_groups, {**optimizer.param_groups[0], "params": [stranger]}]
+        assert optimizer.optimizer.param_groups is optimizer.param_groups
+        with pytest.raises(InputError, match="group 1 holds a parameter of shape"):
+            optimizer.step()
+
+    ranks.run(2, work)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("model_first", [False, True])
+def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
+    """Paces 1 and 2 under step-normalised averaging: rolled back to a round's start, the same rounds give the same."""
+    strategy = AllReduce(
+        pace=(1, 2), averaging=Averaging.STEP_NORMALISED, when=Late() if late else AllReduce(pace=2).when
+    )
+
+    def rounds(model, optimizer, rank, first):
+        for round_ in range(first, first + 2):
+            for _ in range(rank + 1):
+                optimizer.zero_grad()
+                model.backward(0.5 * (rank + 1) * (round_ + 1))
+                optimizer.step()
+
+    def work(world):
+        model, optimizer = wrapped(world, strategy)
+        rounds(model, optimizer, world.rank, 0)
+        saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        rounds(model, optimizer, world.rank, 2)
+        gone_wrong = model.weight.item()
+        loads = [lambda: model.load_state_dict(saved), lambda: optimizer.load_state_dict(state)]
+        for load in loads if model_first else reversed(loads):
+            load()
+        start = model.weight.item()
+        rounds(model, optimizer, world.rank, 2)
+        again = model.weight.item()
+        optimizer.finish()
+        return start, gone_wrong, again
+
+    results = ranks.run(2, work)
+    # By hand: in round r worker i moves by −(r+1)(i+1)/2 a step; at the mean pace of 1.5 that is −0.75 (r+1)(i+1).
+    moved = [sum(-0.75 * (r + 1) * (i + 1) for r in (2, 3)) for i in range(2)]
+    if not late:
+        for start, _, again in results:
+            assert again == pytest.approx(start + sum(moved) / 2, abs=1e-12)
+        return
+    # x_{k+1} = mean of x_k + own progress, from the models that were loaded.
+    models = [start for start, _, _ in results]
+    for r in (2, 3):
+        mean = sum(models) / 2
+        models = [mean - 0.75 * (r + 1) * (i + 1) for i in range(2)]
+    assert [again for _, _, again in results] == pytest.approx(models, abs=1e-12)
+
+
+def test_a_state_saved_inside_a_round_is_refused_where_the_round_is_measured(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce(pace=2, averaging=Averaging.STEP_NORMALISED))
+        model.backward(1.0)
+        optimizer.step()
+        with pytest.raises(InputError, match="step 1 lies inside a round of 2 steps"):
+            optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.step()
+        optimizer.finish()
+
+    ranks.run(2, work)
+
+
+def test_skip_after_average_gradients_is_refused_and_dropping_the_step_everywhere_works(ranks):
+    """Once 0.5 on the worker that skipped and 0.25 on the others."""
+
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        model.backward(1.5 * world.rank)
+        optimizer.average_gradients()
+        if world.rank == 0:
+            with pytest.raises(InputError, match=r"skip: average_gradients\(\) has put"):
+                optimizer.skip()
+        optimizer.step()
+        model.backward(8.0)
+        optimizer.average_gradients()
+        optimizer.zero_grad()
+        optimizer.step()
+        optimizer.finish()
+        return model.weight.item(), optimizer.steps
+
+    assert ranks.run(2, work) == [(0.25, 2)] * 2
+
+
+def test_an_asynchronous_server_refuses_several_models(ranks):
+    def work(world):
+        model, optimizer = wrapped(
+            world, Server(hosts=(0,), synchronous=False), model=Scalar(float(world.rank)), initial="keep"
+        )
+        model.backward(0.0)
+        if world.rank == 0:
+            optimizer.step()
+        else:
+            with pytest.raises(InputError, match=f"worker {world.rank} starts from other parameters than worker 0"):
+                optimizer.step()
+        optimizer.runner.close()
+
+    ranks.run(2, work)
+
+
+COUNT_PROGRESS = {
+    "pairwise": Pairwise(active=(0,)),
+    "asynchronous server": Server(hosts=(0,), synchronous=False),
+    "late": AllReduce(pace=1, when=Late()),
+}
+
+
+@pytest.mark.parametrize("name", COUNT_PROGRESS)
+def test_a_model_loaded_in_mid_run_is_no_progress(ranks, name):
+    """Refused alone; with the optimizer's state the run goes on from what was loaded."""
+
+    def work(world):
+        model, optimizer = wrapped(world, COUNT_PROGRESS[name])
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.backward(0.0)
+            optimizer.step()
+        model.load_state_dict({"weight": torch.tensor([9.0])})
+        with pytest.raises(InputError, match="would send the difference to the others as progress"):
+            optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        for _ in range(3):
+            optimizer.step()
+        optimizer.finish()
+        return model.weight.item()
+
+    assert ranks.run(2, work) == [9.0] * 2
+
+
+def test_a_model_loaded_before_the_first_step_or_under_plain_means_is_trained(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce(pace=2))
+        for value in (3.0, 5.0):
+            model.load_state_dict({"weight": torch.tensor([value])})
+            for _ in range(2):
+                optimizer.zero_grad()
+                model.backward(float(world.rank))
+                optimizer.step()
+        optimizer.finish()
+        return model.weight.item()
+
+    assert ranks.run(2, work) == [4.0] * 2
+
+
+def test_a_parameter_of_size_zero_is_carried_along(ranks):
+    def work(world):
+        model = Scalar()
+        model.nothing = torch.nn.Parameter(torch.zeros(0, 3))
+        _, optimizer = wrapped(world, Static(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))), model=model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model.backward(float(world.rank))
+            optimizer.step()
+        optimizer.finish()
+        return model.weight.item()
+
+    assert ranks.run(2, work) == [-0.5] * 2
+
+
+def test_two_optimizers_whose_paces_could_deadlock_are_refused(ranks):
+    """They once met in one gloo group with arrays of unequal size, which ends the process by SIGABRT."""
+
+    def work(world):
+        model, first = wrapped(world, AllReduce(pace=(1, 2)))
+        other, second = wrapped(world, AllReduce(pace=(2, 4)))
+        with pytest.raises(InputError, match=r"\[2, 1\] and those of 'numbers', \[[12], [24]\]"):
+            wrapped(world, AllReduce(pace=(2, 1)))
+        for step in range(4):
+            for net, optimizer, steps in ((model, first, world.rank + 1), (other, second, 2 * world.rank + 2)):
+                for _ in range(steps):
+                    optimizer.zero_grad()
+                    net.backward(float(step))
+                    optimizer.step()
+        first.finish()
+        second.finish()
+        wrapped(world, AllReduce(pace=(2, 1)))[1].finish()
+
+    ranks.run(2, work)
+
+
+def test_clipping_before_the_average_is_warned_of_once(ranks):
+    def work(world):
+        said = []
+        for clips in ("never", "after", "before"):
+            model, optimizer = wrapped(world, AllReduce())
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    model.backward(1.0)
+                    model.backward(1.0)
+                    if clips == "after":
+                        optimizer.average_gradients()
+                    if clips != "never":
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                    optimizer.step()
+            said.append([str(warning.message) for warning in caught if "preduce" in str(warning.message)])
+            optimizer.finish()
+        return said
+
+    never, after, before = ranks.run(1 + 1, lambda world: work(world) if world.rank == 0 else quiet(world))[0]
+    assert (never, after) == ([], [])
+    assert len(before) == 1
+    assert "call optimizer.average_gradients() before it" in before[0]
+
+
+def quiet(world):
+    """The other worker of the test above; catching warnings is the process's."""
+    for clips in ("never", "after", "before"):
+        model, optimizer = wrapped(world, AllReduce())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model.backward(1.0)
+            if clips == "after":
+                optimizer.average_gradients()
+            optimizer.step()
+        optimizer.finish()
+
+
+def test_a_scaler_that_unscales_is_no_clipping(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale((model.weight * 0.25).sum()).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.finish()
+        return model.weight.item()
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="preduce")
+        assert ranks.run(2, work) == [0.25] * 2
+
+
+def size_of(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.tell()
+
+
+def test_a_layer_is_saved_without_the_rest_of_the_model(ranks):
+    """Once 4.0 MB for a layer of 40 kB."""
+
+    def work(world):
+        model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(100, 100, bias=False))
+        _, optimizer = wrapped(world, Static(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))), model=model)
+        sizes = []
+        for _ in range(3):
+            model[0](torch.ones(1000)).sum().backward()
+            optimizer.step()  # the arrays change places
+            sizes.append(size_of(model[1].state_dict()))
+        whole = size_of(model.state_dict())
+        optimizer.finish()
+        return max(sizes), whole
+
+    for layer, whole in ranks.run(2, work):
+        assert layer < 50_000
+        assert whole < 4_100_000
+
+
+def test_copies_of_the_optimizer_are_refused_and_hooks_run_once(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        for make in (copy.copy, copy.deepcopy, lambda one: torch.save(one, io.BytesIO())):
+            with pytest.raises(InputError, match="belongs to a running job"):
+                make(optimizer)
+        calls = []
+        optimizer.register_step_post_hook(lambda *_: calls.append(1))
+        model.backward(1.0)
+        optimizer.step()
+        optimizer.finish()
+        return len(calls)
+
+    assert ranks.run(2, work) == [1] * 2

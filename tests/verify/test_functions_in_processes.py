@@ -1,0 +1,125 @@
+"""Functions of users in processes of their own: whatever they do, the answer is one sentence and the status is ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.verify import Status
+from preduce.verify.function_process import answers_in_processes
+from preduce.verify.functions import prove_function, prove_function_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALL = "def f(worker, step, cluster):\n    return range(cluster.num_workers)\n"
+HOSTILE = {
+    "exits": ("def f(w, s, c):\n    import sys\n    sys.exit(0)\n", "SystemExit: 0"),
+    "exits when imported": ("import sys\nsys.exit(0)\n" + ALL, "raised SystemExit: 0 when executed"),
+    "ends at once": (
+        "import os\ndef f(w, s, c):\n    os._exit(0)\n",
+        "ended with exit status 0 before it had answered",
+    ),
+    "ends at once when imported": ("import os\nos._exit(0)\n" + ALL, "exit status 0"),
+    "ends in the middle": (
+        ALL.replace("    ret", "    import os\n    s = step == 3 and os._exit(0)\n    ret"),
+        "exit status 0",
+    ),
+    "crashes": ("import os\ndef f(w, s, c):\n    os.kill(os.getpid(), 11)\n", "ended by SIGSEGV"),
+    "kills its parent's group": ("import os\ndef f(w, s, c):\n    os.killpg(0, 9)\n", "ended by SIGKILL"),
+    "raises with lines": ("def f(w, s, c):\n    raise ValueError('one\\ntwo')\n", "ValueError: one two"),
+    "takes all memory": ("def f(w, s, c):\n    return [0] * 10**10\n", "MemoryError"),
+    "prints without end": (
+        "def f(w, s, c):\n    while True:\n        print('x' * 10**6, flush=True)\n",
+        "File too large|SIGXFSZ",
+    ),
+    "is cyclic": ("def f(w, s, c):\n    return f(w, s, c)\n", "RecursionError"),
+    "is no Python": ("def f(:\n", "SyntaxError"),
+}
+
+
+def written(folder: Path, source: str) -> str:
+    (folder / "mine.py").write_text(source, encoding="utf-8")
+    return f"{folder}/mine.py:f"
+
+
+def command(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "preduce", "verify", written(folder, source), "--cluster", "1x4", "--period", "2"]
+    return subprocess.run([*line, *options], capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize(("source", "said"), HOSTILE.values(), ids=HOSTILE)
+def test_whatever_a_function_does_the_answer_is_one_sentence(tmp_path, source, said):
+    with pytest.raises(InputError, match=said) as error:
+        prove_function_file(written(tmp_path, source), Cluster.regular(1, 4), 2)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["exits", "ends at once"])
+def test_the_exit_status_is_never_the_functions(tmp_path, name):
+    result = command(tmp_path, HOSTILE[name][0])
+    assert result.returncode == 65
+    assert not result.stdout
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_endless_function_is_stopped_with_all_it_started(tmp_path):
+    source = "import subprocess, time\ndef f(w, s, c):\n    subprocess.Popen(['sleep', '300'])\n    time.sleep(300)\n"
+    start = time.monotonic()
+    with pytest.raises(InputError, match="did not answer within 2 seconds"):
+        answers_in_processes(written(tmp_path, source), Cluster.regular(1, 4), 2, seconds=2)
+    assert time.monotonic() - start < 30
+
+
+def test_a_function_that_leaves_a_thread_does_not_keep_us_waiting(tmp_path):
+    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(300,)).start()\n" + ALL
+    assert prove_function_file(written(tmp_path, source), Cluster.regular(1, 4), 2).proof.verdict is Status.PROVED
+
+
+def test_what_a_function_prints_does_not_stand_in_our_output(tmp_path):
+    source = "print('{')\nimport sys\nprint('}', file=sys.stderr)\n" + ALL.replace("    ret", "    print('x')\n    ret")
+    result = command(tmp_path, source, "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["verdict"] == "proved"
+    assert not result.stderr
+
+
+def test_a_function_that_depends_on_the_hash_seed_is_refuted(tmp_path):
+    source = (
+        "def f(w, s, c):\n"
+        "    order = sorted(range(c.num_workers), key=lambda r: hash(f'worker {r} of a long list'))\n"
+        "    place = order.index(w)\n"
+        "    return order[place - place % 2 : place - place % 2 + 2]\n"
+    )
+    proof = prove_function_file(written(tmp_path, source), Cluster.regular(1, 16), 1).proof
+    assert proof.verdict is Status.REFUTED
+    assert "PYTHONHASHSEED" in proof["membership"].explanation
+
+
+def test_a_function_that_draws_lots_is_refuted(tmp_path):
+    source = "import random\ndef f(w, s, c):\n    return {0, 1} if w < 2 and random.random() < 0.5 else None\n"
+    assert prove_function_file(written(tmp_path, source), Cluster.regular(1, 8), 16).proof.verdict is Status.REFUTED
+
+
+def test_both_ways_prove_the_same(tmp_path):
+    def f(worker, step, cluster):
+        return range(cluster.num_workers)
+
+    cluster = Cluster.parse("3,2")
+    there = prove_function_file(written(tmp_path, ALL), cluster, 2)
+    here = prove_function(f, cluster, 2, name="f")
+    assert there.schedule == here.schedule
+    assert there.proof.certificate == here.proof.certificate
+    assert "different hash seeds" in there.scope
+
+
+def test_an_exit_in_this_process_is_a_sentence_too():
+    with pytest.raises(InputError, match="SystemExit"):
+        prove_function(lambda w, s, c: sys.exit(0), Cluster.regular(1, 4), 1)

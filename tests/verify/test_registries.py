@@ -1,0 +1,37 @@
+"""Every registry knows every kind of strategy: a new kind that is left out somewhere is named here, not by a user."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from preduce.runtime.strategies import runnable_kinds
+from preduce.runtime.virtual_time.simulate import PROTOCOLS
+from preduce.topo.document.schedule import parse_schedule
+from preduce.topo.document.strategies import KINDS
+from preduce.verify import checker
+from preduce.verify.prove import PROVERS, prove
+
+PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
+EXAMPLES = [text.encode() for text in re.findall(r"^```json schedule\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+
+
+def test_documents_provers_and_runners_know_the_same_kinds():
+    assert set(PROVERS) == set(KINDS)
+    assert runnable_kinds() == set(KINDS)
+
+
+def test_the_page_of_the_format_has_an_example_of_every_kind():
+    assert {json.loads(text)["strategy"]["kind"] for text in EXAMPLES} == set(KINDS)
+
+
+@pytest.mark.parametrize("text", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_a_kind_with_fixed_rounds_has_a_certificate_that_the_checker_reads(text):
+    schedule = parse_schedule(text)
+    if not schedule.is_mixing:
+        assert schedule.strategy.kind in {*PROTOCOLS, "server"}, "virtual time runs its protocol, or it has none"
+        return
+    certificate = json.loads(json.dumps(prove(schedule).certificate))
+    confirmed = list(checker.check(certificate, checker.read_schedule(json.loads(text))))
+    assert confirmed == [entry["claim"] for entry in certificate["claims"]] != []

@@ -1,0 +1,64 @@
+"""Optional libraries: which extra brings each, asked for in one sentence wherever one is missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from preduce.topo.errors import MissingFeatureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EXTRAS = {
+    "torch": ("torch", "torch"),
+    "ortools": ("OR-Tools", "plan"),
+    "sympy": ("sympy", "proof"),
+    "matplotlib": ("matplotlib", "plot"),
+    "zmq": ("pyzmq", "service"),
+    "safetensors": ("safetensors", "service"),
+    "sklearn": ("scikit-learn", "demo"),
+}
+"""Module → the library's name and the extra of preduce that brings it."""
+
+
+def is_installed(module: str) -> bool:
+    """Whether a library can be found; it is not loaded."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def missing(modules: Iterable[str], purpose: str) -> MissingFeatureError:
+    """The refusal of something that needs libraries which are not installed, with the way to get them."""
+    names = [EXTRAS[module][0] for module in modules]
+    extras = ",".join(dict.fromkeys(EXTRAS[module][1] for module in modules))
+    words = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return MissingFeatureError(f"{purpose} needs {words}; install it with: pip install 'preduce[{extras}]'")
+
+
+def require(*modules: str, purpose: str) -> None:
+    """Refuse to go on without optional libraries; they are not loaded.
+
+    Raises:
+        MissingFeatureError: one is not installed; the message names all that are missing and how to install them.
+    """
+    if absent := [module for module in modules if not is_installed(module)]:
+        raise missing(absent, purpose)
+
+
+def load(module: str, purpose: str) -> Any:  # noqa: ANN401 - a module
+    """Import an optional library, also a module inside it.
+
+    Raises:
+        MissingFeatureError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        top = (error.name or "").partition(".")[0]
+        if top not in EXTRAS:
+            raise
+        raise missing([top], purpose) from None
