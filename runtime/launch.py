@@ -1,22 +1,27 @@
 """Launcher: N worker processes on this machine, forked after torch was imported (seconds instead of tens of seconds).
 
 The workers see the environment variables that torchrun sets, so an ordinary torch script works too. The store lives
-here, in the launcher: it outlives every worker, and it is told at once when one dies.
+here, in the launcher: it outlives every worker, it is told at once when one dies, and only this machine reaches it.
+However the launcher ends, nothing that it started is left (see `orphans`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
+import secrets
 import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from preduce.runtime.orphans import Guardian, die_with_parent
+from preduce.runtime.signals import Terminated, as_in_a_fresh_process, held, terminable
 from preduce.runtime.supervision import Child, end_all, supervise
+from preduce.runtime.transport.admission import RUN_SECRET
 from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
-PR_SET_PDEATHSIG = 1
 
 
 def launch(
@@ -42,6 +46,9 @@ def launch(
     output: TextIO | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
+
+    SIGTERM and SIGHUP are passed on to the workers as SIGTERM; they have `grace` seconds to end, and the exit code is
+    the signal's.
 
     Args:
         target: the path of a Python script, run as `__main__`, or a function without parameters.
@@ -62,19 +69,29 @@ def launch(
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
-    _import_once()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
     workers: list[Child] = []
     try:
-        for rank in range(num_workers):
-            variables = _variables(rank, num_workers, num_nodes, threads) | dict(environment or {})
-            workers.append(_fork(rank, target, args, variables, workers))
-        # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
-        store = _serve_store(workers)
-        return supervise(workers, store, grace, output, survive=survive)
-    finally:
-        end_all(workers)
+        with terminable():
+            _import_once()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            guardian = Guardian()
+            try:
+                for rank in range(num_workers):
+                    variables = _variables(rank, num_workers, num_nodes, threads) | shared
+                    with held():
+                        workers.append(_fork(rank, target, args, variables, _closing(workers, guardian)))
+                        guardian.watch(workers[-1].pid)
+                # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
+                store = _serve_store(workers)
+                return supervise(workers, store, grace, output, survive=survive)
+            finally:
+                with held():
+                    end_all(workers)
+                    guardian.close()
+    except Terminated as ended:
+        return ended.exit_code
 
 
 IMPORTED_ONCE = (
@@ -117,13 +134,25 @@ def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None)
     }
 
 
+def _closing(earlier: Sequence[Child], guardian: Guardian) -> Callable[[], None]:
+    """What a forked worker closes: the pipes of the workers before it and of the guardian."""
+
+    def close() -> None:
+        for descriptor in [d for worker in earlier for d in (worker.go, *worker.streams)]:
+            os.close(descriptor)
+        guardian.forget_in_child()
+
+    return close
+
+
 def _fork(
     rank: int,
     target: str | Path | Callable[[], object],
     args: Sequence[str],
     variables: Mapping[str, str],
-    earlier: Sequence[Child],
+    let_go: Callable[[], None],
 ) -> Child:
+    """Start one worker; signals are held. It calls `let_go` to close what is not its own."""
     go_read, go_write = os.pipe()
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
@@ -132,15 +161,18 @@ def _fork(
     if pid:
         for descriptor in (go_read, out_write, err_write):
             os.close(descriptor)
+        with contextlib.suppress(OSError):  # the child does so, too; whoever comes first
+            os.setpgid(pid, pid)
         return Child(rank, pid, go_write, {out_read: b"", err_read: b""})
     code = 70
     try:
-        for descriptor in [go_write, out_read, err_read, *(d for w in earlier for d in (w.go, *w.streams))]:
+        for descriptor in (go_write, out_read, err_read):
             os.close(descriptor)
+        let_go()
         os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if not die_with_parent(parent):
             os._exit(70)
+        as_in_a_fresh_process()
         os.dup2(out_write, 1)
         os.dup2(err_write, 2)
         port = os.read(go_read, 16).decode()
@@ -197,11 +229,15 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
 
 
 def _serve_store(workers: Sequence[Child]) -> Store:
-    """Start the store on a free port and tell the workers."""
+    """Start the store on a free port and tell the workers.
+
+    It is given a socket that listens on this machine only: by itself it would on all addresses, for anybody.
+    """
     from preduce.runtime.transport.torch_api import TCPStore
 
-    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    port = store.port
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    port = listening.getsockname()[1]
+    store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach())
     for worker in workers:
         with contextlib.suppress(BrokenPipeError):
             os.write(worker.go, str(port).encode())

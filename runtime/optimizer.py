@@ -20,12 +20,14 @@ from preduce.runtime.strategies.base import Run
 from preduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
 from preduce.runtime.transport.alone import AloneWorld, say_alone
 from preduce.runtime.transport.hierarchical import chosen_form, formed
+from preduce.runtime.transport.notes import note_stage
+from preduce.runtime.transport.rendezvous import forget
 from preduce.runtime.worker.agreement import Policies, agree, facts_of
 from preduce.runtime.worker.ending import Ending
 from preduce.runtime.worker.meeting import Meeting
 from preduce.runtime.worker.paces import refuse_other_paces
 from preduce.runtime.worker.stepper import Stepper
-from preduce.topo.errors import InputError
+from preduce.topo.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,9 +108,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             _refuse_other_size(self.schedule, agreed.world)
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
-            reached.prepare(self.schedule)
         own_process = world is None and not alone
         heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process)
+        if not alone:
+            _prepare(reached, self.schedule, heartbeat, own_process=own_process)
         self.run = _run(
             self.schedule,
             flat,
@@ -312,6 +315,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Name the schedule and the wrapped optimizer."""
         place = f"worker {self.rank} of {self.num_workers}"
         return f"DistributedOptimizer({self.schedule.name!r}, {place}, {self.optimizer!r})"
+
+
+def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool) -> None:
+    """Make the groups; who fails tells the others why, as after any other failure."""
+    world.signs = heartbeat
+    if own_process:
+        note_stage(world.store, world.rank, "connected its groups")
+    try:
+        world.prepare(schedule)
+    except UnavailableError as error:
+        world.abandon()
+        forget(world)
+        heartbeat.note("failed", "gave up while it connected its groups")
+        heartbeat.record_failure(str(error)[:300])
+        heartbeat.stop()
+        raise
+    if own_process:
+        note_stage(world.store, world.rank, "trained", heartbeat.place)
 
 
 def _run(

@@ -1,19 +1,21 @@
 """Recorder: the last operations of a worker (for error reports) and a trace that Perfetto opens.
 
-The ring buffer always runs; the trace only when a directory is given. Both are plain JSON.
+The ring buffer always runs; the trace only when a directory is given. Both are plain JSON. A trace that cannot be
+written is one warning and never ends a run: what was trained is worth more.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
+import warnings
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preduce.topo.document.writer import write_file
 from preduce.topo.errors import FileProblem
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class Recorder:
         self._count = 0
         self._events: list[dict[str, Any]] = []
         self._dropped = 0
+        self._warned = False
 
     def now(self) -> float:
         """Seconds since the epoch, monotonic."""
@@ -122,14 +125,14 @@ class Recorder:
         return list(self._ring)
 
     def dump(self, reason: str) -> Path | None:
-        """Write the ring to `operations-RANK.json` in the trace directory; None when there is no directory."""
+        """Write the ring to `operations-RANK.json` in the trace directory; None if there is none, or it fails."""
         if self.directory is None:
             return None
         content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self._ring]}
-        return _write(self.directory / f"operations-{self.rank:05d}.json", content)
+        return self._written(self.directory / f"operations-{self.rank:05d}.json", content)
 
     def write_trace(self) -> Path | None:
-        """Write this worker's trace as `trace-RANK.json` (Chrome trace format); None when there is no directory."""
+        """Write `trace-RANK.json` (Chrome trace format); None when there is no directory, or if it fails."""
         if self.directory is None:
             return None
         names = [
@@ -138,7 +141,17 @@ class Recorder:
             {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": 1, "args": {"name": "communication"}},
         ]
         content = {"traceEvents": names + self._events, "otherData": {"droppedEvents": self._dropped}}
-        return _write(self.directory / f"trace-{self.rank:05d}.json", content)
+        return self._written(self.directory / f"trace-{self.rank:05d}.json", content)
+
+    def _written(self, path: Path, content: object) -> Path | None:
+        """Write a file of the trace; the first failure is a warning, and later ones are nothing."""
+        try:
+            return _write(path, content)
+        except FileProblem as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"tracing: {error}; the run goes on without it", RuntimeWarning, stacklevel=2)
+            return None
 
 
 def merge_traces(directory: str | Path, output: str | Path | None = None) -> Path:
@@ -166,11 +179,9 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
 
 def _write(path: Path, content: object) -> Path:
     """Write JSON so that a reader never sees half a file."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(content))
-        part.replace(path)
     except OSError as error:
-        raise FileProblem(f"{path}: cannot be written ({error.strerror})") from None
+        raise FileProblem(f"{path}: cannot be written: {error.strerror}") from None
+    write_file(path, json.dumps(content).encode())
     return path

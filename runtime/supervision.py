@@ -11,31 +11,41 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
+from preduce.runtime.orphans import end_groups
+from preduce.runtime.signals import SIGNALLED, Terminated, held
+from preduce.topo.errors import FencedError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preduce.runtime.transport.torch_api import Store
 
-SIGNALLED = 128
-"""Exit codes above it name the signal that ended a process."""
+CHILDREN_SECONDS = 2.0
+"""How long what a failed worker has started may live on, to clean up."""
 
 
 @dataclass(slots=True)
 class Child:
-    """One worker's process: it waits for the store's port on the pipe `go`; `streams` holds its unfinished lines."""
+    """One worker's process: it waits for the store's port on the pipe `go`; `streams` holds its unfinished lines.
+
+    It stays a zombie until the run ends, so that its number is its process group's and nobody else's. `children_until`
+    is when what it started is ended after its failure.
+    """
 
     rank: int
     pid: int
     go: int
     streams: dict[int, bytes] = field(default_factory=dict)
     code: int | None = None
+    children_until: float = float("inf")
 
 
 @dataclass(slots=True)
 class _Shutdown:
     """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
 
-    With `survive` workers that a signal ends do not count, as long as one is left.
+    With `survive` workers that a signal ends, or that the group generator gave up, do not count, as long as one is
+    left.
     """
 
     survive: bool = False
@@ -48,10 +58,22 @@ class _Shutdown:
         self.code = self.code or code
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
+    def asked(self, code: int, grace: float, workers: Sequence[Child]) -> None:
+        """Somebody wants the run to end: pass it on, and end who does not; asked again, end them now."""
+        again = self.code == code
+        _signal(workers, signal.SIGKILL if again else signal.SIGTERM)
+        self.code, self.signals = code, [signal.SIGKILL]
+        self.begin(code, grace)
+
+    @property
+    def has_signalled(self) -> bool:
+        """Whether workers were already ended from here, so that a signal is no news."""
+        return len(self.signals) < 2 or self.code == 130  # as Ctrl-C
+
     def concerns(self, worker: Child, workers: Sequence[Child]) -> bool:
         """Whether the end of a worker is a failure of the run."""
         assert worker.code is not None
-        return not self.survive or worker.code <= SIGNALLED or all((w.code or 0) > SIGNALLED for w in workers)
+        return not self.survive or not _is_lost(worker) or all(_is_lost(w) for w in workers)
 
     def escalate(self, workers: Sequence[Child]) -> None:
         """Send the next signal when its time has come."""
@@ -74,25 +96,41 @@ def supervise(workers: Sequence[Child], store: Store, grace: float, output: Text
         # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
         while running or (selector.get_map() and time.monotonic() < drained):
             try:
-                for key, _ in selector.select(timeout=0.05):
+                ready = selector.select(timeout=0.05)
+                for key, _ in ready:
                     if not _forward(key.fd, *key.data, width=width):
                         selector.unregister(key.fd)
-                if running and not (running := _collect(workers, store, shutdown, grace)):
-                    drained = time.monotonic() + 0.5
+                with held():
+                    if running and not (running := _collect(workers, store, shutdown, grace, output)):
+                        drained = time.monotonic() + 0.5
+            except Terminated as ended:
+                shutdown.asked(ended.exit_code, grace, workers)
             except KeyboardInterrupt:
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
                 shutdown.code = 130
                 shutdown.begin(130, grace)
-    return shutdown.code
+    # A run that went on without a worker that was given up says so, even where all others ended well.
+    fenced = any(worker.code == FencedError.exit_code for worker in workers)
+    return shutdown.code or (FencedError.exit_code if fenced else 0)
 
 
-def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float) -> bool:
+def _is_lost(worker: Child) -> bool:
+    """Whether the others of a run that outlives lost workers go on without this one."""
+    return worker.code is not None and (worker.code > SIGNALLED or worker.code == FencedError.exit_code)
+
+
+def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float, output: TextIO | None) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
     for worker in workers:
         if worker.code is None and _reap(worker) and worker.code:
-            _tell(store, worker, first=not shutdown.code)
+            _tell(store, worker, output or sys.stderr, first=not shutdown.code, ended=shutdown.has_signalled)
+            _signal_group(worker, signal.SIGTERM)
+            worker.children_until = time.monotonic() + CHILDREN_SECONDS
             if shutdown.concerns(worker, workers):
                 shutdown.begin(worker.code, grace)
+        if time.monotonic() > worker.children_until:
+            worker.children_until = float("inf")
+            _signal_group(worker, signal.SIGKILL)
     shutdown.escalate(workers)
     return any(worker.code is None for worker in workers)
 
@@ -114,49 +152,60 @@ def _forward(descriptor: int, worker: Child, stream: TextIO, *, width: int) -> b
 
 def _reap(worker: Child) -> bool:
     """Whether a worker has ended; then `code` is its exit code, 128 + signal number if it was killed."""
-    pid, status = os.waitpid(worker.pid, os.WNOHANG)
-    if pid == 0:
+    ended = os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
         return False
-    code = os.waitstatus_to_exitcode(status)
-    worker.code = code if code >= 0 else 128 - code
+    worker.code = ended.si_status if ended.si_code == os.CLD_EXITED else SIGNALLED + ended.si_status
     return True
 
 
-def _tell(store: Store, worker: Child, *, first: bool) -> None:
-    """Leave word in the store of how a worker died, for the others' error messages.
+def _tell(store: Store, worker: Child, output: TextIO, *, first: bool, ended: bool) -> None:
+    """Leave word in the store of how a worker died, for the others' error messages, and say a signal's death here.
 
-    Later exit codes are consequences of the first; signals are causes in any case.
+    Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
     """
-    from preduce.runtime.transport.notes import DEATHS, Notes  # loads torch, as every worker does
+    from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes, stage_of  # loads torch, as every worker does
 
     assert worker.code is not None
     if worker.code > SIGNALLED:
         number = worker.code - SIGNALLED
         text = f"was killed by signal {number} ({signal.Signals(number).name})"
+        if not ended:
+            # A worker that a signal ends prints nothing itself.
+            hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
+            with contextlib.suppress(RuntimeError):
+                output.write(f"preduce: worker {worker.rank} {text} {stage_of(store, worker.rank)}{hint}\n")
+                output.flush()
     elif not first:
         return
     else:
         text = f"ended with exit code {worker.code}"
     with contextlib.suppress(RuntimeError):
-        Notes(store, DEATHS).write(str(worker.rank), text)
+        notes = Notes(store, DEATHS, own_server=True)
+        notes.write(str(worker.rank), text)
+        notes.count(CHANGES, 1)
 
 
 def _signal(workers: Sequence[Child], number: signal.Signals) -> None:
     """Send a signal to the running workers and to what they started: each has its own process group."""
     for worker in workers:
         if worker.code is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(worker.pid, number)
-                os.killpg(worker.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
+            _signal_group(worker, number)
+
+
+def _signal_group(worker: Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(worker.pid, number)
+        os.killpg(worker.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
 
 
 def end_all(workers: Sequence[Child]) -> None:
     """Leave nothing behind, whatever happened above."""
     _signal(workers, signal.SIGKILL)
+    end_groups({worker.pid for worker in workers})
     for worker in workers:
-        if worker.code is None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(worker.pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(worker.pid, 0)
         for descriptor in [*worker.streams, *([worker.go] if worker.go >= 0 else [])]:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

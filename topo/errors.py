@@ -8,7 +8,8 @@
     ├── RefutedError                   1   a claim that is false; carries the witness
     ├── UnknownError                   3   a limit (time, size) was reached before an answer was
     ├── UnavailableError              69   a worker, service or store that never answered; names it
-    │   └── PeerLostError             69   a group operation that failed or timed out; names step and group
+    │   ├── PeerLostError             69   a group operation that failed or timed out; names step and group
+    │   └── StoreLostError            75   the run's store is gone or silent: nobody is to blame but its host
     ├── FileProblem                   74   a file that cannot be read or written
     ├── FencedError                   76   this worker is no longer part of the job
     └── MissingFeatureError           77   an optional dependency or a machine feature that is absent
@@ -76,6 +77,12 @@ class UnavailableError(PreduceError):
 
 class PeerLostError(UnavailableError):
     """A group operation that failed or timed out."""
+
+
+class StoreLostError(UnavailableError):
+    """The store through which the workers of a run agree is gone: its host, and no worker, is to blame."""
+
+    exit_code: ClassVar[int] = 75
 
 
 class FileProblem(PreduceError, OSError):  # noqa: N818 - "error" is what OSError already says

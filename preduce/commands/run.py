@@ -54,24 +54,29 @@ def command(
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
     require("torch", purpose="running workers")
     from preduce.runtime.launch import launch
+    from preduce.runtime.orphans import orphans_ended
+    from preduce.runtime.signals import Terminated, terminable
 
-    with contextlib.ExitStack() as stack:
-        if loaded is not None and schedule is not None:
-            path = stack.enter_context(_lasting(schedule, loaded))
-            environment["PREDUCE_SCHEDULE"] = str(path)
-            if generated:
-                from preduce.runtime.generator.beside import generator_beside
+    try:
+        with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
+            if loaded is not None and schedule is not None:
+                path = stack.enter_context(_lasting(schedule, loaded))
+                environment["PREDUCE_SCHEDULE"] = str(path)
+                if generated:
+                    from preduce.runtime.generator.beside import generator_beside
 
-                environment |= stack.enter_context(generator_beside(path))
-        return launch(
-            script,
-            context.args,
-            num_workers=workers,
-            num_nodes=nodes,
-            threads=threads,
-            environment=environment,
-            survive=generated,
-        )
+                    environment |= stack.enter_context(generator_beside(path))
+            return launch(
+                script,
+                context.args,
+                num_workers=workers,
+                num_nodes=nodes,
+                threads=threads,
+                environment=environment,
+                survive=generated,
+            )
+    except Terminated as ended:
+        return ended.exit_code
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ from preduce.runtime.averaging.gradients import load_gradients
 from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.averaging.verdicts import Verdicts
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, OwnWork, pause_after
-from preduce.topo.errors import PeerLostError, UnavailableError
+from preduce.runtime.transport.waiting import GoneError, Lookout, OwnWork, pause_after
+from preduce.topo.errors import PeerLostError, StoreLostError, UnavailableError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 DIAGNOSE_SECONDS = 1.5
 SPLIT_BYTES = 4 * 2**20
-MAX_NAMED_BEATS = 64
 
 
 class Reduction:
@@ -193,6 +192,7 @@ class Reducer:
         except (RuntimeError, GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         self.recorder.end(operation)
+        self.heartbeat.doing(f"finished {operation}")
 
     def _agree_on_device(self, reduction: Reduction, tag: tuple[int, ...], complaint: str) -> None:
         """Queue a comparison, and its verdict."""
@@ -255,19 +255,33 @@ class Reducer:
             raise GoneError(complaint)
         self.heartbeat.doing(f"finished {reduction.operation}")
 
-    def failed(self, reduction: Reduction, error: Exception) -> PeerLostError:
+    def refuse_if_gone(self, lookout: Lookout, step: int, round_: int) -> None:
+        """For strategies in which nobody waits for all: now and then look whether the run can still end well.
+
+        Raises:
+            PeerLostError: a worker is gone; one who waited for it would find out, too.
+        """
+        if (why := lookout.gone()) is not None:
+            raise self.failure(
+                self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0), GoneError(why)
+            )
+
+    def failed(self, reduction: Reduction, error: Exception) -> UnavailableError:
         """The error for a failed reduction; see `failure`."""
         reduction.works.clear()
         return self.failure(reduction.operation, error)
 
-    def failure(self, operation: Operation, error: Exception) -> PeerLostError:
+    def failure(self, operation: Operation, error: Exception) -> UnavailableError:
         """Destroy all groups first, so that peers learn at once; then find out why and say it."""
         self.world.abandon()
         self.verdicts.close()
         self.recorder.end(operation, f"failed: {error}")
         self.heartbeat.note("failed", f"gave up in {operation}")
         reason = str(error) if isinstance(error, GoneError) else self._why(operation, error)
-        text = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}: {reason}"
+        where = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}"
+        if (store_lost := self.heartbeat.store_lost()) is not None:
+            return StoreLostError(f"{where}: {store_lost}")
+        text = f"{where}: {reason}"
         self.heartbeat.record_failure(text)
         with contextlib.suppress(OSError):
             self.recorder.dump(text)
@@ -318,25 +332,25 @@ class Reducer:
             work.wait()  # the user's stream waits, not the host
             return
         start = time.monotonic()
-        look = start + LOOK_SECONDS
+        members, round_ = reduction.group.members, reduction.operation.rounds_before
+        self.heartbeat.doing(f"entered {reduction.operation}", members)
+        lookout = Lookout(self.heartbeat, members)
+        end = start + self.timeout
         while not work.is_completed():
             now = time.monotonic()
-            if now > look:
-                members, round_ = reduction.group.members, reduction.operation.rounds_before
+            if lookout.is_due():
                 if given_up is None:
                     why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
                 else:
                     why = given_up()
                 if why is not None:
                     raise RuntimeError(why)
-                if len(reduction.group.members) <= MAX_NAMED_BEATS:
-                    for rank in reduction.group.members:
-                        self.heartbeat.last_seen(rank)
-                look = now + LOOK_SECONDS
-            if now > start + self.timeout + DIAGNOSE_SECONDS:
-                raise GoneError(self._waits_for(reduction.group.members, self.timeout))
+            if now > end:
+                end = start + self.timeout + DIAGNOSE_SECONDS
+                if now > end or self.heartbeat.sees_silence(members):
+                    raise GoneError(self.heartbeat.waits_for(members, self.timeout))
             if isinstance(work, OwnWork):
-                work.ended_within(look - now)
+                work.ended_within(max(0.0, lookout.next - now))
             else:
                 time.sleep(pause_after(now - start))
         work.wait()
@@ -346,20 +360,11 @@ class Reducer:
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS
-        for rank in members:
-            self.heartbeat.last_seen(rank)
-        while time.monotonic() < deadline:
+        self.heartbeat.watch(members)
+        timed_out = "imed out" in first or "timeout" in first.lower()
+        while time.monotonic() < deadline and not (timed_out and self.heartbeat.sees_silence(members)):
             round_ = operation.rounds_before
             if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
                 return why
             time.sleep(0.05)
-        timed_out = "imed out" in first or "timeout" in first.lower()
-        return f"{self._waits_for(members, self.timeout if timed_out else None)} ({first})"
-
-    def _waits_for(self, members: Sequence[int], seconds: float | None) -> str:
-        others = [rank for rank in members if rank != self.world.rank]
-        seen = {rank: self.heartbeat.last_seen(rank) for rank in others}
-        silent = [rank for rank in others if "no sign of life" in seen[rank]]
-        named = (silent or others)[:4]
-        clauses = "; ".join(f"worker {rank}, which {seen[rank]}" for rank in named)
-        return f"waits for {clauses}" + (f", for more than {seconds:g} s" if seconds is not None else "")
+        return f"{self.heartbeat.waits_for(members, self.timeout if timed_out else None)} ({first})"

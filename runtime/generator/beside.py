@@ -1,8 +1,15 @@
-"""The group generator beside a launcher: a process of its own for one run, started again if it is killed."""
+"""The group generator beside a launcher: a process of its own for one run, started again if it is killed.
+
+It ends with the launcher, however that ends: the kernel tells it. Its keys go through a pipe and are in no file; its
+log lies in a temporary folder that the launcher removes, or the generator itself when the launcher was killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,11 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.orphans import die_with_parent
+from preduce.runtime.signals import Terminated, as_in_a_fresh_process, held, terminable
 from preduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+PREFIX = "preduce-generator-"
 START_SECONDS = 30.0
 MAX_RESTARTS = 5
 
@@ -29,33 +39,69 @@ def generator_beside(schedule: Path) -> Iterator[dict[str, str]]:
         UnavailableError: it did not start; its own message stands before this one on standard error.
     """
     keys = JobKeys.make()
-    with tempfile.TemporaryDirectory(prefix="preduce-generator-") as folder:
+    _sweep()
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
-        keys.write(place / "keys.json")
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "preduce",
-            "generator",
-            str(schedule),
-            "--keys",
-            str(place / "keys.json"),
-        ]
+        command = [sys.executable, "-P", "-m", "preduce", "generator", str(schedule), "--keys", "-"]
         command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=_home())
-        ending = threading.Event()
+        command += ["--beside", str(os.getpid())]
+        beside = _Beside(command, keys)
         try:
-            address = _address(process, place / "address")
+            address = _address(beside.process, place / "address")
             command += ["--address", address]
-            running = [process]
-            keeper = threading.Thread(target=_keep, args=(command, running, ending), daemon=True)
-            keeper.start()
+            threading.Thread(target=beside.keep, daemon=True).start()
             yield {"PREDUCE_GENERATOR": address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
-            process = running[0]
         finally:
-            ending.set()
-            _end(process)
+            with held():
+                beside.end()
+
+
+class _Beside:
+    """The generator's process, which is another one after a restart."""
+
+    def __init__(self, command: list[str], keys: JobKeys) -> None:
+        self.command, self.keys = command, keys
+        self._lock, self._ending = threading.Lock(), False
+        with held():
+            self.process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """A session of its own, so that Ctrl-C does not end it before the workers."""
+        process = subprocess.Popen(
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=_home(), start_new_session=True
+        )
+        assert process.stdin is not None, "asked for"
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(self.keys.text().encode())
+        return process
+
+    def keep(self) -> None:
+        """Start the generator again, on its log and its port, when a signal ended it.
+
+        The kernel ends a process with the thread that started it, so this one stays as long as its last process.
+        """
+        for restarts in range(MAX_RESTARTS + 1):
+            if self.process.wait() >= 0 or restarts == MAX_RESTARTS:
+                return
+            with self._lock:
+                if self._ending:
+                    return
+                self.process = self._started()
+
+    def end(self) -> None:
+        """End it; nothing starts it again."""
+        with self._lock:
+            self._ending = True
+        _end(self.process)
+
+
+def _sweep() -> None:
+    """Remove the folders of runs whose launcher and generator were killed together."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and folder.stat().st_uid == os.getuid() and not Path("/proc", pid).exists():
+                shutil.rmtree(folder)
 
 
 def _home() -> str:
@@ -72,14 +118,6 @@ def _address(process: subprocess.Popen[bytes], file: Path) -> str:
     raise UnavailableError("group generator: did not start; see its message above")
 
 
-def _keep(command: list[str], running: list[subprocess.Popen[bytes]], ending: threading.Event) -> None:
-    """Start the generator again, on its log and its port, when a signal ended it."""
-    for _ in range(MAX_RESTARTS):
-        if running[0].wait() >= 0 or ending.is_set():
-            return
-        running[0] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=_home())
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
@@ -88,3 +126,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
+    """For the generator's own process: end it with its parent, and remove these files and their folder then."""
+    try:
+        with terminable():
+            as_in_a_fresh_process()
+            if not die_with_parent(parent, signal.SIGTERM):
+                raise Terminated(signal.SIGTERM)
+            yield
+    except Terminated as ended:
+        raise SystemExit(ended.exit_code) from None
+    finally:
+        if os.getppid() != parent:
+            with contextlib.suppress(OSError):
+                for file in files:
+                    file.unlink(missing_ok=True)
+                files[0].parent.rmdir()

@@ -7,7 +7,7 @@ order, is in `executed`.
 from __future__ import annotations
 
 import contextlib
-import os
+import math
 import secrets
 import threading
 import time
@@ -15,7 +15,8 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.generator.wire import FromWorker, Heard, Refused, pack_request, unpack_reply
+from preduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
+from preduce.runtime.transport.doorbell import Doorbell
 from preduce.schedulers.protocols.base import Send
 from preduce.schedulers.protocols.group_generator.service import Ask
 from preduce.schedulers.protocols.group_generator.worker import (
@@ -57,7 +58,7 @@ class GeneratorClient:
         keys: the job's, without the service's secret.
         rank: this worker.
         timeout: seconds without any answer after which the service is taken to be gone.
-        lease: of the service; signs of life are sent four times as often.
+        lease: of the service, if it is shorter than its part of the timeout; signs of life come four times as often.
         transport: for tests: stands between `send` and the socket.
 
     Raises:
@@ -82,7 +83,7 @@ class GeneratorClient:
         self.lost: frozenset[int] = frozenset()
         self._costs: deque[float] = deque(maxlen=COST_ROUNDS)
         self._begun: float | None = None
-        self._keys, self._retry, self._beat = keys, retry, lease / 4
+        self._keys, self._retry, self._beat = keys, retry, min(lease, LEASE_SHARE * timeout) / 4
         self._session = secrets.token_hex(8)
         self._worker = GroupWorker(-1, collective=False)
         self._state: WorkerState | None = None
@@ -93,7 +94,7 @@ class GeneratorClient:
         self._transport = transport
         self._outbox: list[bytes] = []
         self._heard = time.monotonic()
-        self._woken, self._wake = os.pipe()
+        self._bell = Doorbell()
         self._thread = threading.Thread(target=self._run, name=f"preduce-generator-{rank}", daemon=True)
         self._thread.start()
 
@@ -179,18 +180,17 @@ class GeneratorClient:
         """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""
         if not self._closing:
             self._closing = True
-            os.write(self._wake, b"!")
+            self._bell.ring()
             self._thread.join(3.0)
             if not self._thread.is_alive():
-                os.close(self._wake)
-                os.close(self._woken)
+                self._bell.close()
 
     def _send(self, actions: tuple[Any, ...]) -> None:
         self._outbox += [self._packed(a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Ask)]
-        os.write(self._wake, b"!")
+        self._bell.ring()
 
     def _packed(self, ask: Ask | None, *, goodbye: bool = False) -> bytes:
-        return pack_request(FromWorker(self.rank, self._session, ask, goodbye))
+        return pack_request(FromWorker(self.rank, self._session, ask, goodbye, math.ceil(1000 * self.timeout)))
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -233,10 +233,10 @@ class GeneratorClient:
         asked = beaten = time.monotonic()
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
+        poller.register(self._bell.fileno(), zmq.POLLIN)
         while not self._closing:
-            if self._woken in dict(poller.poll(min(POLL_MILLISECONDS, 500 * self._retry))):
-                os.read(self._woken, 4096)
+            if self._bell.fileno() in dict(poller.poll(min(POLL_MILLISECONDS, 500 * self._retry))):
+                self._bell.quiet()
             with self._changed:
                 outgoing, self._outbox = self._outbox, []
                 state = self._state
@@ -271,6 +271,6 @@ class GeneratorClient:
                 if self._state.stage == FENCED:
                     self._error = FencedError(
                         f"group generator: gave worker {self.rank} up, because it gave no sign of life for longer than "
-                        "its lease; this process no longer belongs to the job"
+                        "its lease; the others went on without it, and this process no longer belongs to the job"
                     )
             self._changed.notify_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -98,3 +99,12 @@ class JobKeys:
         if mode & 0o077:
             raise FileProblem(f"{path}: others can read this key file (mode {mode:o}); run `chmod 600` on it")
         return cls.parse(text, str(path))
+
+    @classmethod
+    def read_input(cls) -> JobKeys:
+        """Read what somebody writes to standard input.
+
+        Raises:
+            InputError: it does not hold keys.
+        """
+        return cls.parse(sys.stdin.read(4096), "standard input")

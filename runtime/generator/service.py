@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.generator.log import Log
 from preduce.runtime.generator.wire import (
+    LEASE_SHARE,
     MAX_REQUEST_BYTES,
     FromWorker,
     Heard,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from preduce.runtime.generator.keys import JobKeys
     from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
-LEASE_SECONDS = 10.0
+PATIENCE_SECONDS = 300.0
+"""Taken for the timeout of a worker that did not say it."""
 COMPACT_BYTES = 2 * 2**20
 MAX_BATCH = 256
 POLL_MILLISECONDS = 50
@@ -53,7 +55,8 @@ class GeneratorService:
         keys: of the job, with the service's secret.
         address: where to listen; port 0 or `*` takes a free one (`address` then holds it).
         log: path of the write-ahead log; None keeps everything in memory, for a job that ends with its generator.
-        lease: seconds without a sign of life after which a worker that was there is given up.
+        lease: seconds without a sign of life after which a worker that was there is given up; by default a part of the
+            run's timeout, so that one who waits for that worker learns of it before its own patience ends.
         job: what the log belongs to, such as the schedule's hash; a log of another job is refused.
         probe: called with the name of each point of the loop; tests end the process there.
         on_note: called with what the machine notes: ("started", seq, members), ("void", seq, members).
@@ -71,7 +74,7 @@ class GeneratorService:
         *,
         address: str = "tcp://127.0.0.1:*",
         log: str | os.PathLike[str] | None = None,
-        lease: float = LEASE_SECONDS,
+        lease: float | None = None,
         job: str = "",
         probe: Callable[[str], None] = lambda _: None,
         on_note: Callable[[tuple[Any, ...]], None] = lambda _: None,
@@ -84,6 +87,7 @@ class GeneratorService:
         self._probe, self._on_note = probe, on_note
         self._routes: dict[int, bytes] = {}
         self._seen: dict[int, float] = {}
+        self._patience: dict[int, float] = {}
         self._parted: set[int] = set()
         self._stopped = False
         self._unwritten: list[bytes] = []
@@ -245,6 +249,18 @@ class GeneratorService:
         if self.sessions.get(message.rank, message.session) != message.session:
             self._reply_to(route, Refused(f"rank {message.rank}: belongs to another process of this job"))
             return []
+        patience = message.patience / 1000
+        if self.lease is not None and 0 < patience < self.lease:
+            self._reply_to(
+                route,
+                Refused(
+                    f"its timeout of {patience:g} s is below the lease of {self.lease:g} s, for which a silent worker "
+                    "is waited for; raise the timeout or lower --lease"
+                ),
+            )
+            return []
+        if patience:
+            self._patience[message.rank] = patience
         self._routes[message.rank] = route
         self._parted.discard(message.rank)
         if self.state.status[message.rank] != DEAD:
@@ -286,7 +302,7 @@ class GeneratorService:
     def _expire(self) -> None:
         """Give up workers that were there and have been silent for longer than the lease."""
         now = time.monotonic()
-        late = [worker for worker, seen in self._seen.items() if now - seen > self.lease]
+        late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:
             del self._seen[worker]
             if isinstance(self.state.answers[worker], Bye):
@@ -294,6 +310,10 @@ class GeneratorService:
             elif self.state.status[worker] != DEAD:
                 self._probe("before expiry")
                 self._commit(self._told(self._stage({"lost": worker})))
+
+    def lease_of(self, worker: int) -> float:
+        """Seconds of silence after which a worker is given up."""
+        return LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
 
     def _compact(self) -> None:
         """A log of many facts becomes a log of one state."""

@@ -21,6 +21,8 @@ from preduce.schedulers.protocols.group_generator.service import (
 from preduce.topo.errors import InputError
 
 MAX_REQUEST_BYTES = 1024
+LEASE_SHARE = 0.75
+"""The lease as a part of the run's timeout: who is stopped for half of that is not given up."""
 MAX_NUMBER = 2**53
 REPLIES: dict[str, type[Reply]] = {
     "grant": Grant,
@@ -35,12 +37,16 @@ PER_WORKER = ("requests", "counts", "alone", "status", "waiting", "costs")
 
 @dataclass(frozen=True, slots=True)
 class FromWorker:
-    """What a worker sends: a sign of life, and the request that it waits on, if any."""
+    """What a worker sends: a sign of life, and the request that it waits on, if any.
+
+    `patience` is its run's timeout in milliseconds, for which a worker of the run may be silent; 0 says nothing.
+    """
 
     rank: int
     session: str
     ask: Ask | None = None
     goodbye: bool = False
+    patience: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ def pack_request(message: FromWorker) -> bytes:
         raw["ask"] = plain_ask(message.ask)
     if message.goodbye:
         raw["goodbye"] = 1
+    if message.patience:
+        raw["patience"] = message.patience
     return json.dumps(raw, separators=(",", ":")).encode()
 
 
@@ -73,18 +81,20 @@ def unpack_request(data: bytes, num_workers: int) -> FromWorker:
     Raises:
         InputError: anything that `pack_request` does not write.
     """
-    raw = _object(data, {"rank", "session", "ask", "goodbye"})
-    rank, session, ask = raw.get("rank"), raw.get("session"), raw.get("ask")
+    raw = _object(data, {"rank", "session", "ask", "goodbye", "patience"})
+    rank, session, ask, patience = raw.get("rank"), raw.get("session"), raw.get("ask"), raw.get("patience", 0)
     if type(rank) is not int or not 0 <= rank < num_workers:
         raise InputError(f"rank: is not a number in 0..{num_workers - 1}")
     if not isinstance(session, str) or not 1 <= len(session) <= 64 or not session.isalnum():
         raise InputError("session: is not a short word")
+    if type(patience) is not int or not 0 <= patience < MAX_NUMBER:
+        raise InputError("patience: is not a number of milliseconds")
     if ask is None:
-        return FromWorker(rank, session, goodbye="goodbye" in raw)
+        return FromWorker(rank, session, goodbye="goodbye" in raw, patience=patience)
     right = isinstance(ask, list) and len(ask) == 6 and all(type(n) is int and -1 <= n < MAX_NUMBER for n in ask)
     if not right or ask[0] < 0 or ask[5] < 0 or not set(ask[2:5]) <= {0, 1}:
         raise InputError("ask: is not [request, done, last, failed, computed, cost]")
-    return FromWorker(rank, session, ask_of(ask))
+    return FromWorker(rank, session, ask_of(ask), patience=patience)
 
 
 def plain_ask(ask: Ask) -> list[int]:

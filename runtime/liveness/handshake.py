@@ -12,15 +12,16 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.notes import Notes
-from preduce.topo.errors import HandshakeError, UnavailableError
+from preduce.runtime.transport.notes import Notes, deaths_of, note_stage
+from preduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from preduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.5
 VOTE_SECONDS = 3.0
 
 
@@ -53,15 +54,18 @@ def handshake(
     mine = {"number of workers": str(size), **facts}
     deadline = time.monotonic() + timeout
     try:
+        note_stage(store, rank, "was in the handshake")
         for field, lines in (details or {}).items():
             notes.write(f"{field}/{rank}", json.dumps(list(lines)))
         notes.write(f"facts/{rank}", json.dumps(mine))
-        everybody = _collect(notes, size, deadline, timeout)
+        everybody = _collect(notes, size, deadline, timeout, lambda missing: deaths_of(store, missing))
         problem = compare(everybody)
         if problem is None:
             return
         field, odd, usual, text = problem
         raise HandshakeError(text + _first_difference(notes, field, odd, usual))
+    except StoreLostError as error:
+        raise StoreLostError(f"handshake: {error}") from None
     except UnavailableError:
         _linger(notes, rank, deadline=time.monotonic() + 2)
         raise
@@ -93,12 +97,14 @@ def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, 
     return None
 
 
-def _collect(notes: Notes, size: int, deadline: float, timeout: float) -> dict[int, dict[str, str]]:
+def _collect(
+    notes: Notes, size: int, deadline: float, timeout: float, death: Callable[[Sequence[int]], str | None]
+) -> dict[int, dict[str, str]]:
     """Everybody's facts; also of workers that believe in fewer workers."""
     missing = list(range(size))
     everybody: dict[int, dict[str, str]] = {}
     disputed = False
-    pause = 2e-4
+    pause, look = 2e-4, time.monotonic() + LOOK_SECONDS
     while missing:
         for rank in list(missing):
             facts = notes.read(f"facts/{rank}")
@@ -111,6 +117,10 @@ def _collect(notes: Notes, size: int, deadline: float, timeout: float) -> dict[i
             # Wait a little for the rest, so that all workers count the same votes and name the same one.
             deadline = min(deadline, time.monotonic() + VOTE_SECONDS) if not disputed else deadline
             disputed = True
+        if not disputed and time.monotonic() > look:
+            look = time.monotonic() + LOOK_SECONDS
+            if (why := death(missing)) is not None:
+                raise UnavailableError(f"handshake: {why} before it arrived")
         if time.monotonic() > deadline:
             if disputed:
                 break
@@ -148,5 +158,5 @@ def _linger(notes: Notes, rank: int, *, deadline: float, size: int = 0) -> None:
             gone = notes.count("leaving")
         if rank == 0 and not size:
             time.sleep(0.5)
-    except RuntimeError:
+    except (RuntimeError, StoreLostError):
         return

@@ -12,7 +12,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from preduce.runtime.transport.notes import DEATHS, Notes, root_store
+from preduce.runtime.liveness.culprit import Sign, clause, sees_silence
+from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes
+from preduce.runtime.transport.store_line import root_store
+from preduce.topo.errors import StoreLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.torch_api import Store
 
 BEAT_SECONDS = 0.5
+REASON_SECONDS = 2.0
+"""A worker that gave up says why within this time, which is a little longer than it takes to find out."""
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
-SILENCE_SECONDS = 1.2
-"""A worker whose heartbeat stood still this long is reported as giving no sign of life."""
 
 
 class Heartbeat:
@@ -32,6 +35,11 @@ class Heartbeat:
         self.rank = rank
         self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Notes(root_store(store), DEATHS)
         self._doing = "has not started a round"
+        self._waits: tuple[int, ...] = ()
+        self._changes = 0
+        self.witnesses: list[Callable[[], frozenset[int]]] = []
+        """Each says, when asked, the workers whose connections were closed at their ends and cannot be made again."""
+        self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
@@ -39,15 +47,42 @@ class Heartbeat:
         if beats:
             threading.Thread(target=self._beat, name="preduce-heartbeat", daemon=True).start()
 
-    def doing(self, text: str) -> None:
-        """Say what this worker does now; the next heartbeat carries it."""
-        self._doing = text
+    @property
+    def place(self) -> str:
+        """Where this worker's heartbeat lies in the bare store."""
+        return self._notes.place(f"beat/{self.rank}")
+
+    def doing(self, text: str, waits: Iterable[int] = ()) -> None:
+        """Say what this worker does now, and for whom it waits in that; the next heartbeat carries it."""
+        self._doing, self._waits = text, tuple(rank for rank in waits if rank != self.rank)
 
     def note(self, kind: str, text: str) -> None:
         """Leave a note of this worker: `failed`, `left`, `finished`; the first of a kind stays."""
         if kind not in self._noted:
             self._noted.add(kind)
             self._try(lambda: self._notes.write(f"{kind}/{self.rank}", text))
+            self._try(lambda: self._deaths.count(CHANGES, 1))
+
+    def stirred(self) -> bool:
+        """Whether anybody noted a failure or an end since this was last asked: one cheap question for who waits."""
+        changes = self._try(lambda: self._deaths.count(CHANGES))
+        is_new = changes is not None and changes != self._changes
+        self._changes = self._changes if changes is None else changes
+        return is_new or self._deaths.problem is not None or any(witness() for witness in self.witnesses)
+
+    def refuse_without_store(self) -> None:
+        """Stop a run whose store is gone, before it works on for nothing.
+
+        Raises:
+            StoreLostError: the store is gone, or has not answered for as long as this run waits for anything.
+        """
+        if (error := self.store_lost()) is not None:
+            raise error
+
+    def store_lost(self) -> StoreLostError | None:
+        """The error of a run whose store is gone; None while nothing is known against it."""
+        problem = self._notes.problem
+        return None if problem is None else StoreLostError(problem)
 
     def gather(self, what: str, round_: int) -> None:
         """Say that this worker now waits for all others, in `what`, after `round_` rounds.
@@ -67,6 +102,7 @@ class Heartbeat:
         """Keep this worker's failure as the run's first, unless somebody was earlier."""
         mine = json.dumps([self.rank, text])
         self._try(lambda: self._notes.propose("first", mine))
+        self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def first_failure(self) -> str | None:
         """What the first worker that failed said, as a clause; None if none did, or this one was it."""
@@ -132,27 +168,46 @@ class Heartbeat:
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """As `cause`, and also members that gave up themselves."""
+        if (problem := self._notes.problem) is not None:
+            return problem
         members = list(members)
         if (why := self.cause(members, round_)) is not None:
             return why
         given_up = (rank for rank in members if rank != self.rank and self.read("failed", rank) is not None)
         rank = next(given_up, None)
-        return None if rank is None else f"worker {rank} {self.read('failed', rank)}"
+        # It gives up first and finds out why then; that is worth waiting for, so that all name the same culprit.
+        if rank is None:
+            closed = frozenset[int]().union(*(witness() for witness in self.witnesses)).intersection(members)
+            gone = min(closed - {self.rank}, default=None)
+            return None if gone is None else f"worker {gone} closed its connections, and its process no longer answers"
+        if time.monotonic() < self._given_up.setdefault(rank, time.monotonic() + REASON_SECONDS):
+            return None
+        return f"worker {rank} {self.read('failed', rank)}"
 
-    def last_seen(self, rank: int) -> str:
-        """What a worker did last and whether it still gives signs of life, as a clause."""
+    def sign(self, rank: int) -> Sign:
+        """What a worker said last, and for how long its heartbeat has stood still under this one's eyes."""
         beat = self._get(self._notes, f"beat/{rank}")
         if beat is None:
-            return "gave no sign of life"
+            return Sign("", (), None)
         now = time.monotonic()
         known = self._seen.get(rank)
         if known is None or known[0] != beat:
-            self._seen[rank] = (beat, now)
-            silent = 0.0
-        else:
-            silent = now - known[1]
-        text = str(json.loads(beat)[1])
-        return text + (f" and gave no sign of life for {silent:.1f} s" if silent > SILENCE_SECONDS else "")
+            self._seen[rank] = known = (beat, now)
+        _, text, waits = json.loads(beat)
+        return Sign(str(text), tuple(waits), now - known[1])
+
+    def watch(self, members: Iterable[int]) -> None:
+        """Look at those for whom this worker waits, and at those for whom they wait, so that a silence is noticed."""
+        self.waits_for(members, None)
+
+    def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
+        """For whom a worker waits, down the chain of waiting to the one that holds up the rest, as a clause."""
+        others = [rank for rank in members if rank != self.rank]
+        return clause(self.rank, others, self.sign, seconds)
+
+    def sees_silence(self, members: Iterable[int]) -> bool:
+        """Whether it is known already who holds up a worker that waits for these."""
+        return sees_silence(self.rank, [rank for rank in members if rank != self.rank], self.sign)
 
     def stop(self) -> None:
         """End the heartbeat."""
@@ -162,10 +217,11 @@ class Heartbeat:
         count = 0
         while not self._stop.is_set():
             count += 1
-            beat = json.dumps([count, self._doing])
+            beat = json.dumps([count, self._doing, self._waits])
             try:
                 self._notes.write(f"beat/{self.rank}", beat)
-            except RuntimeError:
+                self._notes.has(f"beat/{self.rank}")  # a store that is frozen takes what is written and answers nothing
+            except (RuntimeError, StoreLostError):
                 return
             self._stop.wait(BEAT_SECONDS)
 
@@ -178,5 +234,5 @@ class Heartbeat:
         """The store is a convenience here: without it errors are less precise, and nothing else changes."""
         try:
             return action()
-        except RuntimeError:
+        except (RuntimeError, StoreLostError):
             return None

@@ -51,6 +51,7 @@ class Survivors:
         self._noted: frozenset[int] = frozenset()
         self._looked = 0.0
         self._dropped: frozenset[int] = frozenset()
+        self._gatherings = 0
 
     def lost(self) -> frozenset[int]:
         """The workers that are known to be gone for good; their groups are destroyed here."""
@@ -98,18 +99,21 @@ class Survivors:
             UnavailableError: a worker lives and does not come, or was lost between coming and connecting.
         """
         everybody, start = frozenset(range(self.world.size)), time.monotonic()
+        self.heartbeat.doing(f"entered {place}", everybody)
         while True:
+            self.heartbeat.refuse_without_store()
             lost = self.lost()
             here = self.heartbeat.gathered(everybody)
             missing = everybody - lost - here
             if not missing:
                 break
             if time.monotonic() > start + self.timeout:
-                late = f"worker {min(missing)}, which {self.heartbeat.last_seen(min(missing))}"
-                raise UnavailableError(f"{place}: {late}, did not come within {self.timeout:g} s")
+                late = self.heartbeat.waits_for(sorted(missing), self.timeout)
+                raise UnavailableError(f"{place}: {late}")
             time.sleep(2 * POLL_SECONDS)
         members = tuple(sorted(here))
-        self.connect(members, place)
+        self._gatherings += 1  # the same members may have to be connected anew in a later gathering
+        self.connect(members, f"{place} {self._gatherings}")
         return members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:

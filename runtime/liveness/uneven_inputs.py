@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from preduce.runtime.liveness.heartbeat import UNEQUAL
 from preduce.runtime.transport.notes import Notes
+from preduce.runtime.transport.waiting import Lookout
 from preduce.topo.errors import PeerLostError, UnavailableError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.005
-LOOK_SECONDS = 1.0
 
 
 class UnevenInputs:
@@ -40,30 +40,37 @@ class UnevenInputs:
 
     def ended(self) -> None:
         """Say that this worker's data ended."""
-        self._notes.count(f"{self._generation}/ended", 1)
+        self._notes.write(f"{self._generation}/ended/{self.rank}", "1")
 
-    def another(self, round_: int) -> bool:
+    def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
         """Whether anybody does this round; waits until that is known.
+
+        With `lost` the workers that it names are not waited for.
 
         Raises:
             UnavailableError: a worker is gone, or nobody decided within the timeout.
         """
         begun, ended = f"{self._generation}/round/{round_}", f"{self._generation}/ended"
         start = time.monotonic()
-        look = start + LOOK_SECONDS
+        lookout = Lookout(self.heartbeat, range(self.size))
         while True:
-            all_ended = self._notes.count(ended) >= self.size
-            if self._notes.has(begun):
+            gone = frozenset[int]() if lost is None else lost()
+            needed = [f"{ended}/{rank}" for rank in range(self.size) if rank not in gone]
+            all_ended = self._notes.has(*needed)
+            goes_on = self._notes.has(begun)  # asked last: who has ended begins nothing after that
+            if (goes_on or all_ended) and lost is not None:
+                # A lost worker may still live, and begin a round while the others look: the first who looked decides.
+                verdict = self._notes.propose(f"{self._generation}/verdict/{round_}", "on" if goes_on else "end")
+                goes_on = verdict == "on"
+            if goes_on:
                 return True
             if all_ended:
                 self._generation += 1
                 self._declared = -1
                 return False
-            now = time.monotonic()
-            if now > look:
+            if lost is None and lookout.is_due():
                 self._refuse_if_gone(f"data ended before round {round_}")
-                look = now + LOOK_SECONDS
-            if now > start + self.timeout:
+            if time.monotonic() > start + self.timeout:
                 raise UnavailableError(
                     f"data ended before round {round_}: for {self.timeout:g} s no worker began it and not all ended"
                 )
@@ -80,8 +87,9 @@ class UnevenInputs:
         """
         self.heartbeat.note("finished", str(round_))
         waiting = [rank for rank in range(self.size) if rank != self.rank]
+        self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)
         start = time.monotonic()
-        look = start + LOOK_SECONDS
+        lookout = Lookout(self.heartbeat, waiting)
         absent: set[int] = set()
         while waiting:
             gone = frozenset[int]() if lost is None else lost()  # asked first: who is lost by now notes no end later
@@ -98,18 +106,17 @@ class UnevenInputs:
                         f"{UNEQUAL}"
                     )
                 waiting.remove(rank)
-            now = time.monotonic()
-            if waiting and now > look and lost is None:
+            if waiting and lookout.is_due() and lost is None:
                 self._refuse_if_gone("finish")
-                look = now + LOOK_SECONDS
-            if waiting and now > start + self.timeout:
+            if waiting and time.monotonic() > start + self.timeout:
                 raise UnavailableError(
-                    f"finish: worker {waiting[0]}, which {self.heartbeat.last_seen(waiting[0])}, did not finish within "
-                    f"{self.timeout:g} s after this one"
+                    f"finish: {self.heartbeat.waits_for(waiting, None)}: not all did finish within {self.timeout:g} s "
+                    "after this one"
                 )
             time.sleep(POLL_SECONDS if waiting else 0)
         return tuple(rank for rank in range(self.size) if rank not in absent)
 
     def _refuse_if_gone(self, place: str) -> None:
+        self.heartbeat.refuse_without_store()
         if (why := self.heartbeat.gone(range(self.size))) is not None:
             raise PeerLostError(f"{place}: {why}")

@@ -3,33 +3,31 @@
 A checkpoint is a folder `round-00000041` with one safetensors file for each worker and, once all of them are safe on
 the disk, a manifest that names every file's SHA-256. A folder without a manifest does not count. Files are written
 beside their place, flushed and renamed, so a crash at any moment leaves the checkpoint before. The folder may lie on a
-shared file system or on each machine's own disk; every worker writes the manifest that it will need.
+shared file system or on each machine's own disk; every worker writes the manifest that it will need. Where another
+checkpoint of that round lies already, the new one's name ends in its number, `round-00000041-7`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import shutil
+import secrets
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preduce.runtime.state import shelf
 from preduce.runtime.state.saved_state import StateFile, pack, unpack
+from preduce.runtime.state.shelf import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from preduce.topo.document.canonical import schedule_sha256
-from preduce.topo.document.reader import read_json
 from preduce.topo.document.writer import write_file
-from preduce.topo.errors import DocumentError, FileProblem, InputError, PreduceError
+from preduce.topo.errors import FileProblem, InputError, PreduceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from preduce.runtime.optimizer import DistributedOptimizer
-
-FORMAT, VERSION = "preduce.checkpoint", 1
-MANIFEST = "manifest.json"
-MAX_MANIFEST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,9 @@ def save_checkpoint(
     """Save this worker's part of the run; all workers call it after the same round. Returns the folder.
 
     Holds parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), the step count and what the
-    strategy remembers. Needs memory for two copies of all that. Older checkpoints than the last `keep` are deleted.
+    strategy remembers. Needs memory for two copies of all that. Of this run, and of those that it resumed from, the
+    last `keep` checkpoints stay and older ones are deleted; what other runs wrote is left alone. Where a run outlives
+    lost workers, those that are left save, and whoever takes a lost one's place starts from the first one's state.
 
     Args:
         optimizer: the run.
@@ -71,19 +71,26 @@ def save_checkpoint(
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
-    run.reducer.heartbeat.gather("save_checkpoint()", round_)
-    meeting.together("checkpoint", round_)
+    members = _assembled(optimizer, "save_checkpoint()")
+    name = f"round-{round_:08d}"
+    standing = shelf.standing(Path(directory), name) | {"lineage": meeting.lineage or secrets.token_hex(8)}
+    said = meeting.exchange("checkpoint", round_, standing, members)
+    number = 1 + max(int(entry["highest"]) for entry in said)
+    meeting.lineage = lineage = str(said[0]["lineage"])
+    if any(entry["taken"] for entry in said):
+        name = f"{name}-{number}"
+    folder = Path(directory) / name
+    superfluous = shelf.superfluous(Path(directory), lineage, rank, keep=keep, written=name)
     ending.guard(optimizer.runner.settle)
-    folder = Path(directory) / f"round-{round_:08d}"
     try:
-        data = pack(_state_file(optimizer), extra)
+        data = pack(_state_file(optimizer), extra, lineage)
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / _file_of(rank), data)
+        write_file(folder / file_of(rank), data)
         report = {"sha256": hashlib.sha256(data).hexdigest(), "steps": optimizer.steps}
         del data
     except (PreduceError, OSError) as error:
         report = {"problem": f"worker {rank}: {error}"}
-    reports = meeting.exchange("checkpoint saved", round_, report)
+    reports = meeting.exchange("checkpoint saved", round_, report, members)
     problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
     if problem is not None:
         raise FileProblem(f"checkpoint of round {round_}: {problem}")
@@ -95,11 +102,20 @@ def save_checkpoint(
         "model_sha256": _model_sha256(optimizer),
         "num_workers": optimizer.num_workers,
         "round": round_,
-        "workers": reports,
+        "number": number,
+        "lineage": lineage,
+        "workers": [dict(zip(members, reports, strict=True)).get(one) for one in range(optimizer.num_workers)],
     }
     write_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    _prune(Path(directory), keep, rank)
+    shelf.delete(superfluous, rank)
     return folder
+
+
+def _assembled(optimizer: DistributedOptimizer, place: str) -> tuple[int, ...]:
+    """Who takes part: nobody waits for this worker in a group any more, and all that are left have come."""
+    optimizer.ending.guard(optimizer.runner.leave)
+    optimizer.run.reducer.heartbeat.gather(place, optimizer.round)
+    return optimizer.ending.guard(lambda: optimizer.runner.survivors(place))
 
 
 def load_checkpoint(
@@ -109,53 +125,68 @@ def load_checkpoint(
 
     Static and all-reduce schedules then continue bit for bit. With `other_run` the number of workers or the schedule
     may differ: every worker starts from the mean of all saved models and buffers at step 0 of the new schedule, with
-    fresh optimizer state; this needs all files on worker 0's file system.
+    fresh optimizer state; this needs all files on worker 0's file system. A damaged checkpoint is passed over for an
+    older one with a warning.
 
     Raises:
-        InputError: the checkpoint belongs to another schedule, model or number of workers.
-        DocumentError: a manifest or file that is damaged in a way that its SHA-256 does not catch.
+        InputError: the checkpoint belongs to another schedule, model or number of workers, or is of a newer format.
+        FileProblem: there are checkpoints, and none that all workers can read; the message names one and says why.
+        DocumentError: a file that is damaged in a way that its SHA-256 does not catch.
         PeerLostError: a worker is gone.
     """
     ending, meeting = optimizer.ending, optimizer.meeting
     ending.refuse_unless_running("save or load a checkpoint")
     number = meeting.next_number("load_checkpoint")
-    rounds = _loadable(Path(directory), None if other_run else optimizer.rank)
-    lists = meeting.exchange("checkpoint loadable", number, {"rounds": rounds})
-    # Only worker 0 reads when the runs differ.
-    common = set(lists[0]["rounds"]) if other_run else set.intersection(*(set(entry["rounds"]) for entry in lists))
-    if not common:
+    members = _assembled(optimizer, "load_checkpoint()")
+    try:
+        mine: dict[str, object] = {
+            "seen": shelf.plain(shelf.survey(Path(directory), None if other_run else optimizer.rank))
+        }
+    except PreduceError as error:
+        mine = {"problem": str(error)}
+    reports = meeting.exchange("checkpoint loadable", number, mine, members)
+    # Only the first worker reads when the runs differ.
+    readers = 1 if other_run else len(members)
+    name, passed_over = shelf.chosen(Path(directory), reports[:readers], members[:readers])
+    if passed_over and optimizer.rank == members[0]:
+        warnings.warn(passed_over, RuntimeWarning, stacklevel=2)
+    if name is None:
         return None
-    folder = Path(directory) / f"round-{max(common):08d}"
+    folder = Path(directory) / name
     if other_run:
-        return _load_mean(optimizer, number, folder)
-    manifest = _manifest(folder)
+        return _load_mean(optimizer, number, folder, members)
+    manifest = read_manifest(folder)
     _refuse_other_run(optimizer, manifest, folder)
-    tensors, facts = unpack(_read(folder / _file_of(optimizer.rank)), folder)
+    source = shelf.source_of(manifest, optimizer.rank)
+    tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)
-    _state_file(optimizer).restore(tensors, facts)
-    optimizer.stepper.steps = steps = int(facts["steps"])
+    _state_file(optimizer).restore(tensors, facts, own_random_states=source == optimizer.rank)
+    steps = int(facts["steps"]) if source == optimizer.rank else int(manifest["round"]) * optimizer.run.pace
+    optimizer.stepper.steps = steps
+    meeting.lineage = manifest["lineage"]
     ending.guard(lambda: optimizer.runner.resume(steps, optimizer.round))
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
 
 
-def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path) -> Resumed:
-    """Worker 0 reads and averages all files; the others get the result from it."""
+def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, members: Sequence[int]) -> Resumed:
+    """The first worker reads and averages all files; the others get the result from it."""
     optimizer.ending.guard(optimizer.runner.drain)
     facts: dict[str, Any] = {}
-    if optimizer.rank == 0:
+    if optimizer.rank == members[0]:
         try:
-            manifest = _manifest(folder)
+            manifest = read_manifest(folder)
             if manifest["model_sha256"] != _model_sha256(optimizer):
                 raise InputError(f"{folder}: was saved from another model")
-            total = int(manifest["num_workers"])
-            _state_file(optimizer).restore_mean(folder / _file_of(rank) for rank in range(total))
-            facts = {"num_workers": total, "round": manifest["round"], "steps": manifest["workers"][0]["steps"]}
+            there = [rank for rank, entry in enumerate(manifest["workers"]) if entry is not None]
+            _state_file(optimizer).restore_mean(folder / file_of(rank) for rank in there)
+            facts = {"num_workers": manifest["num_workers"], "round": manifest["round"]}
+            facts["steps"] = manifest["workers"][there[0]]["steps"]
         except (PreduceError, OSError) as error:
             facts = {"problem": str(error)}
-    told = optimizer.meeting.exchange("checkpoint mean", number, facts)[0]
+    told = optimizer.meeting.exchange("checkpoint mean", number, facts, members)[0]
     if "problem" in told:
-        raise InputError(f"load_checkpoint: worker 0: {told['problem']}")
-    optimizer.meeting.broadcast()
+        raise InputError(f"load_checkpoint: worker {members[0]}: {told['problem']}")
+    optimizer.meeting.broadcast(members)
     optimizer.stepper.steps = 0
     return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
 
@@ -168,57 +199,6 @@ def _state_file(optimizer: DistributedOptimizer) -> StateFile:
 def _model_sha256(optimizer: DistributedOptimizer) -> str:
     """Over names, shapes and dtypes."""
     return hashlib.sha256("\n".join(optimizer.run.flat.layout()).encode()).hexdigest()
-
-
-def _file_of(rank: int) -> str:
-    return f"worker-{rank:05d}.safetensors"
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    """A manifest, refused if it is not one.
-
-    Raises:
-        DocumentError: as said.
-        FileProblem: it cannot be read.
-    """
-    place = folder / MANIFEST
-    manifest = read_json(place, MAX_MANIFEST_BYTES)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-        raise DocumentError("format", f"is not {FORMAT!r} version {VERSION}", str(place))
-    workers = manifest.get("workers")
-    if (
-        not all(isinstance(manifest.get(key), str) for key in ("schedule", "schedule_sha256", "model_sha256"))
-        or not all(type(manifest.get(key)) is int for key in ("num_workers", "round"))
-        or not isinstance(workers, list)
-        or len(workers) != manifest["num_workers"]
-        or not all(isinstance(entry, dict) and isinstance(entry.get("sha256"), str) for entry in workers)
-    ):
-        raise DocumentError("workers", "is not what save_checkpoint writes", str(place))
-    return manifest
-
-
-def _loadable(directory: Path, rank: int | None) -> list[int]:
-    """The rounds whose manifest is there and whose files (one worker's, or all) have the SHA-256 it names; newest 3."""
-    rounds: list[int] = []
-    for folder in sorted(directory.glob("round-*"), reverse=True):
-        with contextlib.suppress(PreduceError, ValueError):
-            workers = _manifest(folder)["workers"]
-            wanted = range(len(workers)) if rank is None else [rank] if rank < len(workers) else []
-            # A run of another size still sees the checkpoint, so that it is refused and not silently ignored.
-            if all(
-                hashlib.sha256(_read(folder / _file_of(one))).hexdigest() == workers[one]["sha256"] for one in wanted
-            ):
-                rounds.append(int(folder.name.removeprefix("round-")))
-        if len(rounds) == 3:
-            break
-    return rounds
 
 
 def _refuse_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any], folder: Path) -> None:
@@ -236,19 +216,3 @@ def _refuse_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, An
         )
     if manifest["model_sha256"] != _model_sha256(optimizer):
         raise InputError(f"{folder}: was saved from another model (names, shapes or dtypes differ)")
-
-
-def _prune(directory: Path, keep: int, rank: int) -> None:
-    """Delete this worker's part of all but the newest complete checkpoints, the manifest first."""
-    folders = sorted(directory.glob("round-*"), reverse=True)
-    complete = [folder for folder in folders if (folder / MANIFEST).exists()]
-    if len(complete) < keep:
-        return
-    oldest = complete[keep - 1]
-    for folder in folders:
-        if folder.name < oldest.name:
-            with contextlib.suppress(OSError):
-                (folder / MANIFEST).unlink(missing_ok=True)
-                (folder / _file_of(rank)).unlink(missing_ok=True)
-                if not any(folder.iterdir()):
-                    shutil.rmtree(folder, ignore_errors=True)

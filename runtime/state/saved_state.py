@@ -46,8 +46,11 @@ class StateFile:
             tensors[f"strategy/{name}"] = tensor.detach().clone()
         return tensors, facts
 
-    def restore(self, tensors: Tensors, facts: Mapping[str, Any]) -> None:
-        """Put everything back, in place; the strategy has been drained."""
+    def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> None:
+        """Put everything back, in place; the strategy has been drained.
+
+        What another worker saved gives no random states: two workers would draw the same numbers.
+        """
         self._restore_model(tensors)
         current = self.optimizer.state_dict()
         numbers = facts["optimizer"]
@@ -70,7 +73,8 @@ class StateFile:
         remembered = {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
         if remembered:
             self.runner.load_state(remembered)
-        _restore_random_states(tensors, facts["random"], self.flat.buckets[0].device)
+        if own_random_states:
+            _restore_random_states(tensors, facts["random"], self.flat.buckets[0].device)
 
     def restore_mean(self, paths: Iterable[Path]) -> None:
         """Put the mean of several workers' models in place; integer buffers are the first worker's."""
@@ -110,8 +114,8 @@ class StateFile:
                 live.copy_(tensors[name])
 
 
-def pack(state: StateFile, extra: object) -> bytes:
-    """A safetensors file.
+def pack(state: StateFile, extra: object, lineage: str) -> bytes:
+    """A safetensors file; its header says of which lineage it is (see `shelf`).
 
     Raises:
         MissingFeatureError: safetensors is not installed.
@@ -122,7 +126,8 @@ def pack(state: StateFile, extra: object) -> bytes:
         text = json.dumps(facts | {"extra": extra})
     except (TypeError, ValueError) as error:
         raise InputError(f"save_checkpoint: extra and optimizer settings must be JSON ({error})") from None
-    data: bytes = _safetensors().save({name: t.contiguous().cpu() for name, t in tensors.items()}, {"preduce": text})
+    header = {"preduce": text, "lineage": lineage}
+    data: bytes = _safetensors().save({name: t.contiguous().cpu() for name, t in tensors.items()}, header)
     return data
 
 

@@ -12,7 +12,7 @@ from preduce.runtime.strategies.base import Runner
 from preduce.runtime.transport.mailbox import Mailbox, Message
 from preduce.runtime.transport.notes import Notes
 from preduce.runtime.transport.through_servers import from_bytes, shard_bounds, to_bytes
-from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
+from preduce.runtime.transport.waiting import GoneError, Lookout, pause_after
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.base import Averaging
 
@@ -65,6 +65,8 @@ class AsynchronousServer(Runner):
             max_bytes=max(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
             timeout=base.timeout,
         )
+        base.heartbeat.witnesses.append(self._mailbox.connections.closed)
+        self._lookout = Lookout(base.heartbeat, range(run.schedule.num_workers))
         self._mailbox.start()
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
@@ -73,6 +75,7 @@ class AsynchronousServer(Runner):
 
     def end_round(self, step: int, round_: int) -> None:
         """Send the round's progress and take the model that comes back."""
+        self.run.reducer.refuse_if_gone(self._lookout, step, round_)
         self._open(round_)
         progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
         if self._factor != 1.0:
@@ -148,15 +151,13 @@ class AsynchronousServer(Runner):
     def _await_note(self, notes: Notes, host: int) -> None:
         """Wait for a host's note, as long as it can come."""
         reducer, start = self.run.reducer, time.monotonic()
-        look = start + LOOK_SECONDS
+        lookout = Lookout(reducer.heartbeat, (host,), 0)
         while not notes.has("digest"):
             now = time.monotonic()
-            if now > look:
-                look = now + LOOK_SECONDS
-                if (why := reducer.heartbeat.gone((host,), 0)) is not None:
-                    raise GoneError(why)
+            if (why := lookout.gone()) is not None:
+                raise GoneError(why)
             if now > start + reducer.timeout:
-                raise GoneError(f"waits for worker {host}, which {reducer.heartbeat.last_seen(host)}")
+                raise GoneError(reducer.heartbeat.waits_for((host,), None))
             time.sleep(pause_after(now - start))
 
     def _remember(self) -> None:
@@ -206,6 +207,9 @@ class AsynchronousServer(Runner):
 
     def _wait(self, operation: Operation) -> None:
         reducer, num_hosts = self.run.reducer, len(self.server.hosts)
+        reducer.heartbeat.doing(
+            f"entered {operation}", [host for host in self.server.hosts if host not in self._answers]
+        )
         everyone = range(self.run.schedule.num_workers)
         try:
             self._mailbox.until(lambda: len(self._answers) == num_hosts, reducer.heartbeat, everyone, operation.round)

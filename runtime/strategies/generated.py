@@ -91,6 +91,7 @@ class GeneratedMeans(Runner):
         self.others.forget(self.client.lost)
         if group is not None:
             self._average(step, *group)
+        self._starts = []  # a round without data has learned nothing
         self.client.begin()
 
     def settle(self) -> None:

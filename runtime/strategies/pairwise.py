@@ -11,7 +11,7 @@ import torch
 from preduce.runtime.strategies.base import Runner
 from preduce.runtime.transport.mailbox import Mailbox, Message
 from preduce.runtime.transport.through_servers import from_bytes, to_bytes
-from preduce.runtime.transport.waiting import GoneError
+from preduce.runtime.transport.waiting import GoneError, Lookout
 from preduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, two_sides
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.digraph import Digraph
@@ -70,6 +70,8 @@ class PairMeans(Runner):
             max_bytes=max(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
             timeout=base.timeout,
         )
+        base.heartbeat.witnesses.append(self._mailbox.connections.closed)
+        self._lookout = Lookout(base.heartbeat, range(run.schedule.num_workers))
         self._mailbox.start()
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
@@ -78,6 +80,7 @@ class PairMeans(Runner):
 
     def end_round(self, step: int, round_: int) -> None:
         """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
+        self.run.reducer.refuse_if_gone(self._lookout, step, round_)
         self._open()
         self._merge(self._factor)
         if self.is_active and self.neighbors:
@@ -152,7 +155,7 @@ class PairMeans(Runner):
         num_bytes = sum(bucket.num_bytes for bucket in self.run.flat.buckets)
         members = tuple(sorted((self.rank, partner)))
         self._pending = reducer.recorder.begin("pair average", step, round_, members, num_bytes)
-        reducer.heartbeat.doing(f"entered {self._pending}")
+        reducer.heartbeat.doing(f"entered {self._pending}", () if self.strategy.overlap else (partner,))
         self._mailbox.send(self.rank, "choose", (self._generation, self._number, partner))
 
     def _wait(self) -> None:

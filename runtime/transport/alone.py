@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from preduce.runtime.transport.streams import Streams
     from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.waiting import SignsOfLife
     from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
@@ -64,6 +65,7 @@ class AloneWorld:
     def __init__(self) -> None:
         self.store: Store = dist.HashStore()  # type: ignore[attr-defined]
         self.timeout = timedelta(seconds=1)
+        self.signs: SignsOfLife | None = None
 
     def prepare(self, schedule: Schedule) -> None:
         """No group is needed."""

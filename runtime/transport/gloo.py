@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from preduce.runtime.transport.bounded import BoundedCall, OverdueError
 from preduce.runtime.transport.communicators import first_line
 from preduce.runtime.transport.needed_groups import check_budget, member_sets
+from preduce.runtime.transport.notes import deaths_of
 from preduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo
+from preduce.runtime.transport.waiting import Lookout
 from preduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
-from preduce.topo.errors import UnavailableError
+from preduce.topo.errors import StoreLostError, UnavailableError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
     from preduce.runtime.transport.communicators import Communicator
     from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.waiting import SignsOfLife
     from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
+
+GRACE_SECONDS = 1.0
+"""How much longer than the timeout we wait for gloo to say by itself that a member did not connect."""
 
 
 class GlooWorld(GroupTable):
@@ -36,6 +43,7 @@ class GlooWorld(GroupTable):
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
         self._prefix = "preduce/group"
         self._device: object = None
+        self._left_behind: list[BoundedCall[object]] = []
 
     def prepare(self, schedule: Schedule) -> None:
         """Make the groups of this worker; see World.prepare.
@@ -92,14 +100,50 @@ class GlooWorld(GroupTable):
         options._timeout = limit  # noqa: SLF001 - as above
         options._threads = 1  # noqa: SLF001 - as above
         options._devices = [self.gloo_device()]  # noqa: SLF001 - as above
+        store, place = PrefixStore(name, self._store_to_connect()), members.index(self.rank)
+        call: BoundedCall[object] = BoundedCall(lambda: ProcessGroupGloo(store, place, len(members), options))
         try:
-            backend = ProcessGroupGloo(PrefixStore(name, self.store), members.index(self.rank), len(members), options)
-        except RuntimeError as error:
-            raise UnavailableError(
-                f"group {Group(members)}: not all members connected within {limit.total_seconds():g} s "
-                f"({first_line(error)})"
-            ) from None
+            backend = call.result(limit.total_seconds() + GRACE_SECONDS, self._lookout_for(members))
+        except (RuntimeError, OverdueError) as error:
+            if call.is_running:
+                self._left_behind.append(call)
+            raise self._not_connected(members, limit.total_seconds(), error) from None
         return self._warmed_up(members, backend, "cpu", None if within is None else self.timeout)
+
+    def _store_to_connect(self) -> Store:
+        """The world's store; a client of its own where a call that was left behind may still hold up that one."""
+        self._left_behind = [call for call in self._left_behind if call.is_running]
+        if not self._left_behind or not hasattr(self.store, "clone"):
+            return self.store
+        other: Store = self.store.clone()
+        return other
+
+    def _lookout_for(self, members: tuple[int, ...]) -> Callable[[], str | None]:
+        """Asked now and then while a group connects: why a member can no longer come."""
+        signs = self.signs
+        if signs is None:
+            return lambda: deaths_of(self.store, members)
+        signs.doing(f"entered the making of group {Group(members)}", members)
+        lookout = Lookout(signs, members)
+        return lambda: self._why(signs, members) if lookout.is_due() else None
+
+    @staticmethod
+    def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:
+        """Why one of these members, and not just any worker, is known not to come; or that the store is gone."""
+        lost = signs.lost(members)
+        return signs.gone(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
+
+    def _not_connected(self, members: tuple[int, ...], seconds: float, error: Exception) -> UnavailableError:
+        """Why a group was not made, with the worker that held it up where that is known."""
+        signs, where = self.signs, f"group {Group(members)}"
+        if signs is not None and (store_lost := signs.store_lost()) is not None:
+            return StoreLostError(f"{where}: {store_lost}")
+        reason = str(error) if isinstance(error, OverdueError) else first_line(error)
+        text = f"{where}: not all members connected within {seconds:g} s"
+        if signs is None:
+            return UnavailableError(f"{text} ({reason})")
+        why = self._why(signs, members) or signs.waits_for(members, None)
+        return UnavailableError(f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
         """The network device that all groups of this process share."""

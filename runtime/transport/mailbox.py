@@ -4,8 +4,8 @@ pyzmq carries them and not gloo: a gloo send blocks until its receive is posted,
 times out destroys the group. Every worker binds one inbox and connects to a peer when it first writes to it. A side
 thread owns all sockets; it hands arriving messages to the strategy and sends what the strategy answers.
 
-Messages carry a token of the run, so that strays of another run are dropped; like gloo's own traffic they are neither
-encrypted nor authenticated.
+Only workers of the run can connect and write (see `admission`); whatever else arrives is dropped unread. If the side
+thread ends for any reason but `close`, whoever waits or sends is told.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from __future__ import annotations
 import json
 import os
 import queue
-import secrets
 import socket
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from preduce.runtime.transport.admission import Admission
+from preduce.runtime.transport.connections import Connections
+from preduce.runtime.transport.doorbell import Doorbell
 from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError
+from preduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
 from preduce.topo.errors import UnavailableError
 from preduce.topo.extras import load
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.005
 LINGER_MILLISECONDS = 1000
 MAX_HEADER_BYTES = 4096
+MAX_LISTS = 2
+"""A header is one list with one list inside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Mailbox:
 
     Raises:
         MissingFeatureError: pyzmq is not installed.
+        UnavailableError: this machine's address is not known, or has no free port.
     """
 
     def __init__(
@@ -67,24 +72,38 @@ class Mailbox:
         self._notes = Notes(store, f"mailbox/{key}")
         self._deliver = deliver
         self._zmq = _zmq()
-        self._context = self._zmq.Context(io_threads=1)
-        self._token = self._notes.propose("token", secrets.token_hex(8))
         self._outgoing: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
         self._peers: dict[int, Any] = {}
+        self._poller = self._zmq.Poller()
+        self.connections = Connections(self._poller)
         self._changed = threading.Condition()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._closing = False
-        self._wake_end, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._context = self._zmq.Context(io_threads=1)
+        self._bell = Doorbell()
+        try:
+            self._admission = Admission(self._notes, self._context)
+            self._inbox, self._place, self._port = self._bound(max(max_bytes, MAX_HEADER_BYTES))
+        except BaseException:
+            self._context.destroy(linger=0)
+            self._bell.close()
+            raise
+        self._thread = threading.Thread(target=self._run, name="preduce-mailbox", daemon=True)
+
+    def _bound(self, max_bytes: int) -> tuple[Any, str, int]:
+        """The inbox with its place and port."""
         inbox = self._context.socket(self._zmq.PULL)
         inbox.setsockopt(self._zmq.RCVHWM, 0)
-        inbox.setsockopt(self._zmq.MAXMSGSIZE, max(max_bytes, MAX_HEADER_BYTES))
+        inbox.setsockopt(self._zmq.MAXMSGSIZE, max_bytes)
+        self._admission.guard(inbox)
         host, is_v6 = own_host()
         inbox.setsockopt(self._zmq.IPV6, is_v6)
-        self._place = f"tcp://[{host}]" if is_v6 else f"tcp://{host}"
-        self._port = inbox.bind_to_random_port(self._place)
-        self._thread = threading.Thread(target=self._run, args=(inbox,), name="preduce-mailbox", daemon=True)
+        place = f"tcp://[{host}]" if is_v6 else f"tcp://{host}"
+        try:
+            return inbox, place, inbox.bind_to_random_port(place)
+        except self._zmq.ZMQError as error:
+            raise UnavailableError(f"mailbox: cannot listen at {place} ({error})") from None
 
     def start(self) -> None:
         """Leave the address and take messages from now on."""
@@ -95,12 +114,14 @@ class Mailbox:
         """Put a message on its way; the payload's memory must not change any more. To oneself costs no copy.
 
         Raises:
-            UnavailableError: the receiver never left its address.
+            UnavailableError: the receiver never left its address, or the side thread has ended.
         """
+        if self._failure is not None:
+            raise UnavailableError(f"a message could not be delivered ({self._failure})")
         if to != self.rank and to not in self._addresses:
             self._addresses[to] = self._address(to)
         self._outgoing.put((to, Message(self.rank, kind, tuple(numbers), tuple(payload))))
-        self._ring()
+        self._bell.ring()
 
     def until(
         self, done: Callable[[], bool], heartbeat: SignsOfLife, members: Sequence[int], round_: int | None
@@ -111,18 +132,17 @@ class Mailbox:
             GoneError: a member can no longer answer, the timeout passed, or delivery failed.
         """
         start = time.monotonic()
+        lookout = Lookout(heartbeat, members, round_)
         while True:
             with self._changed:
-                if self._changed.wait_for(lambda: done() or self._failure is not None, LOOK_SECONDS):
+                if self._changed.wait_for(lambda: done() or self._failure is not None, GLANCE_SECONDS):
                     if self._failure is not None:
                         raise GoneError(f"a message could not be delivered ({self._failure})")
                     return
-            if (why := heartbeat.gone(members, round_)) is not None:
+            if (why := lookout.gone()) is not None:
                 raise GoneError(why)
             if time.monotonic() > start + self.timeout:
-                others = [rank for rank in members if rank != self.rank]
-                seen = "; ".join(f"worker {rank}, which {heartbeat.last_seen(rank)}" for rank in others[:4])
-                raise GoneError(f"waits for {seen}, for more than {self.timeout:g} s")
+                raise GoneError(heartbeat.waits_for(members, self.timeout))
 
     def poke(self) -> None:
         """Let those who wait look again, after a change that no message brought."""
@@ -134,15 +154,14 @@ class Mailbox:
         if self._closing:
             return
         self._closing = True
-        self._ring()
-        if threading.current_thread() is not self._thread:
+        self._bell.ring()
+        if self._thread.ident is None:  # never started
+            self._context.destroy(linger=0)
+            self._bell.close()
+        elif threading.current_thread() is not self._thread:
             self._thread.join(2 * LINGER_MILLISECONDS / 1000)
-
-    def _ring(self) -> None:
-        try:
-            os.write(self._wake, b"!")
-        except (BlockingIOError, OSError):
-            return  # the pipe is full, so the thread is awake anyway; or the mailbox is closed
+            if not self._thread.is_alive():
+                self._bell.close()
 
     def _address(self, to: int) -> str:
         deadline = time.monotonic() + self.timeout
@@ -152,26 +171,28 @@ class Mailbox:
             time.sleep(POLL_SECONDS)
         return address
 
-    def _run(self, inbox: Any) -> None:  # noqa: ANN401 - a zmq socket
-        poller = self._zmq.Poller()
-        poller.register(inbox, self._zmq.POLLIN)
-        poller.register(self._wake_end, self._zmq.POLLIN)
+    def _run(self) -> None:
+        poller = self._poller
+        for source in (self._inbox, self._admission.socket, self._bell.fileno()):
+            poller.register(source, self._zmq.POLLIN)
         try:
             while not self._closing:
                 for ready, _ in poller.poll(1000):
-                    if ready == self._wake_end:
-                        os.read(self._wake_end, 4096)
+                    if self.connections.is_one(ready):
+                        self.connections.hear(ready)
+                    elif ready is self._inbox:
+                        self._receive()
+                    elif ready is self._admission.socket:
+                        self._admission.answer()
                     else:
-                        self._receive(inbox)
+                        self._bell.quiet()
                 self._flush()
             self._flush()
-        except Exception as error:  # noqa: BLE001 - the main thread raises it where it waits
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it where it waits
             self._failure = error
             self.poke()
         finally:
             self._context.destroy(linger=LINGER_MILLISECONDS)
-            os.close(self._wake_end)
-            os.close(self._wake)
 
     def _flush(self) -> None:
         """Carry out what is queued, messages to oneself included, until nothing is left."""
@@ -187,14 +208,16 @@ class Mailbox:
                 peer = self._peers[to] = self._context.socket(self._zmq.PUSH)
                 peer.setsockopt(self._zmq.SNDHWM, 0)
                 peer.setsockopt(self._zmq.IPV6, self._addresses[to].startswith("tcp://["))
+                self._admission.introduce(peer)
+                self.connections.watch(to, peer)
                 peer.connect(self._addresses[to])
-            header = json.dumps([self._token, self.rank, message.kind, message.numbers]).encode()
-            self._peers[to].send_multipart([header, *message.payload], copy=False)
+            header = json.dumps([self.rank, message.kind, message.numbers]).encode()
+            self._peers[to].send_multipart([self._admission.sealed(header), *message.payload], copy=False)
 
-    def _receive(self, inbox: Any) -> None:  # noqa: ANN401 - a zmq socket
+    def _receive(self) -> None:
         while True:
             try:
-                frames = inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
+                frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
             except self._zmq.Again:
                 return
             message = self._message_in(frames)
@@ -206,11 +229,14 @@ class Mailbox:
         self.poke()
 
     def _message_in(self, frames: Sequence[Any]) -> Message | None:
-        """The message that some frames hold; None for what does not belong to this run."""
+        """The message that some frames hold; None for what no worker of this run wrote."""
+        if len(frames[0].buffer) > MAX_HEADER_BYTES:
+            return None
+        header = self._admission.opened(bytes(frames[0].buffer))
+        if header is None or header.count(b"[") > MAX_LISTS or b"{" in header:
+            return None
         try:
-            token, source, kind, numbers = json.loads(bytes(frames[0].buffer[:MAX_HEADER_BYTES]))
-            if token != self._token:
-                return None
+            source, kind, numbers = json.loads(header)
             payload = tuple(frame.buffer for frame in frames[1:])
             return Message(int(source), str(kind), tuple(int(number) for number in numbers), payload)
         except (ValueError, TypeError, UnicodeDecodeError):

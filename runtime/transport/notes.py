@@ -1,55 +1,122 @@
 """Notes: small texts that the workers of a run leave for one another in its store.
 
-The run-time calls the store here and nowhere else; only torch itself does, too, when groups connect. A store that is
-gone raises RuntimeError, as torch does, and whoever asked knows what that means for the run.
+The run-time calls the store here and nowhere else; only torch itself does, too, when groups connect. Every call has a
+deadline (see `store_line`), and a store that is gone raises StoreLostError.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from preduce.runtime.transport.torch_api import PrefixStore
+from preduce.runtime.transport.store_line import line_to, root_store
+from preduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from preduce.runtime.transport.torch_api import Store
+
+Answer = TypeVar("Answer")
 
 DEATHS = "preduce/dead"
 """Below all prefixes the launcher notes here how a worker ended, by rank."""
+STAGES = "preduce/stage"
+"""Below all prefixes a worker notes here how far it has come, by rank, for the launcher to name when it dies."""
+CHANGES = "changes"
+"""Counts, under DEATHS, what workers and launcher noted of failures: who waits looks closer when it has grown."""
+POLL_SECONDS = 0.002
 
 
 class Notes:
-    """The notes of one purpose: all their keys begin with `prefix`."""
+    """The notes of one purpose: all their keys begin with `prefix`.
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    With `own_server` the store's server is this process's own, and is asked without a thread between.
+    """
+
+    def __init__(self, store: Store, prefix: str, *, own_server: bool = False) -> None:
         self._store, self._prefix = store, prefix
+        known = None if own_server else line_to(store)
+        # The line speaks to the bare server, so the prefixes of the store that was given stand in its keys.
+        self._line = None if known is None else known[0]
+        self._keys_begin = prefix if known is None else known[1] + prefix
 
     def write(self, key: str, text: str) -> None:
         """Leave a note, in place of an earlier one."""
-        self._store.set(f"{self._prefix}/{key}", text)
+        place = self.place(key)
+        self._ask(lambda store: store.set(place, text))
 
     def read(self, key: str) -> str | None:
         """A note if it is there; never waits for it."""
-        return self.wait_for(key) if self.has(key) else None
+        place = self.place(key)
+        return self._ask(lambda store: store.get(place).decode() if store.check([place]) else None)
 
     def wait_for(self, key: str) -> str:
-        """A note that is there or is sure to come; waits up to the store's own timeout."""
-        return self._store.get(f"{self._prefix}/{key}").decode()
+        """A note that is there or is sure to come.
+
+        Raises:
+            UnavailableError: it did not come within the store's timeout.
+        """
+        bare: Any = self._store  # torch's stubs lack its timeout
+        limit = bare.timeout.total_seconds() if self._line is None else self._line.timeout
+        deadline = time.monotonic() + limit
+        while (text := self.read(key)) is None:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"store: nobody left the note {self.place(key)!r} within {limit:g} s")
+            time.sleep(POLL_SECONDS)
+        return text
 
     def has(self, *keys: str) -> bool:
         """Whether all these notes are there; one question to the store."""
-        return self._store.check([f"{self._prefix}/{key}" for key in keys])
+        places = [self.place(key) for key in keys]
+        return self._ask(lambda store: store.check(places))
 
     def count(self, key: str, increase: int = 0) -> int:
         """A counter that all workers share, after this increase."""
-        return self._store.add(f"{self._prefix}/{key}", increase)
+        place = self.place(key)
+        return self._ask(lambda store: store.add(place, increase))
 
     def propose(self, key: str, text: str) -> str:
         """The text that was proposed first under this key, by this worker or by another."""
-        return self._store.compare_set(f"{self._prefix}/{key}", "", text).decode()
+        place = self.place(key)
+        return self._ask(lambda store: store.compare_set(place, "", text).decode())
+
+    @property
+    def problem(self) -> str | None:
+        """Why the store is gone, as a sentence; None while nothing is known against it."""
+        line = self._line
+        return None if line is None or line.problem is None else str(line.error())
+
+    def place(self, key: str) -> str:
+        """Where a note lies in the bare store, as far as the prefixes are known."""
+        return f"{self._keys_begin}/{key}"
+
+    def _ask(self, action: Callable[[Store], Answer]) -> Answer:
+        return action(self._store) if self._line is None else self._line.ask(action)
 
 
-def root_store(store: Store) -> Store:
-    """The store below all prefixes, where the launcher leaves word of workers that died."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store
+def deaths_of(store: Store, members: Iterable[int]) -> str | None:
+    """What the launcher noted of the death of one of these workers, as a clause; None if nothing."""
+    notes = Notes(root_store(store), DEATHS)
+    for rank in members:
+        death = notes.read(str(rank))
+        if death is not None:
+            return f"worker {rank} {death}"
+    return None
+
+
+def note_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
+    """Say how far this worker has come, as a clause that follows "while it", and where its heartbeat is found."""
+    Notes(root_store(store), STAGES).write(str(rank), json.dumps([stage, beat]))
+
+
+def stage_of(store: Store, rank: int) -> str:
+    """For the launcher, which serves the store: how far a worker had come, as the end of a sentence."""
+    noted = Notes(store, STAGES, own_server=True).read(str(rank))
+    if noted is None:
+        return "before it reached the store of the run (in imports, or before its optimizer was wrapped)"
+    stage, place = json.loads(noted)
+    if not place or not store.check([place]):
+        return f"while it {stage}"
+    return f"while it {stage}; its last sign: {json.loads(store.get(place))[1]}"

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from preduce.runtime.transport.bounded import BoundedCall, OverdueError
+from preduce.runtime.transport.communicators import first_line
 from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
-from preduce.runtime.transport.torch_api import PrefixStore, TCPStore, default_store
+from preduce.runtime.transport.store_line import NamedPrefixStore, fresh_line
+from preduce.runtime.transport.torch_api import TCPStore, default_store
 from preduce.topo.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.torch_api import Store
     from preduce.runtime.transport.worlds import World
 
+STORE_GRACE_SECONDS = 1.0
+"""How much longer than the timeout we wait for torch to say by itself that the store does not answer."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _worlds: dict[str, World] = {}
@@ -42,7 +47,9 @@ def connect_store(timeout: timedelta) -> Store:
         UnavailableError: the store did not answer within the timeout.
     """
     if dist.is_initialized():
-        return _prefixed("preduce", default_store())
+        joined = NamedPrefixStore("preduce", default_store())
+        fresh_line(joined, timeout.total_seconds())
+        return joined
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing:
         raise InputError(
@@ -51,22 +58,24 @@ def connect_store(timeout: timedelta) -> Store:
         )
     host, port, rank = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0), _number("RANK", 0)
     by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    serves = rank == 0 and not by_launcher
+    call: BoundedCall[Store] = BoundedCall(
+        lambda: TCPStore(host, port, None, serves, timeout, wait_for_workers=False, multi_tenant=True)
+    )
     try:
-        store: Store = TCPStore(
-            host, port, None, rank == 0 and not by_launcher, timeout, wait_for_workers=False, multi_tenant=True
-        )
-    except RuntimeError as error:
+        # torch's own deadline does not hold where something accepts the connection and then says nothing.
+        bare = call.result(timeout.total_seconds() + STORE_GRACE_SECONDS)
+    except (RuntimeError, OverdueError) as error:
         who = "the launcher" if by_launcher else "rank 0"
-        reason = (str(error).splitlines() or [""])[0][:160]
+        silent = isinstance(error, OverdueError)
+        reason = "something took the connection and said nothing: another program's port?" if silent else None
         raise UnavailableError(
-            f"store at {host}:{port}: did not answer within {timeout.total_seconds():g} s; {who} hosts it ({reason})"
+            f"store at {host}:{port}: did not answer within {timeout.total_seconds():g} s; {who} hosts it "
+            f"({reason or first_line(error)[:160]})"
         ) from None
-    return _prefixed(f"preduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def _prefixed(prefix: str, store: Store) -> Store:
-    wrapped: Store = PrefixStore(prefix, store)
-    return wrapped
+    store = NamedPrefixStore(f"preduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", bare)
+    fresh_line(store, timeout.total_seconds())
+    return store
 
 
 def default_world(device: torch.device, timeout: timedelta, check: Callable[[Store, int, int], None]) -> World:

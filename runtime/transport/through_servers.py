@@ -55,6 +55,7 @@ class ServerCommunicator(Communicator):
         self._sums: dict[int, _Sum] = {}
         self._running: dict[int, ServerWork] = {}
         self.mailbox = Mailbox(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
+        heartbeat.witnesses.append(self.mailbox.connections.closed)
         self.mailbox.start()
 
     def all_reduce(self, tensor: torch.Tensor) -> RunningWork:
@@ -134,6 +135,7 @@ class ThroughServers:
         self.size: int = world.size
         self.store: Store = world.store
         self.timeout: timedelta = world.timeout
+        self.signs: SignsOfLife | None = world.signs
 
     def prepare(self, schedule: Schedule) -> None:
         """See World."""

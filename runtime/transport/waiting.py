@@ -6,15 +6,21 @@ library, is to be in C++ frames when the interpreter ends, and an operation that
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from preduce.topo.errors import UnavailableError
 
 LOOK_SECONDS = 1.0
 """Between two looks at what the others have noted."""
+GLANCE_SECONDS = 0.2
+"""Between two glances at whether anybody noted a failure at all."""
 SHORTEST, LONGEST = 3e-5, 1e-3
+MAX_WATCHED = 64
 SHARE = 32
 """A wait is noticed to be over at most this part of itself too late."""
 
@@ -29,8 +35,57 @@ class SignsOfLife(Protocol):
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Why a member cannot take part any more, as a clause; None if nothing is known."""
 
-    def last_seen(self, rank: int) -> str:
-        """What a worker did last and whether it still gives signs of life, as a clause."""
+    witnesses: list[Callable[[], frozenset[int]]]
+    """Each says, when asked, the workers whose connections were closed at their ends and cannot be made again."""
+
+    def lost(self, members: Iterable[int]) -> frozenset[int]:
+        """The members that are known to take part in nothing any more."""
+
+    def store_lost(self) -> UnavailableError | None:
+        """The error of a run whose store is gone; None while nothing is known against it."""
+
+    def stirred(self) -> bool:
+        """Whether anybody noted a failure or an end since this was last asked."""
+
+    def doing(self, text: str, waits: Iterable[int] = ()) -> None:
+        """Say what this worker does now, and for whom it waits in that."""
+
+    def watch(self, members: Iterable[int]) -> None:
+        """Look at those for whom this worker waits, so that a silence is noticed."""
+
+    def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
+        """For whom a worker waits, down the chain of waiting, as a clause."""
+
+
+class Lookout:
+    """When somebody who waits for `members` looks at what the others have noted: often at no cost, closely at times."""
+
+    def __init__(self, heartbeat: SignsOfLife, members: Iterable[int], round_: int | None = None) -> None:
+        self._heartbeat, self._members, self._round = heartbeat, tuple(members), round_
+        self._glance = time.monotonic() + GLANCE_SECONDS
+        self._look = time.monotonic() + LOOK_SECONDS
+
+    @property
+    def next(self) -> float:
+        """When to look again, on the monotonic clock."""
+        return self._glance
+
+    def is_due(self) -> bool:
+        """Whether to look closely now; asked as often as one likes."""
+        now = time.monotonic()
+        if now < self._glance:
+            return False
+        self._glance = now + GLANCE_SECONDS
+        if not self._heartbeat.stirred() and now < self._look:
+            return False
+        self._look = now + LOOK_SECONDS
+        if len(self._members) <= MAX_WATCHED:
+            self._heartbeat.watch(self._members)
+        return True
+
+    def gone(self) -> str | None:
+        """Why a member cannot come any more, as a clause, where a look is due; None if nothing is known."""
+        return self._heartbeat.gone(self._members, self._round) if self.is_due() else None
 
 
 class RunningWork(Protocol):

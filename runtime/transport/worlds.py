@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from preduce.runtime.transport.streams import Streams
     from preduce.runtime.transport.torch_api import Store
+    from preduce.runtime.transport.waiting import SignsOfLife
     from preduce.topo.schedule import Schedule
 
 MAX_GROUPS = 64
@@ -40,6 +41,7 @@ class World(Protocol):
     size: int
     store: Store
     timeout: timedelta
+    signs: SignsOfLife | None
 
     def prepare(self, schedule: Schedule) -> None:
         """Make and warm up every group that the schedule needs; all workers call it."""
@@ -78,6 +80,8 @@ class GroupTable(ABC):
         self._streams: dict[torch.device, Streams] = {}
         self._instances = 0
         self.abandoned = False
+        self.signs: SignsOfLife | None = None
+        """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
 
     @abstractmethod
     def prepare(self, schedule: Schedule) -> None:

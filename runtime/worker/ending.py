@@ -66,6 +66,8 @@ class Ending:
     def guarded(self) -> Iterator[None]:
         """After a failure of the run nothing works on; the next optimizer of this process starts afresh."""
         try:
+            if self.state == RUNNING:
+                self.run.reducer.heartbeat.refuse_without_store()
             yield
         except PreduceError as error:
             if not isinstance(error, InputError) and self.state != FINISHED:
@@ -118,8 +120,7 @@ class Ending:
         heartbeat.record_failure(str(error)[:300])
         heartbeat.stop()
         forget(world)
-        with contextlib.suppress(OSError):
-            self.run.reducer.recorder.write_trace()
+        self.run.reducer.recorder.write_trace()
 
     def leave(self) -> None:
         """At the interpreter's exit without finish(): tell the others why."""
@@ -134,8 +135,7 @@ class Ending:
                     f"preduce: worker {self.run.rank} ended in round {self.stepper.round} without optimizer.finish(), "
                     "so it kept its own model, not the mean of all; call finish() before saving\n"
                 )
-            with contextlib.suppress(OSError):
-                self.run.reducer.recorder.write_trace()
+            self.run.reducer.recorder.write_trace()
         heartbeat.stop()
         self.runner.close()
         self.run.reducer.world.abandon()

@@ -12,7 +12,7 @@ from preduce.runtime.transport.notes import Notes
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from preduce.runtime.strategies.base import Run
     from preduce.runtime.worker.ending import Ending
@@ -24,48 +24,53 @@ class Meeting:
     def __init__(self, run: Run, ending: Ending) -> None:
         self.run, self.ending = run, ending
         self._counts: Counter[str] = Counter()
+        self.lineage = ""
+        """Which checkpoints are of this run, once it has saved or resumed; equal on all workers (see state.shelf)."""
 
     def next_number(self, what: str) -> int:
         """How often this worker has come to `what`, this time included; equal on all workers that come alike."""
         self._counts[what] += 1
         return self._counts[what]
 
-    def together(self, what: str, number: int) -> None:
-        """Wait for all workers.
+    def together(self, what: str, number: int, members: Sequence[int] | None = None) -> None:
+        """Wait for all workers, or for some that are connected.
 
         Raises:
             PeerLostError: one is gone, or does something else.
         """
-        everyone = Group(self.run.everyone)
+        everyone = Group(self.run.everyone if members is None else tuple(members))
         self.ending.guard(lambda: self.run.reducer.agree(what, number, everyone))
 
-    def exchange(self, what: str, number: int, mine: Mapping[str, object]) -> list[dict[str, Any]]:
-        """What every worker has to say in the `number`-th exchange about `what`, by rank.
+    def exchange(
+        self, what: str, number: int, mine: Mapping[str, object], members: Sequence[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """What every worker, or each of some, has to say in the `number`-th exchange about `what`, by rank.
 
         Raises:
             PeerLostError: a worker is gone, or does something else.
         """
         reducer = self.run.reducer
         notes = Notes(reducer.world.store, f"exchange/{reducer.key}/{what}/{number}")
-        notes.write(str(self.run.rank), json.dumps(mine))
-        self.together(what, number)
-        said = [json.loads(notes.wait_for(str(rank))) for rank in self.run.everyone]
-        self.together(f"{what} read", number)
+        self.ending.guard(lambda: notes.write(str(self.run.rank), json.dumps(mine)))
+        self.together(what, number, members)
+        speakers = self.run.everyone if members is None else members
+        said = self.ending.guard(lambda: [json.loads(notes.wait_for(str(rank))) for rank in speakers])
+        self.together(f"{what} read", number, members)
         return said
 
-    def broadcast(self) -> None:
-        """Copy worker 0's parameters and buffers to all.
+    def broadcast(self, members: Sequence[int] | None = None) -> None:
+        """Copy the parameters and buffers of worker 0, or of the first of some, to all of them.
 
         Raises:
             PeerLostError: a worker is gone.
         """
-        self.ending.guard(self._broadcast)
+        self.ending.guard(lambda: self._broadcast(self.run.everyone if members is None else members))
 
-    def _broadcast(self) -> None:
+    def _broadcast(self, members: Sequence[int]) -> None:
         if self.run.alone:
             return
         flat, reducer = self.run.flat, self.run.reducer
-        everyone = reducer.world.everyone()
+        everyone = reducer.world.communicator(members)
         for tensor in [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers():
             part = tensor.detach()
             raw = part.contiguous().view(torch.uint8) if part.dtype is torch.bool else part.contiguous()

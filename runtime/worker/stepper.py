@@ -145,8 +145,10 @@ class Stepper:
 
     def serve(self) -> None:
         """This worker's data ended: take part in all rounds that others still do."""
+        lost = self.runner.lost if self.runner.outlives_lost_workers else None
+        self.runner.leave()  # whoever waits here for the others' next round can answer nobody's group meanwhile
         self.uneven_inputs.ended()
-        while self.uneven_inputs.another(self.round):
+        while self.uneven_inputs.another(self.round, lost):
             self._refuse_changes(first=True)
             round_ = self.round
             if self.runner.averages_gradients:
@@ -154,4 +156,5 @@ class Stepper:
                 self.runner.before_step(self.steps, round_, first=True)
                 self.optimizer.step()
             self.runner.end_round(self.steps, round_)
+            self.runner.leave()
             self._steps = (round_ + 1) * self.run.pace

@@ -484,10 +484,10 @@ SCENARIOS = {
 }
 
 
-def main() -> None:
+def main(scenarios) -> None:
     for line in sys.stdin:
         request = json.loads(line)
-        num_workers, function = SCENARIOS[request["name"]]
+        num_workers, function = scenarios[request["name"]]
         output, start = io.StringIO(), time.monotonic()
         code = launch(
             function,
@@ -503,4 +503,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(SCENARIOS)

@@ -1,5 +1,6 @@
 """Checkpoints: bit-for-bit continuation after a kill, refusals, damage, and resuming with another number of workers."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -172,7 +173,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, dama
         _, optimizer = make(world, everyone(3, when=Late()))
         return load_checkpoint(optimizer, tmp_path).round
 
-    assert ranks.run(3, work) == [2, 2, 2]
+    said = pytest.warns(RuntimeWarning, match=r"round-00000004.* resumed from round-00000002 instead")
+    with contextlib.nullcontext() if damage == "no manifest" else said:  # nobody finished one without a manifest
+        assert ranks.run(3, work) == [2, 2, 2]
 
 
 def test_another_schedule_is_refused_by_hash(ranks, tmp_path):

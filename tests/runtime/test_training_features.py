@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from preduce.runtime.averaging.reducer import LOOK_SECONDS
 from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.transport.waiting import LOOK_SECONDS
 from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule

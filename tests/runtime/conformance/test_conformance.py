@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def generator(request, monkeypatch):
         return
     pytest.importorskip("zmq")
     keys = JobKeys.make()
-    service = GeneratorService(GeneratorSetting.of(kind.strategy, kind.schedule.cluster, max_known=8), keys)
+    service = GeneratorService(replace(GeneratorSetting.of(kind.strategy, kind.schedule.cluster), max_known=8), keys)
     thread = threading.Thread(target=service.run, args=(60,))
     thread.start()
     monkeypatch.setenv("PREDUCE_GENERATOR", service.address)

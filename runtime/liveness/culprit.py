@@ -1,0 +1,91 @@
+"""Culprit: for whom a worker really waits.
+
+A worker that waits for a healthy one, which itself waits for a stopped one, must name the stopped one. Each heartbeat
+says for whom its worker waits; from worker to worker that makes chains, and at their ends stands whoever holds up the
+rest: a worker that gives no sign of life, or else one that lives and waits for nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SILENCE_SECONDS = 1.2
+"""A worker whose heartbeat stood still this long is reported as giving no sign of life."""
+MAX_NAMED = 4
+MAX_LOOKED_AT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What a worker said last: what it does, for whom it waits in that, and seconds since then (None: never)."""
+
+    text: str
+    waits: tuple[int, ...]
+    silent: float | None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it gives no sign of life."""
+        return self.silent is None or self.silent > SILENCE_SECONDS
+
+    def __str__(self) -> str:
+        """As a clause that follows "which"."""
+        if self.silent is None:
+            return "gave no sign of life"
+        return self.text + (f" and gave no sign of life for {self.silent:.1f} s" if self.is_silent else "")
+
+
+def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], seconds: float | None) -> str:
+    """For whom `rank` waits, such as `waits for worker 1, which waits for worker 2, which …`.
+
+    Args:
+        rank: this worker.
+        members: for whom it waits at once.
+        sign: what is known of a worker.
+        seconds: how long it has waited, to be said at the end.
+    """
+    signs, before = _chains(rank, members, sign)
+    silent = [other for other in signs if signs[other].is_silent]
+    # On a busy machine a heartbeat may be late; who was really stopped has been silent for much longer.
+    longest = max((signs[other].silent or 0.0 for other in silent), default=0.0)
+    silent = [other for other in silent if signs[other].silent is None or (signs[other].silent or 0) > longest / 2]
+    ends = [other for other in signs if not signs[other].waits]
+    named = (silent or ends or list(members))[:MAX_NAMED]
+    text = "; ".join(_path(other, signs, before) for other in named)
+    return f"waits for {text}" + (f", for more than {seconds:g} s" if seconds is not None else "")
+
+
+def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
+    """Whether one down the chains was heard once and has fallen silent: then there is nothing more to find out."""
+    signs, _ = _chains(rank, members, sign)
+    return any(seen.is_silent and seen.silent is not None for seen in signs.values())
+
+
+def _chains(
+    rank: int, members: Sequence[int], sign: Callable[[int], Sign]
+) -> tuple[dict[int, Sign], dict[int, int | None]]:
+    """The signs of all workers down the chains, nearest first, and from whom each was reached."""
+    signs: dict[int, Sign] = {}
+    before: dict[int, int | None] = dict.fromkeys(members)
+    next_ones = list(members)
+    while next_ones and len(signs) < MAX_LOOKED_AT:
+        other = next_ones.pop(0)
+        seen = signs[other] = sign(other)
+        if not seen.is_silent:
+            for further in seen.waits:
+                if further != rank and further not in before:
+                    before[further] = other
+                    next_ones.append(further)
+    return signs, before
+
+
+def _path(end: int, signs: dict[int, Sign], before: dict[int, int | None]) -> str:
+    """The chain to its end, as a clause."""
+    chain = [end]
+    while (previous := before[chain[0]]) is not None:
+        chain.insert(0, previous)
+    return ", which waits for ".join(f"worker {other}" for other in chain) + f", which {signs[end]}"

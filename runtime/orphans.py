@@ -1,0 +1,146 @@
+"""Orphans: how nothing that a launcher started outlives it, whatever ended the launcher or one of its workers.
+
+Three means of Linux, each for what the others miss. A process dies with its parent where it asks the kernel to. What a
+worker starts stays in the worker's process group, and the group is ended with the worker; a small guardian process does
+so where the launcher itself was killed. What left its group is inherited by the launcher, which ends it at its own end.
+Everybody is first asked (SIGTERM), because Python's and torch's helpers remove shared memory only then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from preduce.runtime.signals import held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+ASKED_SECONDS = 2.0
+"""Between asking a process to end and ending it."""
+LOOK_SECONDS = 0.02
+MESSAGE = struct.Struct(">ci")
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
+    """Get a signal when the thread that forked this process ends; False if process `parent` is gone already."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent
+
+
+@contextlib.contextmanager
+def orphans_ended() -> Iterator[None]:
+    """Inherit inside what this process's descendants leave behind, and end it afterwards, with every other new child.
+
+    For a process whose children are all over when this ends, such as `preduce run`.
+    """
+    me = os.getpid()
+    before = {pid for pid, parent, _, _ in _processes() if parent == me}
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def children() -> list[int]:
+        left = [(pid, state) for pid, parent, _, state in _processes() if parent == me and pid not in before]
+        for pid, state in left:
+            if state == "Z":
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        return [pid for pid, state in left if state != "Z"]
+
+    try:
+        yield
+    finally:
+        with held():
+            _end(children, os.kill)
+            children()
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def end_groups(groups: Collection[int]) -> None:
+    """End all processes of some process groups; their leaders' zombies, which keep the numbers reserved, stay."""
+
+    def living() -> list[int]:
+        return sorted({group for _, _, group, state in _processes() if group in groups and state != "Z"})
+
+    _end(living, os.killpg)
+
+
+def _end(left: Callable[[], list[int]], send: Callable[[int, int], None]) -> None:
+    """Ask what is left to end, and end it when it does not."""
+    start, number = time.monotonic(), signal.SIGTERM
+    asked: set[int] = set()
+    while (targets := left()) and time.monotonic() < start + 2 * ASKED_SECONDS:
+        if number is signal.SIGTERM and time.monotonic() > start + ASKED_SECONDS:
+            number, asked = signal.SIGKILL, set()
+        for target in targets:
+            if target not in asked:
+                asked.add(target)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    send(target, number)
+                    send(target, signal.SIGCONT)  # a stopped process gets other signals only when it continues
+        time.sleep(LOOK_SECONDS)
+
+
+def _processes() -> list[tuple[int, int, int, str]]:
+    """(pid, parent, group, state) of every process of this machine."""
+    processes = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            # The name stands in parentheses and may hold anything, so what follows the last one counts.
+            state, parent, group = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+            processes.append((int(folder.name), int(parent), int(group), state))
+    return processes
+
+
+class Guardian:
+    """A process that ends the workers' groups when the launcher was killed; fork it before the workers."""
+
+    def __init__(self) -> None:
+        reading, self._writing = os.pipe()
+        with held():
+            self.pid = os.fork()
+            if not self.pid:
+                _guard(reading)
+        os.close(reading)
+
+    def forget_in_child(self) -> None:
+        """For a forked worker: what it keeps open would look like a launcher that lives."""
+        os.close(self._writing)
+
+    def watch(self, group: int) -> None:
+        """Answer for a group from now on."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._writing, MESSAGE.pack(b"+", group))
+
+    def close(self) -> None:
+        """Everything has been ended; to be called once."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._writing, MESSAGE.pack(b".", 0))
+        os.close(self._writing)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _guard(reading: int) -> None:
+    """The guardian's whole life, in a forked child; holds nothing of the launcher's open."""
+    try:
+        os.setsid()  # signals to the launcher's group are not for the guardian
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        os.dup2(reading, 0)
+        os.closerange(1, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 2**16 else 2**16)
+        groups: set[int] = set()
+        while len(data := os.read(0, MESSAGE.size)) == MESSAGE.size:
+            kind, group = MESSAGE.unpack(data)
+            if kind == b".":
+                os._exit(0)
+            groups.add(group)
+        end_groups(groups)
+    finally:
+        os._exit(0)

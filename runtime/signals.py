@@ -1,0 +1,61 @@
+"""Signals that end a launcher: an exception where it waits, and nothing while it must not be torn in two."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+SIGNALLED = 128
+"""Exit codes above it name the signal that ended a process."""
+
+
+class Terminated(BaseException):
+    """The process was asked to end; unwinds it, so that everything that it started is ended, too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by signal {number}")
+        self.exit_code = SIGNALLED + number
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself."""
+    before: dict[signal.Signals, object] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, _raise)
+    try:
+        yield
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _raise(number: int, _: FrameType | None) -> None:
+    raise Terminated(number)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Inside, signals that would end this process wait: for forks, bookkeeping and clean-up. Yields the old mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def as_in_a_fresh_process() -> None:
+    """For a forked child: the default handlers, and nothing held."""
+    for number in ENDING:
+        if signal.getsignal(number) is _raise:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *ENDING})

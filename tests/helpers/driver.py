@@ -1,0 +1,37 @@
+"""Drives a process that forks the workers of named scenarios, such as `helpers.scenarios`."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+
+from helpers import children
+
+
+class Driver:
+    def __init__(self, name: str) -> None:
+        self.process = subprocess.Popen(
+            children.module(name),
+            env=children.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, name: str, *, limit: float = 60, **request) -> dict:
+        self.process.stdin.write(json.dumps({"name": name, **request}) + "\n")
+        self.process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(limit), f"{name}: hangs; no answer within {limit} s"
+        answer = json.loads(self.process.stdout.readline())
+        lines = answer["output"].splitlines()
+        answer["reports"] = [json.loads(line.split("REPORT ", 1)[1]) for line in lines if "REPORT " in line]
+        answer["errors"] = {r["rank"]: r for r in answer["reports"] if "error" in r}
+        return answer
+
+    def close(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()

@@ -1,0 +1,346 @@
+"""What is done to real worker processes in the tests of faults, and the driver that forks them.
+
+`python -m helpers.fault_scenarios` reads requests from standard input and answers each with one line of JSON. torch is
+imported once; every scenario forks fresh processes. A scenario is either run by the launcher, or by `without_launcher`,
+where the store has a process of its own and nobody notes a death, as on several machines.
+"""
+
+# ruff: noqa: T201 - its output is what the tests read
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from helpers.scenarios import everyone, network, pairs, rank, report, train
+from preduce.runtime.launch import _import_once, launch
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.transport import gloo
+from preduce.runtime.transport.torch_api import TCPStore
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import PreduceError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases
+from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.server import Server
+from preduce.topo.strategies.static import Static
+
+CLOCK = time.CLOCK_MONOTONIC  # equal in all processes of a machine
+
+
+def now() -> float:
+    return time.clock_gettime(CLOCK)
+
+
+def reporting(action) -> None:
+    """Run an action; report how and when it ended, then end with the error's exit code."""
+    try:
+        action()
+    except PreduceError as error:
+        report(error=type(error).__name__, text=str(error), at=now())
+        raise SystemExit(error.exit_code) from None
+    report(error=None, at=now())
+
+
+def pause_or_kill(number) -> None:
+    """The fault: tell when it comes, then let it come to this very process."""
+    report(fault=number, at=now())
+    os.kill(os.getpid(), number)
+
+
+def chain() -> Schedule:
+    """Workers in a row: who stops at the end holds up the whole row, one pair after another."""
+    phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1], [2, 3]], [[1, 2], [3, 4]]))
+    return Schedule("row", Cluster.regular(1, 5), Static(phases=GroupPhases(phases)))
+
+
+def of_kind(kind) -> Schedule:
+    cluster = Cluster.regular(1, 4)
+    kinds = {
+        "static": pairs,
+        "allreduce": everyone,
+        "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
+        "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
+        "asynchronous server": lambda: Schedule("server", cluster, Server(hosts=(0, 1), synchronous=False)),
+    }
+    return kinds[kind]()
+
+
+def trained(schedule, victim, number, *, timeout, at=20, steps=100_000) -> None:
+    """Training in which a worker meets a signal in some step; everybody tells how it ended."""
+    model = network()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=timeout)
+
+    def hook(step) -> None:
+        time.sleep(0.005)
+        if step == at:
+            print("STEPS", flush=True)
+            if rank() == victim:
+                pause_or_kill(number)
+
+    def loop() -> None:
+        train(optimizer, model, steps, hook)
+        optimizer.finish()
+
+    reporting(loop)
+
+
+def killed_at_start(stage) -> None:
+    """Worker 2 is killed before its first step."""
+    if rank() == 2 and stage == "imports":
+        pause_or_kill(signal.SIGKILL)
+    if rank() == 2 and stage == "handshake":
+        threading.Timer(0.3, lambda: pause_or_kill(signal.SIGKILL)).start()
+    if rank() == 3 and stage == "handshake":
+        time.sleep(2.0)  # so that the handshake is under way
+    if stage == "connecting":
+        die_while_connecting(2)
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    reporting(lambda: DistributedOptimizer(sgd, model, everyone(), timeout=60))
+
+
+def die_while_connecting(victim) -> None:
+    """One worker leaves its address for the others of its first group and dies; they come a second later."""
+    make, begun = gloo.ProcessGroupGloo, []
+
+    class Late:
+        _Options, create_device = make._Options, make.create_device
+        create_default_device = make.create_default_device
+
+        def __new__(cls, *arguments):
+            if not begun:
+                begun.append(1)
+                if rank() == victim:
+                    threading.Timer(0.5, lambda: pause_or_kill(signal.SIGKILL)).start()
+                else:
+                    time.sleep(1.0)
+            return make(*arguments)
+
+    gloo.ProcessGroupGloo = Late
+
+
+def connecting(timeout) -> None:
+    die_while_connecting(3)
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    reporting(lambda: DistributedOptimizer(sgd, model, everyone(), timeout=timeout))
+
+
+def wrapped(timeout) -> None:
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    reporting(lambda: DistributedOptimizer(sgd, model, everyone(), timeout=timeout))
+
+
+def fenced() -> None:
+    """Worker 3 is stopped until the generator has given it up, and wakes while the others still train."""
+    model = network()
+    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=2, slow_threshold=None))
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=300)
+    me, steps = os.getpid(), []
+
+    def hook(step) -> None:
+        steps.append(step)
+        time.sleep(0.02)
+        if rank() == 3 and step == 10:
+            if os.fork() == 0:
+                time.sleep(5.0)
+                os.kill(me, signal.SIGCONT)
+                os._exit(0)
+            pause_or_kill(signal.SIGSTOP)
+
+    def loop() -> None:
+        train(optimizer, model, 700, hook)
+        optimizer.finish()
+
+    try:
+        reporting(loop)
+    finally:
+        report(steps=len(steps))
+
+
+BY_LAUNCHER = {
+    "fenced": (4, fenced),
+    **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
+    "row": (
+        5,
+        lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=4, at=int(os.environ["AT"])),
+    ),
+    **{
+        f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
+        for kind in ("static", "allreduce", "pairwise", "server", "asynchronous server")
+    },
+}
+WITHOUT_LAUNCHER = {
+    "training": (3, lambda: trained(everyone(), -1, 0, timeout=5)),
+    "connecting": (4, lambda: connecting(3)),
+    "wrapped": (2, lambda: wrapped(2)),
+}
+
+
+def without_launcher(request) -> dict:
+    """Workers whose store is served by another process, to which, or to whose port, the fault happens."""
+    _import_once()  # as the launcher does before it forks
+    num_workers, function = WITHOUT_LAUNCHER[request["name"]]
+    fault = request.get("fault")
+    read_end, write_end = os.pipe()
+    ports_read, ports_write = os.pipe()
+    squatter = socket.socket()
+    squatter.bind(("127.0.0.1", 0))
+    net = Namespaces() if fault == "cut" else None
+    place = "10.231.17.1" if net else "127.0.0.1"
+    host = _forked(lambda: _serve(ports_write, place, net), write_end)
+    port = os.read(ports_read, 16).decode()
+    if fault == "squatted":
+        squatter.listen(16)
+        port = str(squatter.getsockname()[1])
+    variables = {
+        "WORLD_SIZE": str(num_workers),
+        "MASTER_ADDR": place,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    start = now()
+    workers = {_forked(lambda r=r: _work(function, variables, r, net), write_end): r for r in range(num_workers)}
+    os.close(write_end)
+    output, codes, fired = "", {}, None
+    os.set_blocking(read_end, False)
+    deadline = time.monotonic() + request["limit"]
+    while len(codes) < num_workers and time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            output += os.read(read_end, 65536).decode()
+        if fired is None and net and output.count("STEPS") == num_workers:
+            fired = now()
+            net.cut()
+        if fired is None and fault in ("SIGSTOP", "SIGKILL") and output.count("STEPS") == num_workers:
+            fired = now()
+            os.kill(host, getattr(signal, fault))
+            time.sleep(0.1)
+            assert Path(f"/proc/{host}/stat").read_text().split(")")[1].split()[0] in "TZ", "the fault fired"
+        for pid in list(workers):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                codes[workers.pop(pid)] = now()
+        time.sleep(0.01)
+    for pid in [*workers, host]:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with contextlib.suppress(BlockingIOError):
+        output += os.read(read_end, 65536).decode()
+    for descriptor in (read_end, ports_read, ports_write):
+        os.close(descriptor)
+    squatter.close()
+    if net:
+        net.close()
+    return {"hang": sorted(workers.values()), "output": output, "fired": fired if fired is not None else start}
+
+
+class Namespaces:
+    """Two network namespaces with one cable: the store's host in one, the workers in the other."""
+
+    def __init__(self) -> None:
+        self.names = {side: f"preduce-{os.getpid()}-{side}" for side in ("host", "workers")}
+        for number, name in enumerate(self.names.values(), 1):
+            _ip("netns", "add", name)
+            if number == 2:
+                cable = ("type", "veth", "peer", "name", "cable", "netns", self.names["host"])
+                _ip("link", "add", "cable", "netns", name, *cable)
+        for number, name in enumerate(self.names.values(), 1):
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "addr", "add", f"10.231.17.{number}/24", "dev", "cable")
+            _ip("-n", name, "link", "set", "cable", "up")
+
+    def enter(self, side) -> None:
+        with Path(f"/run/netns/{self.names[side]}").open() as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0, "CLONE_NEWNET"
+
+    def cut(self) -> None:
+        _ip("-n", self.names["host"], "link", "set", "cable", "down")
+        state = _ip("-n", self.names["workers"], "link", "show", "cable")
+        assert "NO-CARRIER" in state, "the fault fired"
+
+    def close(self) -> None:
+        for name in self.names.values():
+            _ip("netns", "del", name)
+
+
+def _ip(*words) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+def _forked(action, descriptor) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        try:
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - as long as the process
+            action()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        except BaseException:  # noqa: BLE001 - shown in the output
+            traceback.print_exc(file=sys.stdout)
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return pid
+
+
+def _serve(ports_write, place, net) -> None:
+    if net:
+        net.enter("host")
+    store = TCPStore(place, 0, None, True, wait_for_workers=False)
+    os.write(ports_write, str(store.port).encode())
+    time.sleep(600)
+
+
+def _work(function, variables, number, net) -> None:
+    if net:
+        net.enter("workers")
+    os.environ.update(variables, RANK=str(number))
+    torch.set_num_threads(1)
+    function()
+
+
+def by_launcher(request) -> dict:
+    num_workers, function = BY_LAUNCHER[request["name"]]
+    output = io.StringIO()
+    code = launch(
+        function,
+        num_workers=num_workers,
+        output=output,
+        environment=request.get("environment", {}),
+        grace=request.get("grace", 8.0),
+        survive=request.get("survive", False),
+    )
+    return {"code": code, "output": output.getvalue()}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        start = time.monotonic()
+        answer = by_launcher(request) if request["name"] in BY_LAUNCHER else without_launcher(request)
+        print(json.dumps(answer | {"seconds": time.monotonic() - start}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Scenarios of work that must not be lost: checkpoints and unequal data when workers are, and disks that are full."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from helpers.scenarios import main, pairs, rank, report, reporting, train, weights
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.topo.cluster import Cluster
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.generated import Generated
+
+
+def generated(**options):
+    """An optimizer of a generated schedule; workers start from 1, 2, 3, 4 and no step changes that."""
+    model = torch.nn.Linear(10, 10)
+    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=3, slow_threshold=None, **options))
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=20, initial="keep"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(rank() + 1))
+            parameter.grad = torch.zeros_like(parameter)
+    return model, optimizer
+
+
+def steps(optimizer, count, *, dies_at=None) -> None:
+    for step in range(count):
+        if rank() == 3 and step == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.002 + 0.002 * (rank() == 1))
+        optimizer.step()
+
+
+def saving(*, dies) -> None:
+    """Save three times, between rounds that the generator groups; worker 3 may die after the first."""
+    model, optimizer = generated()
+
+    def loop() -> None:
+        for _ in range(3):
+            steps(optimizer, 12, dies_at=5 if dies and optimizer.steps else None)
+            folder = save_checkpoint(optimizer, os.environ["PLACE"], extra={"rank": rank()})
+        saved = weights(model).tolist()[0]
+        with optimizer.mean_model():
+            mean = weights(model).tolist()[0]
+        optimizer.finish()
+        report(folder=folder.name, saved=saved, mean=mean, final=weights(model).tolist()[0])
+
+    reporting(loop)
+
+
+def resuming() -> None:
+    model, optimizer = generated()
+
+    def loop() -> None:
+        resumed = load_checkpoint(optimizer, os.environ["PLACE"])
+        restored = weights(model).tolist()[0]
+        steps(optimizer, 12)
+        load_checkpoint(optimizer, os.environ["PLACE"])
+        again = weights(model).tolist()[0]
+        steps(optimizer, 3)
+        optimizer.finish()
+        report(round=resumed.round, extra=resumed.extra, restored=restored, again=again, steps=optimizer.steps)
+
+    reporting(loop)
+
+
+def joining(*, dies, **options) -> None:
+    """Worker w has 20 + 10 w batches; worker 3 may die in the middle of its own."""
+    model, optimizer = generated(**options)
+
+    def loop() -> None:
+        with optimizer.join():
+            steps(optimizer, 20 + 10 * rank(), dies_at=45 if dies else None)
+        rounds = optimizer.round
+        with optimizer.mean_model():
+            mean = weights(model).tolist()[0]
+        optimizer.finish()
+        report(rounds=rounds, mean=mean, final=weights(model).tolist()[0], executed=optimizer.runner.client.executed)
+
+    reporting(loop)
+
+
+def full_trace_disk() -> None:
+    """No file may grow any more when the trace is written, as on a full disk; what comes after finish() still runs."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=20, trace=os.environ["TRACE"]
+    )
+    train(optimizer, model, 4)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+    def loop() -> None:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            optimizer.finish()
+            optimizer.run.reducer.recorder.dump("again")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        torch.save(model.state_dict(), Path(os.environ["TRACE"], f"saved-{rank()}"))
+        report(warnings=[str(one.message) for one in said], finished=optimizer.ending.is_finished)
+
+    reporting(loop)
+
+
+SCENARIOS = {
+    "saving": (4, lambda: saving(dies=False)),
+    "saving, one dies": (4, lambda: saving(dies=True)),
+    "resuming": (4, resuming),
+    "joining": (4, lambda: joining(dies=False)),
+    "joining, one dies": (4, lambda: joining(dies=True)),
+    "joining, normalised": (4, lambda: joining(dies=False, averaging=Averaging.STEP_NORMALISED)),
+    "full trace disk": (4, full_trace_disk),
+}
+
+if __name__ == "__main__":
+    sys.exit(main(SCENARIOS))

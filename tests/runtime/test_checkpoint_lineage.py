@@ -1,0 +1,152 @@
+"""Which checkpoints a run deletes, and what it says of those that it cannot load."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import FileProblem, InputError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce
+
+PLAN = Schedule("everyone", Cluster.regular(1, 2), AllReduce())
+
+
+def optimizer_of(world):
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    return DistributedOptimizer(inner, model, PLAN, timeout=20, world=world)
+
+
+def train(optimizer, steps):
+    for _ in range(steps):
+        for parameter in optimizer.run.flat.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+
+def run(ranks, directory, *saves, load=False, keep=2):
+    """A run that saves after these rounds; returns the folders that it was told of, and where it resumed."""
+
+    def work(world):
+        optimizer = optimizer_of(world)
+        resumed = load_checkpoint(optimizer, directory) if load else None
+        written = []
+        for round_ in saves:
+            train(optimizer, round_ - optimizer.round)
+            written.append(save_checkpoint(optimizer, directory, keep=keep))
+        return [folder.name for folder in written], None if resumed is None else resumed.folder.name
+
+    first, second = ranks.run(2, work)
+    assert first == second
+    return first
+
+
+def refusal(ranks, directory, kind):
+    ranks.fresh()
+
+    def work(world):
+        load_checkpoint(optimizer_of(world), directory)
+
+    texts = {str(error) for error in ranks.run(2, work, catch=kind)}
+    ranks.fresh()
+    (text,) = texts
+    assert "\n" not in text
+    return text
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_run_that_starts_afresh_keeps_what_it_has_just_written(ranks, tmp_path):
+    """Its rounds are lower than those of the run before, whose checkpoints are not its to delete."""
+    run(ranks, tmp_path, 10, 20)
+    written, _ = run(ranks, tmp_path, 2, 4, 6)
+    assert written == ["round-00000002", "round-00000004", "round-00000006"]
+    assert names(tmp_path) == ["round-00000004", "round-00000006", "round-00000010", "round-00000020"]
+    assert run(ranks, tmp_path, load=True)[1] == "round-00000006", "the newest is what was written last"
+
+
+def test_another_runs_checkpoint_of_the_same_round_stays(ranks, tmp_path):
+    run(ranks, tmp_path, 2, 4)
+    before = {path.name: (path / "manifest.json").read_bytes() for path in tmp_path.iterdir()}
+    written, _ = run(ranks, tmp_path, 2, 4, 6)
+    assert written == ["round-00000002-3", "round-00000004-4", "round-00000006"]
+    assert names(tmp_path) == ["round-00000002", "round-00000004", "round-00000004-4", "round-00000006"]
+    assert all((tmp_path / name / "manifest.json").read_bytes() == data for name, data in before.items())
+
+
+def test_a_resumed_run_is_of_the_lineage_that_it_resumed_from(ranks, tmp_path):
+    run(ranks, tmp_path, 2, 4)
+    written, resumed = run(ranks, tmp_path, 6, 8, load=True)
+    assert resumed == "round-00000004"
+    assert names(tmp_path) == written == ["round-00000006", "round-00000008"]
+
+
+def test_a_rollback_saves_its_rounds_again_and_resumes_from_those(ranks, tmp_path):
+    run(ranks, tmp_path, 2, 4)
+    shutil.copytree(tmp_path / "round-00000002", tmp_path / "kept")
+    shutil.rmtree(tmp_path / "round-00000004")
+    run(ranks, tmp_path, 4, 6, load=True)
+    shutil.copytree(tmp_path / "kept", tmp_path / "round-00000002")
+    assert run(ranks, tmp_path, load=True)[1] == "round-00000006"
+    assert "kept" in names(tmp_path), "what is not named as a checkpoint is nobody's"
+
+
+def test_what_a_crash_left_unfinished_goes_with_the_old_ones(ranks, tmp_path):
+    run(ranks, tmp_path, 2, 4)
+    (tmp_path / "round-00000004" / "manifest.json").unlink()
+    foreign = tmp_path / "round-00000003"
+    foreign.mkdir()
+    (foreign / "worker-00000.safetensors").write_bytes(b"somebody else's")
+    run(ranks, tmp_path, 5, 6, load=True)
+    assert names(tmp_path) == ["round-00000003", "round-00000005", "round-00000006"]
+
+
+def newer(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["version"] = 2
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_newer_format_is_refused_by_name_with_the_older_one_that_could_be_used(ranks, tmp_path):
+    run(ranks, tmp_path, 2, 4)
+    newer(tmp_path / "round-00000004")
+    text = refusal(ranks, tmp_path, InputError)
+    assert f"{tmp_path}/round-00000004/manifest.json: version: is 2, newer than 1" in text
+    assert "move it away to resume from round-00000002" in text
+
+
+def test_nothing_but_a_newer_format_is_no_fresh_start(ranks, tmp_path):
+    run(ranks, tmp_path, 4)
+    newer(tmp_path / "round-00000004")
+    assert "upgrade preduce, or move it away to start afresh" in refusal(ranks, tmp_path, InputError)
+
+
+@pytest.mark.parametrize("damage", ["file", "manifest", "unreadable", "one worker lacks it"])
+def test_a_checkpoint_that_cannot_be_read_is_no_fresh_start(ranks, tmp_path, damage):
+    run(ranks, tmp_path, 4)
+    folder = tmp_path / "round-00000004"
+    if damage == "file":
+        (folder / "worker-00001.safetensors").write_bytes(b"short")
+    elif damage == "manifest":
+        (folder / "manifest.json").write_text("{")
+    elif damage == "unreadable":
+        (folder / "worker-00001.safetensors").unlink()
+        (folder / "worker-00001.safetensors").mkdir()
+    else:
+        (folder / "worker-00001.safetensors").unlink()
+    text = refusal(ranks, tmp_path, FileProblem)
+    assert str(folder) in text
+    assert "no older one can be used instead" in text
+
+
+def test_a_directory_that_cannot_be_read_is_no_fresh_start(ranks, tmp_path):
+    place = tmp_path / "checkpoints"
+    place.write_text("a file")
+    assert "checkpoints: cannot be read: Not a directory" in refusal(ranks, place, FileProblem)

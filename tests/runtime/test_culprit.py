@@ -1,0 +1,62 @@
+"""Who is named by a worker that waits: the one that holds up the rest, not the nearest one."""
+
+import random
+
+from preduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
+
+SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
+
+
+def text(signs, rank=0, members=(1,), seconds=None):
+    return clause(rank, members, lambda other: signs[other], seconds)
+
+
+def test_a_silent_member_is_named_with_what_it_did():
+    signs = {1: Sign("entered the average of round 4 in group {0,1}", (0,), SILENT)}
+    expected = "waits for worker 1, which entered the average of round 4 in group {0,1} and gave no sign of life for"
+    assert text(signs).startswith(expected)
+    assert text(signs, seconds=5).endswith(", for more than 5 s")
+
+
+def test_the_chain_is_followed_to_the_silent_end():
+    signs = {1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (1, 3), ALIVE), 3: Sign("c", (), SILENT)}
+    assert text(signs).startswith("waits for worker 1, which waits for worker 2, which waits for worker 3, which c and")
+
+
+def test_without_a_silence_the_one_that_waits_for_nobody_is_named():
+    signs = {1: Sign("entered a", (0, 2), ALIVE), 2: Sign("finished b", (), ALIVE)}
+    assert text(signs) == "waits for worker 1, which waits for worker 2, which finished b"
+
+
+def test_a_heartbeat_that_is_only_late_is_not_blamed_beside_one_that_stopped():
+    signs = {1: Sign("late", (), SILENCE_SECONDS + 0.1), 2: Sign("stopped", (), 4 * SILENCE_SECONDS)}
+    assert "worker 2" in text(signs, members=(1, 2))
+    assert "worker 1" not in text(signs, members=(1, 2))
+
+
+def test_a_circle_names_those_that_are_waited_for():
+    signs = {1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (0, 1), ALIVE)}
+    assert text(signs, members=(1, 2)) == "waits for worker 1, which a; worker 2, which b"
+
+
+def test_who_never_gave_a_sign_is_named():
+    assert text({1: Sign("", (), None)}) == "waits for worker 1, which gave no sign of life"
+
+
+def test_in_random_graphs_of_waiting_the_stopped_worker_is_named_by_all_that_reach_it():
+    for seed in range(300):
+        rng = random.Random(seed)
+        n = rng.randrange(3, 12)
+        stopped = rng.randrange(n)
+        waits = {r: tuple(rng.sample(range(n), rng.randrange(1, 3))) for r in range(n)}
+        signs = {r: Sign("x", waits[r], SILENT if r == stopped else ALIVE) for r in range(n)}
+        for rank in set(range(n)) - {stopped}:
+            reached, edge = {rank}, [rank]
+            while edge:
+                now = edge.pop()
+                new = set() if now == stopped else set(waits[now]) - reached
+                reached |= new
+                edge += new
+            named = text(signs, rank, [r for r in waits[rank] if r != rank])
+            if stopped in reached:
+                assert named.split(", which ")[-2].endswith(f"worker {stopped}"), (seed, rank, named)

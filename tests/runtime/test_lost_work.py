@@ -1,0 +1,97 @@
+"""Real processes: checkpoints and unequal data under the group generator, with lost workers; full trace disks."""
+
+import json
+import threading
+
+import pytest
+
+from helpers.driver import Driver
+
+pytestmark = pytest.mark.processes
+pytest.importorskip("zmq")
+pytest.importorskip("safetensors")
+
+
+@pytest.fixture(scope="module")
+def driver():
+    started = Driver("helpers.lost_work")
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def serve():
+    """Starts a group generator for four workers on one node; gives the environment of its workers."""
+    from preduce.runtime.generator.keys import JobKeys
+    from preduce.runtime.generator.service import GeneratorService
+    from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+    from preduce.topo.strategies.generated import Division
+
+    made = []
+
+    def start():
+        keys = JobKeys.make()
+        setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
+        service = GeneratorService(setting, keys, lease=3.0)
+        thread = threading.Thread(target=service.run, args=(100,))
+        thread.start()
+        made.append((service, thread))
+        return {"PREDUCE_GENERATOR": service.address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+
+    yield start
+    for service, thread in made:
+        service.stop()
+        thread.join(10)
+        service.close()
+
+
+def ended(answer, *ranks):
+    """The last reports of the workers that ended well, which are these."""
+    good = {r["rank"]: r for r in answer["reports"] if "error" not in r}
+    assert set(good) == set(ranks), answer["output"][-2000:]
+    assert answer["code"] == 0, answer["output"][-2000:]
+    return [good[rank] for rank in ranks]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, serve, tmp_path, dies):
+    name = "saving, one dies" if dies else "saving"
+    answer = driver.run(name, environment=serve() | {"PLACE": str(tmp_path)}, survive=True)
+    left = ended(answer, *range(3 if dies else 4))
+    assert {report["folder"] for report in left} == {"round-00000036"}
+    mean = sum(report["saved"] for report in left) / len(left)
+    assert all(report["mean"] == pytest.approx(mean, rel=1e-5) for report in left)
+    if not dies:
+        assert mean == pytest.approx(2.5, rel=1e-5)
+    manifest = json.loads((tmp_path / "round-00000036" / "manifest.json").read_text())
+    assert [entry is not None for entry in manifest["workers"]] == [True, True, True, not dies]
+    again = driver.run("resuming", environment=serve() | {"PLACE": str(tmp_path)}, survive=True)
+    resumed = ended(again, 0, 1, 2, 3)
+    saved = [report["saved"] for report in left]
+    saved += saved[:1] if dies else []  # who takes the lost one's place starts from the first one's state
+    assert [report["restored"] for report in resumed] == saved == [report["again"] for report in resumed]
+    assert [report["extra"]["rank"] for report in resumed] == [0, 1, 2, 0 if dies else 3]
+    assert {(report["round"], report["steps"]) for report in resumed} == {(36, 39)}
+
+
+@pytest.mark.parametrize("kind", ["joining", "joining, normalised", "joining, one dies"])
+def test_join_of_a_generated_schedule_ends_at_the_same_round_for_all_that_are_left(driver, serve, kind):
+    answer = driver.run(kind, environment=serve(), survive=True)
+    left = ended(answer, *range(3 if "dies" in kind else 4))
+    (rounds,) = {report["rounds"] for report in left}
+    assert rounds == 50 if "dies" not in kind else 40 <= rounds <= 46
+    assert all(report["final"] == pytest.approx(left[0]["mean"], rel=1e-5) for report in left)
+    if kind == "joining":
+        assert left[0]["mean"] == pytest.approx(2.5, rel=1e-5)
+    if "dies" not in kind:
+        late = [members for seq, members in left[3]["executed"]][-10:]
+        assert any(set(members) - {3} for members in late), "workers without data still average"
+
+
+def test_a_full_trace_disk_is_one_warning_and_the_run_ends_well(driver, tmp_path):
+    answer = driver.run("full trace disk", environment={"TRACE": str(tmp_path)})
+    for report in ended(answer, 0, 1, 2, 3):
+        (warning,) = report["warnings"]
+        assert f"tracing: {tmp_path}/trace-0000{report['rank']}.json: cannot be written: File too large" in warning
+        assert report["finished"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"saved-{rank}" for rank in range(4)]

@@ -1,0 +1,197 @@
+"""Mailboxes among strangers: any bytes from anybody change nothing, and a side thread that ended is an error."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.random_schedules import Quadratic
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.transport.mailbox import Mailbox
+from preduce.runtime.transport.waiting import GoneError
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import UnavailableError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.server import Server
+
+zmq = pytest.importorskip("zmq")
+
+
+class Signs:
+    """Nobody is ever gone."""
+
+    def gone(self, members, round_=None):
+        return None
+
+    def last_seen(self, rank):
+        return "waits"
+
+
+class Pair:
+    """Two mailboxes of one run; what arrives at worker 1 is in `heard`."""
+
+    def __init__(self, deliver=None):
+        self.heard, store = [], dist.HashStore()
+        self.boxes = [
+            Mailbox(store, rank, "test", deliver or self.heard.append, max_bytes=10_000, timeout=10) for rank in (0, 1)
+        ]
+        for box in self.boxes:
+            box.start()
+
+    @property
+    def place(self):
+        host = self.boxes[1]._place.removeprefix("tcp://")
+        return host, self.boxes[1]._port
+
+    def still_delivers(self):
+        count = len(self.heard)
+        self.boxes[0].send(1, "hello", (count,), [b"payload"])
+        self.boxes[1].until(lambda: len(self.heard) > count, Signs(), (0, 1), 0)
+        last = self.heard[-1]
+        return (last.source, last.kind, last.numbers, bytes(last.payload[0])) == (0, "hello", (count,), b"payload")
+
+    def close(self):
+        for box in self.boxes:
+            box.close()
+
+
+@pytest.fixture
+def pair():
+    made = Pair()
+    yield made
+    made.close()
+
+
+def push(place, *messages, prepare=lambda stranger: None):
+    with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        stranger.setsockopt(zmq.LINGER, 200)
+        prepare(stranger)
+        stranger.connect("tcp://{}:{}".format(*place))
+        for frames in messages:
+            with contextlib.suppress(zmq.Again):
+                stranger.send_multipart(frames, zmq.NOBLOCK)
+
+
+@pytest.mark.parametrize("strategy", [Server(), Server(synchronous=False), Pairwise(active=(0,))])
+def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy):
+    plan = Schedule("s", Cluster.regular(1, 2), strategy)
+    push_once = threading.Barrier(2)
+
+    def work(world):
+        import torch
+
+        model = Quadratic(np.array([world.rank, 1.0, 2.0]), torch.float64)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=10, initial="keep", world=world)
+        for step in range(6):
+            if step == 2:
+                mailbox = optimizer.runner._mailbox
+                push((mailbox._place.removeprefix("tcp://"), mailbox._port), [b"[" * 4096], [b"[" * 4096, b"x"])
+                time.sleep(0.2)
+                push_once.wait(20)
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return model.values().tolist()
+
+    first, second = ranks.run(2, work)
+    assert first == second
+
+
+BYTES = st.binary(max_size=300)
+DEEP = st.sampled_from([b"[" * 4096, b"[" * 100_000, b'{"a":' * 900, b"[1e999999]", b"[" + b"9" * 4000 + b"]"])
+FRAMES = st.lists(BYTES | DEEP | st.just(b"\0" * 300_000), min_size=1, max_size=30)
+GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00"
+RAW = st.builds(lambda *parts: b"".join(parts), st.sampled_from([b"", GREETING[:10], GREETING]), BYTES, BYTES)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=st.lists(FRAMES, max_size=3), raw=st.lists(RAW, max_size=3), held=st.integers(0, 3))
+def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
+    """Messages without the password, bytes that are no ZeroMQ, connections that stay half-open."""
+    push(pair.place, *messages)
+    with contextlib.ExitStack() as stack:
+        for data in [*raw, *[b""] * held]:
+            connection = stack.enter_context(socket.create_connection(pair.place, 2))
+            with contextlib.suppress(OSError):
+                connection.sendall(data)
+        assert pair.still_delivers()
+    assert all(message.kind == "hello" for message in pair.heard)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(frames=FRAMES, sealed=st.booleans())
+def test_any_frames_of_somebody_with_the_password_are_dropped(pair, frames, sealed):
+    """Without the header's key nothing is parsed; with it, what is no header is dropped without a word."""
+    admission = pair.boxes[1]._admission
+    if sealed:
+        frames = [admission.sealed(frames[0]), *frames[1:]]
+    push(pair.place, frames, prepare=admission.introduce)
+    assert pair.still_delivers()
+    assert all(message.kind == "hello" for message in pair.heard)
+
+
+def test_a_sealed_header_of_another_key_is_not_opened(pair):
+    admission = pair.boxes[1]._admission
+    header = json.dumps([0, "hello", [1]]).encode()
+    frame = admission.sealed(header)
+    assert pair.boxes[0]._admission.opened(frame) == header, "one secret in the run"
+    assert all(admission.opened(frame[:n] + bytes([frame[n] ^ 1]) + frame[n + 1 :]) is None for n in range(len(frame)))
+
+
+def test_a_strangers_connection_is_closed_before_it_takes_a_message(pair):
+    """A message is held until its last frame, so a message that never ends would fill the worker's memory."""
+    greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"
+    unfinished = b"\x03" + (9_000).to_bytes(8, "big") + b"x" * 9_000
+    with socket.create_connection(pair.place, 2) as stranger:
+        stranger.settimeout(5)
+        with pytest.raises(ConnectionError):
+            stranger.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready + 10_000 * unfinished)
+    assert pair.still_delivers()
+
+
+def test_the_end_of_the_side_thread_is_told_to_who_waits_and_who_sends():
+    def broken(message):
+        raise RecursionError("maximum recursion depth exceeded")
+
+    pair = Pair(broken)
+    pair.boxes[0].send(1, "hello")
+    with pytest.raises(GoneError, match="could not be delivered"):
+        pair.boxes[1].until(lambda: False, Signs(), (0, 1), 0)
+    with pytest.raises(UnavailableError, match="could not be delivered"):
+        pair.boxes[1].send(0, "hello")
+    pair.close()
+
+
+def test_nothing_is_written_into_a_file_that_gets_the_number_of_a_closed_descriptor(tmp_path):
+    """The side thread ends by itself; descriptors that it gave back would now be the user's files."""
+
+    def broken(message):
+        raise ValueError("a bug")
+
+    pair = Pair(broken)
+    victim = pair.boxes[1]
+    pair.boxes[0].send(1, "hello")
+    victim._thread.join(10)
+    assert not victim._thread.is_alive(), "the fault fired"
+    files = [(tmp_path / str(number)).open("w+b", buffering=0) for number in range(30)]
+    for _ in range(3):
+        with contextlib.suppress(UnavailableError):
+            victim.send(1, "self")
+    victim.close()
+    pair.boxes[0].close()
+    victim.close()
+    for file in files:
+        file.write(b"mine")  # raises where somebody closed it
+        file.seek(0)
+        assert file.read() == b"mine"
+        file.close()

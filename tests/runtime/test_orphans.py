@@ -1,0 +1,220 @@
+"""Whatever ends `preduce run`, or one of its workers, nothing of it is left: processes, sockets, files, keys."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from helpers import children
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.writer import write_schedule
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.generated import Generated
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import os, pathlib, subprocess, sys, time
+place = pathlib.Path(os.environ["PLACE"])
+subprocess.Popen(["sleep", "600"])
+if os.environ["RANK"] == "0" and "escaped" in sys.argv:
+    subprocess.Popen(["sleep", "601"], start_new_session=True)
+if "trap" in sys.argv:
+    import signal
+    def save(*_):
+        place.joinpath("saved" + os.environ["RANK"]).write_text("x")
+        sys.exit(9)
+    signal.signal(signal.SIGTERM, save)
+place.joinpath("pid" + os.environ["RANK"]).write_text(str(os.getpid()))
+time.sleep(600 if "quick" not in sys.argv else 0.5)
+"""
+
+
+class Run:
+    """One `preduce run` with a mark in the environment of all its descendants, and a temporary folder of its own."""
+
+    def __init__(self, tmp_path, *arguments, generated=False):
+        self.place, self.temporary = tmp_path / "place", tmp_path / "tmp"
+        for folder in (self.place, self.temporary):
+            folder.mkdir()
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        command = [*children.module("preduce"), "run", "--workers", "2", str(script), *arguments]
+        if generated:
+            schedule = tmp_path / "s.json"
+            write_schedule(schedule, Schedule("g", Cluster.regular(1, 2), Generated(group_size=2)))
+            command[-1 - len(arguments) : -1 - len(arguments)] = ["--schedule", str(schedule)]
+        self.mark = f"PREDUCE_TEST={uuid.uuid4().hex}"
+        name, value = self.mark.split("=")
+        self.before = set(Path("/dev/shm").iterdir())
+        self.process = subprocess.Popen(
+            command,
+            env=children.environment(
+                PLACE=str(self.place),
+                TMPDIR=str(self.temporary),
+                TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),  # torch's own, which it makes and keeps
+                **{name: value},
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def left(self):
+        """The processes that carry the mark, zombies excepted, as command lines."""
+        lines = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    lines.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        return lines
+
+    def until(self, condition, seconds=90):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"not so: left are {self.left()}, {sorted(self.temporary.rglob('*'))}"
+            time.sleep(0.01)
+
+    def workers_run(self):
+        return all((self.place / f"pid{rank}").exists() and (self.place / f"pid{rank}").read_text() for rank in (0, 1))
+
+    def nothing_is_left(self, seconds=15):
+        self.until(lambda: not self.left(), seconds)
+        self.until(lambda: not list(self.temporary.iterdir()), seconds)
+        assert set(Path("/dev/shm").iterdir()) <= self.before
+        return True
+
+    def kill(self):
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path):
+    made = []
+
+    def begin(*arguments, **options):
+        made.append(Run(tmp_path, *arguments, **options))
+        return made[-1]
+
+    yield begin
+    for run in made:
+        run.kill()
+
+
+MOMENTS = {
+    "the generator's process": lambda run: any(" generator " in line for line in run.left()),
+    "its address": lambda run: bool(list(run.temporary.glob("*/address"))),
+    "the workers": lambda run: run.workers_run(),
+}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_launcher_that_is_ended_leaves_no_generator_and_no_key(start, moment, number):
+    pytest.importorskip("zmq")
+    run = start(generated=True)
+    run.until(lambda: MOMENTS[moment](run))
+    assert all(b"secret" not in path.read_bytes() for path in run.temporary.glob("*/*") if path.name != "log"), "keys"
+    run.process.send_signal(number)
+    assert run.process.wait(60) == (143 if number == signal.SIGTERM else -9)
+    assert run.nothing_is_left()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_a_launcher_that_is_ended_takes_the_workers_children_along(start, number):
+    run = start()
+    run.until(run.workers_run)
+    run.process.send_signal(number)
+    assert run.process.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
+    assert run.nothing_is_left()
+
+
+@pytest.mark.timeout(240)
+def test_sigterm_reaches_the_workers_which_have_time_to_save(start):
+    run = start("trap")
+    run.until(run.workers_run)
+    run.process.terminate()
+    assert run.process.wait(60) == 143
+    assert {path.name for path in run.place.glob("saved*")} == {"saved0", "saved1"}
+    assert run.nothing_is_left()
+
+
+@pytest.mark.timeout(240)
+def test_children_of_a_killed_worker_end_also_in_a_session_of_their_own(start):
+    run = start("escaped")
+    run.until(run.workers_run)
+    os.kill(int((run.place / "pid0").read_text()), signal.SIGKILL)
+    assert run.process.wait(60) == 137
+    assert run.nothing_is_left()
+
+
+@pytest.mark.timeout(240)
+def test_what_a_finished_run_left_running_is_ended(start):
+    run = start("escaped", "quick")
+    assert run.process.wait(90) == 0
+    assert run.nothing_is_left()
+
+
+def listening(pid):
+    """The addresses at which a process listens, from the kernel's tables."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes |= set(re.findall(r"socket:\[(\d+)\]", str(descriptor.readlink())))
+    places = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                places.add(fields[1].rpartition(":")[0])
+    return places
+
+
+@pytest.mark.timeout(240)
+def test_the_store_of_one_machine_is_reached_from_this_machine_only(start):
+    run = start()
+    run.until(run.workers_run)
+    assert listening(run.process.pid) == {f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"}
+
+
+def test_a_launcher_in_a_thread_leaves_signals_alone():
+    from preduce.runtime.signals import terminable
+
+    def inside():
+        with terminable():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    seen = []
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
+    from preduce.runtime.signals import terminable
+
+    def mine(*_):
+        raise AssertionError("not called")
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with terminable():
+            assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,239 @@
+"""No wait without limit and no death without a name: real faults on real processes (helpers/fault_scenarios.py)."""
+
+import json
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from helpers import children
+from preduce.runtime.generator.keys import JobKeys
+from preduce.runtime.generator.service import GeneratorService
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.topo.strategies.generated import Division
+
+pytestmark = pytest.mark.processes
+
+
+class Driver:
+    def __init__(self):
+        self.process = subprocess.Popen(
+            children.module("helpers.fault_scenarios"),
+            env=children.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, name, *, limit=60, **request):
+        self.process.stdin.write(json.dumps({"name": name, "limit": limit, **request}) + "\n")
+        self.process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(limit + 20), f"{name}: hangs; no answer within {limit + 20} s"
+        answer = json.loads(self.process.stdout.readline())
+        parts = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
+        said = [json.loads(part) for part in parts]
+        answer["errors"] = {r["rank"]: r for r in said if r.get("error")}
+        answer["ends"] = {r["rank"]: r["steps"] for r in said if "steps" in r}
+        answer["faults"] = [r for r in said if "fault" in r]
+        return answer
+
+    @staticmethod
+    def seconds(what, answer, since):
+        """How long each worker took from the fault to its error, for the table in docs/runtime.md."""
+        waits = [report["at"] - since for report in answer["errors"].values()]
+        sys.stdout.write(f"seconds from the fault to the error: {what}: {[round(wait, 2) for wait in waits]}\n")
+        return waits
+
+    def close(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def driver():
+    started = Driver()
+    yield started
+    started.close()
+
+
+def can_make_namespaces():
+    name = f"preduce-probe-{os.getpid()}"
+    try:
+        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
+        return made and subprocess.run(["ip", "netns", "del", name], check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - as short as it gets
+            return file.read().split(")")[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [("SIGSTOP", 10), ("SIGKILL", 5), ("cut", 10)])
+def test_workers_whose_store_is_gone_end_and_say_so(driver, fault, seconds):
+    """The timeout is 5 s; before, they trained on as orphans, and hung in finish()."""
+    if fault == "cut" and not can_make_namespaces():
+        pytest.skip("network namespaces cannot be made here")
+    answer = driver.run("training", fault=fault, limit=40)
+    assert answer["hang"] == [], answer["output"][-2000:]
+    assert set(answer["errors"]) == {0, 1, 2}, answer["output"][-2000:]
+    for report in answer["errors"].values():
+        assert report["error"] == "StoreLostError"
+        assert "the store at 1" in report["text"]
+        assert "worker " not in report["text"], "nobody else is blamed"
+    assert max(driver.seconds(f"store {fault}", answer, answer["fired"])) < seconds
+
+
+ORPHANS = """
+import os, sys, time, torch
+from pathlib import Path
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.cluster import Cluster
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
+model = torch.nn.Linear(2, 1)
+schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=30)
+try:
+    for step in range(6000):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        time.sleep(0.02)
+        if step == 10:
+            Path(sys.argv[1], f"pid-{optimizer.rank}").write_text(str(os.getpid()))
+    optimizer.finish()
+except BaseException as error:
+    Path(sys.argv[1], f"error-{optimizer.rank}").write_text(f"{step} {error.exit_code} {error}")
+    raise
+"""
+
+
+def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(ORPHANS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    agent = subprocess.Popen(
+        [*command, str(script), str(tmp_path)],
+        env=children.environment(OMP_NUM_THREADS="1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not all((tmp_path / f"pid-{r}").exists() for r in range(2)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    agent.kill()
+    agent.wait()
+    killed = time.monotonic()
+    pids = [int((tmp_path / f"pid-{r}").read_text()) for r in range(2)]
+    while not all(gone(pid) for pid in pids):
+        assert time.monotonic() < killed + 20, "orphans train on for two minutes"
+        time.sleep(0.05)
+    for number in range(2):
+        step, code, text = (tmp_path / f"error-{number}").read_text().split(" ", 2)
+        assert int(step) < 6000
+        assert int(code) == 75
+        assert "the store at " in text
+        assert "worker" not in text.split(")")[0], "nobody else is blamed"
+
+
+def test_a_port_that_another_program_holds_is_told_within_the_timeout_and_a_second(driver):
+    answer = driver.run("wrapped", fault="squatted", limit=15)
+    assert answer["hang"] == []
+    for report in answer["errors"].values():
+        assert "another program's port?" in report["text"]
+    assert set(answer["errors"]) == {0, 1}
+    assert max(driver.seconds("port held", answer, answer["fired"])) < 2 + 5
+
+
+def test_a_member_that_dies_while_gloo_connects_costs_one_timeout(driver):
+    """Where nobody notes the death; torch alone takes five times the timeout of 3 s."""
+    answer = driver.run("connecting", limit=30)
+    assert answer["hang"] == []
+    assert [fault["rank"] for fault in answer["faults"]] == [3], "the fault fired"
+    assert set(answer["errors"]) == {0, 1, 2}
+    for report in answer["errors"].values():
+        assert "worker 3" in report["text"]
+    assert max(driver.seconds("dies while gloo connects", answer, answer["faults"][0]["at"])) < 3 + 5
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        ("imports", "before it reached the store"),
+        ("handshake", "while it was in the handshake"),
+        ("connecting", "while it connected its groups"),
+    ],
+)
+def test_a_worker_that_is_killed_at_start_is_named_with_its_stage(driver, stage, words):
+    answer = driver.run(f"killed in {stage}")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    line = next(line for line in answer["output"].splitlines() if line.startswith("preduce: "))
+    assert f"worker 2 was killed by signal 9 (SIGKILL) {words}" in line
+    assert set(answer["errors"]) == {0, 1, 3}, answer["output"]
+    for report in answer["errors"].values():
+        assert "worker 2 was killed by signal 9" in report["text"]
+    waits = driver.seconds(f"killed in {stage}", answer, answer["faults"][0]["at"])
+    assert max(waits) < 8, "not after the timeout of 60 s"
+
+
+@pytest.mark.parametrize("victim", [4, None])
+def test_a_stopped_worker_in_a_row_is_the_one_that_is_named(driver, victim):
+    """Its neighbours wait for it, theirs for them: whoever's time is over first names the one that holds up all."""
+    seed = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6)))
+    chance = random.Random(seed)
+    victim = chance.randrange(5) if victim is None else victim
+    sys.stdout.write(f"seed {seed}: worker {victim}\n")
+    answer = driver.run("row", environment={"VICTIM": str(victim), "AT": str(chance.randrange(2, 60))})
+    assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
+    assert set(answer["errors"]) == set(range(5)) - {victim}
+    for report in answer["errors"].values():
+        assert f"worker {victim}, which" in report["text"], report["text"]
+        assert report["text"].count("no sign of life") == 1, report["text"]
+    assert max(driver.seconds("row", answer, answer["faults"][0]["at"])) < 4 + 5
+
+
+def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver):
+    """The lease is 2 s, the pause 5 s, and the others train on for some 10 s more: they are not ended."""
+    pytest.importorskip("zmq")
+    keys = JobKeys.make()
+    setting = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
+    service = GeneratorService(setting, keys, lease=2.0)
+    thread = threading.Thread(target=service.run, args=(100,))
+    thread.start()
+    environment = {"PREDUCE_GENERATOR": service.address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+    try:
+        answer = driver.run("fenced", environment=environment, survive=True, grace=1.0)
+    finally:
+        service.stop()
+        thread.join(10)
+        service.close()
+    assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
+    assert {rank: report["error"] for rank, report in answer["errors"].items()} == {3: "FencedError"}
+    assert "the others went on without it" in answer["errors"][3]["text"]
+    assert answer["ends"].pop(3) < 20
+    assert answer["ends"] == {0: 700, 1: 700, 2: 700}, answer["output"][-2000:]
+    assert answer["code"] == 76, "the run says that it went on without a worker"
+
+
+@pytest.mark.parametrize("kind", ["static", "allreduce", "pairwise", "server", "asynchronous server"])
+def test_a_kill_is_noticed_within_a_second_by_every_kind(driver, kind):
+    answer = driver.run(f"killed, {kind}")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    assert set(answer["errors"]) == {0, 2, 3}, answer["output"][-2000:]
+    waits = driver.seconds(f"killed, {kind}", answer, answer["faults"][0]["at"])
+    assert all("worker 1 was killed by signal 9" in report["text"] for report in answer["errors"].values())
+    assert max(waits) < 3, waits
