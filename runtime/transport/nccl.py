@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from preduce.runtime.transport.bounded import BoundedCall, OverdueError
 from preduce.runtime.transport.communicators import first_line
 from preduce.runtime.transport.needed_groups import check_budget, member_sets
 from preduce.runtime.transport.notes import Notes
@@ -83,12 +84,24 @@ class NcclWorld(GroupTable):
         options.is_high_priority_stream = False
         options._timeout = self.timeout * PATIENCE  # noqa: SLF001 - torch's own way to set it
         store = PrefixStore(f"{self._prefix}/{','.join(map(str, members))}", self.store)
+
+        def connect() -> Communicator | UnavailableError:
+            try:
+                with torch.cuda.device(self.device):
+                    backend = make(store, members.index(self.rank), len(members), options)
+                    return self._warmed_up(members, backend, str(self.device), None)
+            except UnavailableError as error:
+                return error
+
         try:
-            with torch.cuda.device(self.device):
-                backend = make(store, members.index(self.rank), len(members), options)
-                return self._keep(members, backend, str(self.device))
-        except RuntimeError as error:
+            # NCCL waits without limit for members that do not come.
+            made = BoundedCall(connect).result(self.timeout.total_seconds())
+        except (RuntimeError, OverdueError) as error:
             raise UnavailableError(f"group {Group(members)}: NCCL could not connect it ({first_line(error)})") from None
+        if isinstance(made, UnavailableError):
+            raise made
+        self._groups[members] = made
+        return made
 
     def abandon(self) -> None:
         """Abort all groups of this world together: one by one can deadlock in NCCL.

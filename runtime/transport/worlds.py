@@ -153,13 +153,6 @@ class GroupTable(ABC):
         gone = frozenset(ranks)
         self.destroy([members for members in self._groups if not gone.isdisjoint(members)])
 
-    def _keep(
-        self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None = None
-    ) -> Communicator:
-        """Put a new group into the table after one tagged warm-up operation."""
-        communicator = self._groups[members] = self._warmed_up(members, backend, device, timeout)
-        return communicator
-
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
     ) -> Communicator:
