@@ -61,9 +61,11 @@ class Network:
     num_nodes: int
     rates: str | list[str]
     subnet: str = "10.77.0"
+    tag: str = ""
+    """Tells several networks of one process apart; names of links have room for a few characters only."""
 
     def __post_init__(self) -> None:
-        self._prefix = f"pr{os.getpid() % 100000}"
+        self._prefix = f"pr{os.getpid() % 100000}{self.tag}"
         self._made: list[str] = []
 
     @property

@@ -1,0 +1,225 @@
+"""Runs cells, two at a time, each from its start to its verdict; one thread, so that forking stays safe."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.faults import verdicts
+from benchmarks.faults.cell import Cell, Outcome, Task
+from benchmarks.faults.injectors import FAULTS, LONG, NEEDS_GENERATOR, SHORT, squat, tiny_disk
+from benchmarks.faults.kinds import KINDS, WORKERS
+from benchmarks.faults.processes import command_of, end, fork_session, show_stacks
+from benchmarks.faults.running import Running
+from benchmarks.lab.network import Network, why_not
+from preduce.topo.document.writer import write_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+
+POLL_SECONDS = 0.03
+THEIRS = ("torchelastic_", "pytorch-errorfile-")
+"""What torchrun's agent leaves: a folder for logs by intention, files of its forked workers when it is killed."""
+LINGER_SECONDS = 2.0
+"""How long after the end what the run started may take to go."""
+RUN_SECONDS = 45.0
+"""How long a run that is to go on may take after the fault, on a machine with two cores that is busy otherwise."""
+
+
+def import_once() -> None:
+    """Import here what every cell would import for itself after the fork."""
+    import torch._dynamo
+    import torch.distributed.elastic.multiprocessing.errors
+    import torch.distributed.launcher.api  # noqa: F401 - as said
+
+    import preduce.__main__
+    import preduce.commands
+    import preduce.runtime
+    import preduce.topo.document.schedule
+    from benchmarks.faults import launchers  # noqa: F401 - as said
+
+    for package in (preduce.runtime, preduce.commands):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            importlib.import_module(module.name)
+
+
+def combinations() -> list[tuple[str, str, str]]:
+    """Every (kind, fault, launcher) that goes together on this machine, weighted."""
+    nodes, root = why_not() is None, os.geteuid() == 0
+    return [
+        (kind, name, launcher)
+        for name, fault in FAULTS.items()
+        for launcher in fault.launchers
+        for kind in fault.kinds
+        if not (kind in NEEDS_GENERATOR and launcher != "run")
+        and (launcher != "nodes" or nodes)
+        and (not name.startswith("full disk") or root)
+        for _ in range(fault.weight)
+    ]
+
+
+def what_is_left_out() -> list[str]:
+    """Why some faults cannot be made here."""
+    reasons = [] if why_not() is None else [f"links are not cut: {why_not()}"]
+    return reasons + ([] if os.geteuid() == 0 else ["disks are not filled: mounting a small one needs root"])
+
+
+def run_cells(cells: Iterable[Cell], on_outcome: Callable[[Outcome], None], *, at_once: int = 2) -> None:
+    """Run them all; the verdict of each is handed on as it comes."""
+    waiting = iter(cells)
+    lanes: dict[int, Generator[Outcome | None]] = {}
+    """By a number that no other cell has meanwhile: networks are named after it."""
+    exhausted = False
+    while lanes or not exhausted:
+        while len(lanes) < at_once and not exhausted:
+            cell = next(waiting, None)
+            exhausted = cell is None
+            if cell is not None:
+                number = next(free for free in range(at_once) if free not in lanes)
+                lanes[number] = _cell(cell, number)
+        for number, lane in list(lanes.items()):
+            outcome = next(lane)
+            if outcome is not None:
+                lane.close()
+                del lanes[number]
+                on_outcome(outcome)
+        time.sleep(POLL_SECONDS)
+
+
+def _cell(cell: Cell, lane: int) -> Generator[Outcome | None]:
+    """One cell, polled; the last value is its outcome."""
+    folder = Path(tempfile.mkdtemp(prefix="preduce-faults-"))
+    running = None
+    try:
+        running = _start(cell, folder, lane)
+        for _ in FAULTS[cell.fault].inject(running):
+            yield None
+        for _ in _to_the_end(running):
+            yield None
+        for _ in _judge(running):
+            yield None
+        outcome = running.outcome
+        if outcome.violations or not outcome.fired:
+            _keep(running)
+    finally:
+        if running is not None:
+            end(running.processes())
+            running.look()
+            if running.code is None:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(running.pid, 0)
+            for undo in reversed(running.undo):
+                undo()
+        shutil.rmtree(folder, ignore_errors=True)
+    yield outcome
+
+
+def _start(cell: Cell, folder: Path, lane: int) -> Running:
+    from benchmarks.faults import launchers
+
+    chance, fault = cell.random, FAULTS[cell.fault]
+    (folder / "tmp").mkdir()
+    write_schedule(folder / "schedule.json", KINDS[cell.kind].schedule)
+    steps = SHORT if KINDS[cell.kind].is_free and fault.steps == LONG else fault.steps
+    task = Task(
+        folder=str(folder),
+        schedule=str(folder / "schedule.json"),
+        timeout=cell.timeout,
+        steps=steps,
+        columns=chance.choice([64, 20_000] if cell.launcher != "nodes" else [64]),
+        meets=KINDS[cell.kind].law in ("convex", "counts"),
+        trace=str(folder / "disk") if cell.fault == "full disk for traces" else None,
+        checkpoints=str(folder / "disk") if cell.fault == "full disk for checkpoints" else None,
+        raising=chance.randrange(WORKERS) if cell.fault == "exception" else None,
+        raising_step=chance.randrange(60),
+    )
+    task.write(folder / "task.json")
+    running = Running(cell, task, folder, chance, Outcome(cell))
+    if cell.fault.startswith("full disk"):
+        running.undo.append(tiny_disk(folder / "disk"))
+    action: Callable[[], int | None]
+    if cell.launcher == "run":
+        action = functools.partial(launchers.by_preduce_run, task)
+    elif cell.launcher == "torchrun":
+        action = functools.partial(launchers.by_torchrun, task)
+    elif cell.launcher == "nodes":
+        network = running.network = Network(WORKERS, "1gbit", subnet=f"10.{80 + lane}.0", tag=f"f{lane}")
+        network.__enter__()
+        running.undo.append(network.close)
+        action = functools.partial(launchers.by_hand, 0, network, store_port_file=folder / "port")
+    else:
+        port = launchers.free_port()
+        if cell.fault == "squatted port":
+            stranger = squat()
+            running.undo.append(stranger.close)
+            port = stranger.getsockname()[1]
+        action = functools.partial(launchers.by_hand, port)
+    variables = {"FAULTS_TASK": str(folder / "task.json"), "TMPDIR": str(folder / "tmp"), "FAULTS_MARK": str(folder)}
+    running.started = time.monotonic()
+    running.pid = fork_session(functools.partial(_with_fresh_tempdir, action), folder / "output.txt", variables)
+    return running
+
+
+def _with_fresh_tempdir(action: Callable[[], int | None]) -> int | None:
+    tempfile.tempdir = None
+    return action()
+
+
+def _to_the_end(running: Running) -> Iterator[None]:
+    """Wait until the run is over, for as long as it may take."""
+    cell = running.cell
+    if not running.outcome.fired:
+        running.outcome.note = running.outcome.note or "the run ended, or did not begin, before the instant came"
+    goes_on = running.must_finish or KINDS[cell.kind].is_free
+    limit = RUN_SECONDS if goes_on else cell.timeout + verdicts.SLACK_SECONDS + verdicts.GRACE_SECONDS
+    limit += 3 * cell.timeout if "pause" in cell.fault else 0.0
+    begun = running.fault_time or time.monotonic()
+    while not running.is_over and time.monotonic() < begun + limit:
+        yield
+    running.outcome.over = time.monotonic() - begun
+    if not running.is_over and running.outcome.fired:
+        left = [f"{running.role_of(pid)} {command_of(pid)[:80]}" for pid in running.processes()]
+        show_stacks([pid for pid in running.processes() if running.role_of(pid)])
+        running.outcome.violations.append(f"hang: after {limit:g} s there still run {left}")
+
+
+def _judge(running: Running) -> Iterator[None]:
+    """All verdicts; what is left behind gets a moment to go."""
+    outcome = running.outcome
+    if not outcome.fired:
+        return
+    verdicts.judge_ends(running)
+    verdicts.judge_crashes(running)
+    verdicts.judge_values(running)
+    if running.task.checkpoints is not None:
+        outcome.violations += verdicts.judge_checkpoints(Path(running.task.checkpoints))
+    deadline = time.monotonic() + LINGER_SECONDS
+    while (left := running.processes()) and time.monotonic() < deadline:
+        yield
+    if left and running.is_over:
+        outcome.violations.append(f"orphans: {[command_of(pid)[:120] for pid in left]}")
+    end(left)
+    names = (path.name for path in (running.folder / "tmp").iterdir())
+    files = sorted(name for name in names if not name.startswith(THEIRS))
+    if files:
+        outcome.violations.append(f"left behind: {files}")
+
+
+def _keep(running: Running) -> None:
+    """Keep what a violation looked like, for whoever wants to understand it."""
+    kept = Path("build/faults") / running.cell.name.replace("/", "-").replace(" ", "_")
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    for path in [running.folder / "output.txt", *running.folder.glob("worker-*.jsonl")]:
+        if path.exists():
+            shutil.copy(path, kept)
+    (kept / "outcome.json").write_text(json.dumps(json.loads(running.outcome.line()), indent=1))

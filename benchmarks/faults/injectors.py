@@ -1,0 +1,282 @@
+"""The faults: what each does to a running cell. Each says that it fired only when it has seen its effect.
+
+An injector is a generator that yields while it waits, so that several cells run side by side in one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.faults.kinds import KINDS, WORKERS
+from benchmarks.faults.processes import runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.faults.running import Running
+
+    Injector = Callable[[Running], Iterator[None]]
+
+LONG = 100_000
+"""Steps of a run that only the fault ends."""
+SHORT = 170
+"""Steps of a run that is to go on to its end."""
+STORE = r"store|launcher|agent"
+PAGE = 65536
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: with which launchers and kinds it goes, and what the run looks like that it meets."""
+
+    inject: Injector
+    launchers: tuple[str, ...] = ("run",)
+    kinds: tuple[str, ...] = tuple(KINDS)
+    steps: int = LONG
+    weight: int = 1
+    """How often a campaign draws it, against the others."""
+
+
+def send(running: Running, pid: int, number: signal.Signals) -> Iterator[None]:
+    """Send a signal; it fired when the process is seen gone, or stopped, or has the signal at all (SIGTERM)."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+    if number == signal.SIGTERM:
+        running.outcome.fired = True
+        return
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        if running.is_paused(pid) if number == signal.SIGSTOP else not runs(pid):
+            running.outcome.fired = True
+            return
+        yield
+
+
+def kill_worker(running: Running) -> Iterator[None]:
+    """SIGKILL of one worker while all train."""
+    yield from running.until(running.all_train)
+    yield from running.sleep(running.chance.uniform(0, 0.9))
+    yield from _kill(running, running.chance.randrange(WORKERS), "while it trains")
+
+
+def kill_connecting(running: Running) -> Iterator[None]:
+    """SIGKILL of one worker between its start and its first step."""
+    victim = running.chance.randrange(WORKERS)
+    yield from running.until(lambda: running.pid_of(victim) is not None)
+    yield from running.sleep(running.chance.uniform(0, 0.35))
+    yield from _kill(running, victim, "while it connects")
+
+
+def _kill(running: Running, victim: int, when: str) -> Iterator[None]:
+    pid = running.pid_of(victim)
+    if pid is None or running.is_over or not runs(pid):
+        return
+    running.fires(f"SIGKILL of worker {victim} {when}", culprit=_worker(victim), victims=(victim,))
+    yield from send(running, pid, signal.SIGKILL)
+
+
+def _worker(victim: int) -> str:
+    return rf"\b(worker|rank|local_rank)\s*:?\s*{victim}\b"
+
+
+def pause(times: float, *, store_host: bool = False) -> Injector:
+    """SIGSTOP of one worker for a part of, or several times, the timeout; then SIGCONT."""
+
+    def inject(running: Running) -> Iterator[None]:
+        yield from running.until(running.all_train)
+        yield from running.sleep(running.chance.uniform(0, 0.5))
+        victim = 0 if store_host else running.chance.randrange(WORKERS)
+        pid = running.pid_of(victim)
+        if pid is None or running.is_over or not runs(pid):
+            return
+        running.must_finish = times < 1
+        culprit = rf"{_worker(victim)}|{STORE}" if store_host else _worker(victim)
+        running.fires(f"SIGSTOP of worker {victim} for {times:g} timeouts", culprit=culprit, victims=(victim,))
+        yield from _stop_for(running, pid, times * running.cell.timeout)
+
+    return inject
+
+
+def _stop_for(running: Running, pid: int, seconds: float) -> Iterator[None]:
+    yield from send(running, pid, signal.SIGSTOP)
+    running.paused.append(pid)
+    yield from running.until(lambda: not runs(pid), seconds)
+    if runs(pid):
+        os.kill(pid, signal.SIGCONT)
+    running.paused.remove(pid)
+
+
+def signal_launcher(number: signal.Signals, *, starting: bool) -> Injector:
+    """SIGTERM or SIGKILL of the launcher, which hosts the store; at start-up or while all train."""
+
+    def inject(running: Running) -> Iterator[None]:
+        if not starting:
+            yield from running.until(running.all_train)
+        yield from running.sleep(running.chance.uniform(0, 2.5 if starting else 0.9))
+        if running.is_over:
+            return
+        # Whom SIGKILL's children ask is the kernel, so nobody is left who could be asked to name anything.
+        running.fires(f"{number.name} of the launcher {'at start-up' if starting else 'while all train'}")
+        yield from send(running, running.pid, number)
+
+    return inject
+
+
+def pause_launcher(running: Running) -> Iterator[None]:
+    """SIGSTOP of the launcher, and with it of the store, for three timeouts."""
+    yield from running.until(running.all_train)
+    yield from running.sleep(running.chance.uniform(0, 0.5))
+    if running.is_over:
+        return
+    running.fires("SIGSTOP of the launcher, which hosts the store", culprit=STORE)
+    yield from _stop_for(running, running.pid, 3 * running.cell.timeout)
+
+
+def kill_generator(running: Running) -> Iterator[None]:
+    """SIGKILL of the group generator, which its keeper starts again."""
+    yield from running.until(running.all_train)
+    yield from running.sleep(running.chance.uniform(0, 0.5))
+    pid = running.named("preduce generator")
+    if pid is None:
+        return
+    running.must_finish = True
+    running.fires("SIGKILL of the generator", culprit="generator")
+    yield from send(running, pid, signal.SIGKILL)
+
+
+def pause_generator(running: Running) -> Iterator[None]:
+    """SIGSTOP of the group generator for three timeouts."""
+    yield from running.until(running.all_train)
+    yield from running.sleep(running.chance.uniform(0, 0.5))
+    pid = running.named("preduce generator")
+    if pid is None:
+        return
+    running.fires("SIGSTOP of the generator", culprit="generator")
+    yield from _stop_for(running, pid, 3 * running.cell.timeout)
+
+
+def exception(running: Running) -> Iterator[None]:
+    """An exception in the user's own code, which the task already holds."""
+    victim = running.task.raising
+    assert victim is not None
+
+    def raises() -> bool:
+        return any(record.what == "raises" for record in running.records(victim))
+
+    yield from running.until(raises)
+    if raises():
+        running.fires(f"an exception on worker {victim}", culprit=_worker(victim), victims=(victim,))
+        running.fault_time = next(r.time for r in running.records(victim) if r.what == "raises")
+        running.outcome.fired = True
+
+
+def squatted_port(running: Running) -> Iterator[None]:
+    """A stranger listens on the run's port, takes connections, and never answers; it was there before the run."""
+    running.fires("a stranger listens on the store's port", culprit="store|port")
+    running.outcome.fired = True
+    yield
+
+
+def squat() -> socket.socket:
+    """The stranger's socket: the kernel takes its connections and nobody ever reads."""
+    stranger = socket.socket()
+    stranger.bind(("127.0.0.1", 0))
+    stranger.listen(64)
+    return stranger
+
+
+def full_disk(running: Running) -> Iterator[None]:
+    """The disk of traces, or of checkpoints, fills up while all train."""
+    yield from running.until(running.all_train)
+    yield from running.sleep(running.chance.uniform(0, 0.6))
+    if running.is_over:
+        return
+    running.must_finish = True
+    running.fires("the disk is full")
+    running.outcome.fired = fill(Path(running.task.trace or running.task.checkpoints or ""))
+
+
+def fill(folder: Path) -> bool:
+    """Write until nothing more fits; whether that was reached."""
+    for size in (PAGE, 1):
+        with (folder / "filling").open("ab", buffering=0) as file:
+            try:
+                for _ in range(1024):
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    try:
+        (folder / "probe").write_bytes(b"x" * 4096)
+    except OSError:
+        return True
+    return False
+
+
+def tiny_disk(folder: Path) -> Callable[[], None]:
+    """Mount a file system of 3 MB; returns what takes it away again."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], check=True, timeout=10)
+
+    def unmount() -> None:
+        subprocess.run(["umount", "-l", str(folder)], check=False, timeout=10)
+
+    return unmount
+
+
+def cut_link(times: float) -> Injector:
+    """The link of one worker's node goes down for a part of, or several times, the timeout; then up again.
+
+    TCP sends again at doubling intervals, so a link that was cut for a time is quiet for up to twice as long.
+    """
+
+    def inject(running: Running) -> Iterator[None]:
+        network = running.network
+        assert network is not None
+        yield from running.until(running.all_train)
+        yield from running.sleep(running.chance.uniform(0, 0.5))
+        if running.is_over:
+            return
+        victim = running.chance.randrange(WORKERS)
+        running.must_finish = times < 1
+        # The one that is cut off cannot know who is at fault: it names the store, or those it waits for.
+        running.fires(f"link of worker {victim} cut for {times:g} timeouts", culprit=_worker(victim), victims=(victim,))
+        network.set_link(victim, up=False)
+        running.outcome.fired = True
+        yield from running.sleep(times * running.cell.timeout)
+        network.set_link(victim, up=True)
+
+    return inject
+
+
+EVERYWHERE = ("run", "torchrun", "by hand")
+AGENTS = ("run", "torchrun")
+FAULTS = {
+    "kill worker": Fault(kill_worker, EVERYWHERE, weight=3),
+    "kill while connecting": Fault(kill_connecting, EVERYWHERE, weight=2),
+    "pause for half": Fault(pause(0.5), AGENTS, steps=SHORT),
+    "pause for three": Fault(pause(3), EVERYWHERE),
+    "pause store host": Fault(pause(3, store_host=True), ("by hand",)),
+    "exception": Fault(exception, AGENTS, weight=2),
+    "SIGTERM launcher at start": Fault(signal_launcher(signal.SIGTERM, starting=True), AGENTS),
+    "SIGKILL launcher at start": Fault(signal_launcher(signal.SIGKILL, starting=True), AGENTS),
+    "SIGTERM launcher": Fault(signal_launcher(signal.SIGTERM, starting=False), AGENTS),
+    "SIGKILL launcher": Fault(signal_launcher(signal.SIGKILL, starting=False), AGENTS),
+    "pause launcher": Fault(pause_launcher, AGENTS),
+    "kill generator": Fault(kill_generator, kinds=("generated",), steps=SHORT, weight=3),
+    "pause generator": Fault(pause_generator, kinds=("generated",), weight=3),
+    "squatted port": Fault(squatted_port, ("by hand",), kinds=("static", "generated", "server asynchronous")),
+    "full disk for traces": Fault(full_disk, steps=SHORT),
+    "full disk for checkpoints": Fault(full_disk, steps=SHORT),
+    "cut link": Fault(cut_link(3), ("nodes",)),
+    "cut link, healed": Fault(cut_link(0.25), ("nodes",), steps=SHORT),
+}
+NEEDS_GENERATOR = ("generated",)

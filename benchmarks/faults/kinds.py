@@ -1,0 +1,118 @@
+"""The strategy kinds that are put under faults, each with a reference of its own for what every worker must hold.
+
+Four workers. Worker w adds 1 to row w of its parameters in each step and nothing to the last row, which begins as
+ones; so a row tells how much of one worker entered an average, and the last row whether its weights summed to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Phase
+from preduce.topo.round import Round
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Form, GroupPhases, How, Late
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.generated import Division, Generated
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.server import Server
+from preduce.topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preduce.topo.strategies.base import Strategy
+
+WORKERS = 4
+PAIRS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
+ALL = np.full((WORKERS, WORKERS), 1 / WORKERS)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A schedule with what is known of its results.
+
+    `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
+    are decided while the run lasts. `steps_a_round` is the pace.
+    """
+
+    strategy: Strategy
+    rounds: tuple[npt.NDArray[np.float64], ...] | None
+    law: str
+    late: bool = False
+    gradients: bool = False
+    steps_a_round: int = 1
+    num_nodes: int = 1
+
+    @property
+    def is_free(self) -> bool:
+        """Whether some workers may go on for long without noticing that another one is lost or stands still."""
+        return self.rounds is None
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule("under-faults", Cluster.regular(self.num_nodes, WORKERS // self.num_nodes), self.strategy)
+
+    def states(self, steps: int) -> npt.NDArray[np.float64]:
+        """(steps + 1, workers, rows): what each worker holds after so many steps of a run without faults."""
+        assert self.rounds is not None
+        x = np.zeros((steps + 1, WORKERS, WORKERS))
+        for step in range(steps):
+            ends = (step + 1) % self.steps_a_round == 0
+            w = self.rounds[step // self.steps_a_round % len(self.rounds)] if ends else np.eye(WORKERS)
+            own = np.eye(WORKERS)
+            x[step + 1] = w @ x[step] + own if self.late else w @ (x[step] + own)
+        return x
+
+
+def _means(groups: list[list[int]]) -> npt.NDArray[np.float64]:
+    w = np.eye(WORKERS)
+    for group in groups:
+        w[np.ix_(group, group)] = 1 / len(group)
+    return w
+
+
+def _one_peer(hop: int) -> Round:
+    """Every worker takes half of the model of the one `hop` places before it."""
+    edges = [((target - hop) % WORKERS, target, Fraction(1, 2)) for target in range(WORKERS)]
+    return Round.from_edges(WORKERS, edges)
+
+
+def _peer_matrix(hop: int) -> npt.NDArray[np.float64]:
+    return (np.eye(WORKERS) + np.roll(np.eye(WORKERS), hop, axis=0)) / 2
+
+
+def _phases() -> GroupPhases:
+    return GroupPhases(tuple(Phase.from_groups(WORKERS, groups) for groups in PAIRS))
+
+
+_PAIR_MEANS = tuple(_means(groups) for groups in PAIRS)
+_PEERS = (_peer_matrix(1), _peer_matrix(2))
+_ROUNDS = (_one_peer(1), _one_peer(2))
+
+KINDS = {
+    "static": Kind(Static(phases=_phases()), _PAIR_MEANS, "reference"),
+    "static late": Kind(Static(phases=_phases(), when=Late()), _PAIR_MEANS, "reference", late=True),
+    "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
+    "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
+    "allreduce late": Kind(AllReduce(when=Late()), (ALL,), "reference", late=True),
+    "hierarchical": Kind(
+        AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)), (ALL,), "reference", steps_a_round=2, num_nodes=2
+    ),
+    "neighbor": Kind(Neighbor(rounds=_ROUNDS), _PEERS, "reference"),
+    "neighbor late": Kind(Neighbor(rounds=_ROUNDS, when=Late()), _PEERS, "reference", late=True),
+    "generated": Kind(Generated(group_size=2, division=Division.GLOBAL, slow_threshold=None), None, "groups"),
+    "pairwise": Kind(Pairwise(active=(0, 2)), None, "convex"),
+    "pairwise late": Kind(Pairwise(active=(0, 2), when=Late()), None, "convex", late=True),
+    "server": Kind(Server(hosts=(1,)), (ALL,), "reference", gradients=True),
+    "server asynchronous": Kind(Server(hosts=(1,), synchronous=False), None, "counts"),
+    "server asynchronous late": Kind(
+        Server(hosts=(1,), synchronous=False, when=Late()), None, "counts", late=True
+    ),
+}  # fmt: skip

@@ -1,0 +1,153 @@
+"""How the workers of a cell are started: by `preduce run`, torchrun's agent, by hand, or by hand on nodes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.faults.kinds import WORKERS
+from benchmarks.faults.processes import become
+from benchmarks.faults.worker import work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.faults.cell import Task
+    from benchmarks.lab.network import Network
+
+SCRIPT = Path(__file__).with_name("worker.py")
+NETNS = 0x40000000
+
+
+def by_preduce_run(task: Task) -> int:
+    """The command itself, in this process."""
+    from preduce.__main__ import main
+
+    return main(["run", "--schedule", task.schedule, "--threads", "1", str(SCRIPT)])
+
+
+def by_torchrun(task: Task) -> int:
+    """torchrun's own agent and store; its workers are forked, which saves their imports."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=WORKERS,
+        run_id=f"faults-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="fork",
+    )
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        elastic_launch(config, torchrun_worker)(task.timeout)
+    except ChildFailedError as error:
+        print(error, flush=True)
+        return 1
+    return 0
+
+
+def torchrun_worker(_timeout: float) -> None:
+    """One worker of the agent; ends as a script would."""
+    import atexit
+    import sys
+
+    from preduce.topo.errors import PreduceError
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # the agent's own handlers are not a worker's
+    code = 0
+    try:
+        work()
+    except PreduceError as error:
+        sys.last_value = error
+        code = error.exit_code
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # noqa: BLE001 - shown as Python would
+        sys.last_value = error
+        code = 1
+        traceback.print_exc()
+    if code:  # the agent waits for what a forked worker returns when all is well
+        atexit._run_exitfuncs()  # noqa: SLF001 - a forked process skips them, an ordinary script does not
+        os._exit(code)
+
+
+def by_hand(port: int, network: Network | None = None, *, store_port_file: Path | None = None) -> int:
+    """Workers as a user's own script would start them; rank 0 hosts the store, or on nodes a process on the switch."""
+    variables = {"WORLD_SIZE": str(WORKERS), "LOCAL_WORLD_SIZE": str(WORKERS), "OMP_NUM_THREADS": "1"}
+    pids = []
+    if network is None:
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    else:
+        assert store_port_file is not None
+        _fork(lambda: _serve(network, store_port_file), {})
+        while not store_port_file.exists() or not store_port_file.read_text().endswith("\n"):
+            os.sched_yield()
+        variables |= {
+            "MASTER_ADDR": network.switch_address,
+            "MASTER_PORT": store_port_file.read_text().strip(),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+    for rank in range(WORKERS):
+        own = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        pids.append(_fork(lambda rank=rank: _hand_worker(rank, network), own))  # type: ignore[misc]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _fork(action: Callable[[], int | None], variables: dict[str, str]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        become(action, None, variables)
+    return pid
+
+
+def _hand_worker(rank: int, network: Network | None) -> None:
+    if network is not None:
+        enter(network.namespace(rank))
+    torchrun_worker(0.0)
+
+
+def _serve(network: Network, port_file: Path) -> None:
+    """Host the store on the switch until the cell's first process is gone."""
+    import time
+
+    from preduce.runtime.transport.torch_api import TCPStore
+
+    enter(network.switch)
+    parent = os.getppid()
+    store = TCPStore(network.switch_address, 0, None, True, wait_for_workers=False)
+    port_file.write_text(f"{store.port}\n")
+    while os.getppid() == parent:
+        time.sleep(0.05)
+
+
+def enter(namespace: str) -> None:
+    """Move this process into a network namespace.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    descriptor = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, NETNS) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), namespace)
+    os.close(descriptor)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,127 @@
+"""Processes of one cell: forked into a session of their own, found again in /proc, and ended by their ids."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One process as /proc shows it."""
+
+    pid: int
+    parent: int
+    state: str
+    session: int
+
+
+def look_at(pid: int) -> Seen | None:
+    """A process, None if it is gone."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    state, parent, _, session = text.rsplit(")", 1)[1].split()[:4]
+    return Seen(pid, int(parent), state, int(session))
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    seen = look_at(pid)
+    return seen is not None and seen.state not in "ZX"
+
+
+def belonging(session: int, mark: str) -> list[int]:
+    """Running processes of a session, and those that were started with `mark` in their environment."""
+    mine = os.getpid()
+    found = []
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == mine:
+            continue
+        seen = look_at(int(entry.name))
+        if seen is None or seen.state in "ZX":
+            continue
+        if seen.session == session or mark.encode() in _environment(seen.pid):
+            found.append(seen.pid)
+    return found
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def command_of(pid: int) -> str:
+    """A process's command line."""
+    with contextlib.suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def fork_session(action: Callable[[], int | None], output: Path, variables: Mapping[str, str]) -> int:
+    """Run an action in a forked process that leads a session of its own and writes to a file; returns its id."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    return become(action, output, variables)
+
+
+def become(action: Callable[[], int | None], output: Path | None, variables: Mapping[str, str]) -> NoReturn:
+    """What a forked process does until it ends, here and nowhere else."""
+    code = 70
+    try:
+        if output is not None:
+            file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - as long as the process
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - as above
+        os.environ.update(variables)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        code = action() or 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:  # noqa: BLE001 - a forked process must end here
+        traceback.print_exc()
+        code = 1
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def show_stacks(pids: list[int]) -> None:
+    """Let processes write to their output where they are; `become` has told them how."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.3)
+
+
+def end(pids: list[int]) -> None:
+    """SIGKILL these."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

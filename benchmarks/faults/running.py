@@ -1,0 +1,110 @@
+"""A cell while it runs: its processes, what its workers have written so far, and the waits that injectors share.
+
+Everything here is polled and nothing blocks, so that one thread can watch several cells.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_of
+from benchmarks.faults.kinds import WORKERS
+from benchmarks.faults.processes import belonging, command_of, look_at, runs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from random import Random
+
+    from benchmarks.lab.network import Network
+
+START_SECONDS = 40.0
+"""How long a run may take to begin on a busy machine, before the cell is given up as not fired."""
+
+
+@dataclass
+class Running:
+    """One started cell; injectors fill in what they did."""
+
+    cell: Cell
+    task: Task
+    folder: Path
+    chance: Random
+    outcome: Outcome
+    network: Network | None = None
+    pid: int = 0
+    started: float = 0.0
+    fault_time: float = 0.0
+    culprit: str = ""
+    """A regular expression that finds the culprit's name in what survivors say; empty where nobody has to name it."""
+    victims: set[int] = field(default_factory=set)
+    must_finish: bool = False
+    paused: list[int] = field(default_factory=list)
+    gone: dict[int, float] = field(default_factory=dict)
+    """When each worker's process was seen to be gone."""
+    code: int | None = None
+    undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def records(self, rank: int) -> list[Record]:
+        return records_of(self.folder, rank)
+
+    def pid_of(self, rank: int) -> int | None:
+        records = self.records(rank)
+        return int(records[0].more) if records else None
+
+    def look(self) -> None:
+        """Note what has ended."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        for rank in range(WORKERS):
+            if rank not in self.gone and (pid_of := self.pid_of(rank)) is not None and not runs(pid_of):
+                self.gone[rank] = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its first process and all workers that began have ended."""
+        self.look()
+        return self.code is not None and all(self.pid_of(r) is None or r in self.gone for r in range(WORKERS))
+
+    def fires(self, note: str, *, culprit: str = "", victims: tuple[int, ...] = ()) -> None:
+        """An injector says that it acts now, and on whom."""
+        self.fault_time = time.monotonic()
+        self.outcome.note = f"{note}, {self.fault_time - self.started:.2f} s after the start"
+        self.culprit = culprit
+        self.victims |= set(victims)
+
+    def until(self, done: Callable[[], bool], seconds: float = START_SECONDS) -> Iterator[None]:
+        """Wait until something is so, the run is over, or time is up."""
+        deadline = time.monotonic() + seconds
+        while not done() and not self.is_over and time.monotonic() < deadline:
+            yield
+
+    def sleep(self, seconds: float) -> Iterator[None]:
+        """Wait this long, or until the run is over."""
+        yield from self.until(lambda: False, seconds)
+
+    def all_train(self) -> bool:
+        """Whether every worker has begun its first step."""
+        return all(any(r.what == "enters" for r in self.records(rank)[:8]) for rank in range(WORKERS))
+
+    def named(self, word: str) -> int | None:
+        """The cell's running process whose command line holds a word."""
+        return next((pid for pid in self.processes() if word in command_of(pid)), None)
+
+    def processes(self) -> list[int]:
+        """The running processes of this cell."""
+        return belonging(self.pid, str(self.folder))
+
+    def role_of(self, pid: int) -> str:
+        """What a process is to this cell: `launcher`, `worker 2`, or nothing that is known."""
+        roles = {self.pid_of(rank): f"worker {rank}" for rank in range(WORKERS)} | {self.pid: "launcher"}
+        return roles.get(pid, "")
+
+    def is_paused(self, pid: int) -> bool:
+        seen = look_at(pid)
+        return seen is not None and seen.state == "T"

@@ -1,0 +1,233 @@
+"""What is asked of every cell after its fault: in time, named, right, and nothing left behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.faults.injectors import STORE
+from benchmarks.faults.kinds import KINDS, WORKERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from benchmarks.faults.cell import Record
+    from benchmarks.faults.kinds import Kind
+    from benchmarks.faults.running import Running
+
+SLACK_SECONDS = 5.0
+"""A fault is reported within the timeout and this."""
+GRACE_SECONDS = 10.0
+"""How much longer the launcher may take: it leaves survivors 5 s to say something, then ends them in two steps."""
+TOLERANCE = 2e-3
+"""Of a value; a member too many or too few changes it by at least a sixteenth."""
+CRASH = re.compile(r"terminate called|Fatal Python error|signal (6|11) |SIGABRT|SIGSEGV|internal error")
+SOMEBODY = r"\b(worker|rank) \d|store|generator"
+ENDS = ("finished", "failed", "raised")
+
+
+def end_of(records: list[Record]) -> Record | None:
+    """How a worker ended by itself, None if it did not."""
+    return records[-1] if records and records[-1].what in ENDS else None
+
+
+def judge_ends(running: Running) -> None:
+    """Everybody ended in time, and survivors name the culprit."""
+    outcome, limit = running.outcome, running.cell.timeout + SLACK_SECONDS
+    survivors = [rank for rank in range(WORKERS) if rank not in running.victims]
+    ends = {rank: end_of(running.records(rank)) for rank in range(WORKERS)}
+    finished = [rank for rank in survivors if (end := ends[rank]) is not None and end.what == "finished"]
+    for rank in survivors:
+        end = ends[rank]
+        if end is not None and end.what != "finished":
+            outcome.detection[rank] = end.time - running.fault_time
+            outcome.texts[rank] = str(end.more)
+        ended = end.time if end is not None else running.gone.get(rank)
+        if rank in finished or running.pid_of(rank) is None:
+            continue
+        held_up_since = _held_up_since(running, rank)
+        if ended is None or ended - held_up_since > limit:
+            took = "never" if ended is None else f"after {ended - held_up_since:.1f} s"
+            outcome.violations.append(f"late: worker {rank} ended {took}, limit {limit:g} s")
+    everybody = range(WORKERS) if running.must_finish else survivors
+    if all((end := ends[rank]) is not None and end.what == "finished" for rank in everybody):
+        outcome.ended = "finished"
+        return
+    outcome.ended = "named error" if outcome.texts else "ended"
+    if running.must_finish:
+        said = {rank: end and f"{end.what} {end.more}" for rank, end in ends.items()}
+        outcome.violations.append(f"did not finish: {said}")
+    elif running.culprit:
+        _judge_names(running)
+
+
+def _held_up_since(running: Running, rank: int) -> float:
+    """The fault; where a kind lets others go on, this worker's last step after it."""
+    if not KINDS[running.cell.kind].is_free:
+        return running.fault_time
+    steps = [r.time for r in running.records(rank) if r.what in ("enters", "leaves", "finishes")]
+    return max([running.fault_time, *steps])
+
+
+def _judge_names(running: Running) -> None:
+    outcome, texts = running.outcome, running.outcome.texts
+    if running.cell.launcher == "torchrun":
+        # Nobody tells workers there who died, but the agent says it itself; they must not blame anybody else.
+        texts = {rank: text for rank, text in texts.items() if _names(SOMEBODY, text)}
+    if not texts:
+        if not _names(running.culprit, output := output_of(running)):
+            outcome.violations.append(f"unnamed: no survivor spoke, and the output ends with {output[-300:]!r}")
+        return
+    # By hand worker 0 hosts the store, which goes with it when it has said its part: the others may lose that first.
+    allowed = f"{running.culprit}|{STORE}" if running.cell.launcher == "by hand" else running.culprit
+    unnamed = {rank: text for rank, text in texts.items() if not _names(allowed, text)}
+    if unnamed or not any(_names(running.culprit, text) for text in texts.values()):
+        outcome.violations.append(f"unnamed: {unnamed or texts}")
+
+
+def _names(culprit: str, text: str) -> bool:
+    return re.search(culprit, text, re.IGNORECASE) is not None
+
+
+def output_of(running: Running) -> str:
+    """What launcher and workers printed."""
+    path = running.folder / "output.txt"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def judge_crashes(running: Running) -> None:
+    """No process aborted and nobody blames us for a bug."""
+    if match := CRASH.search(output_of(running)):
+        line = next(line for line in output_of(running).splitlines() if match.group() in line)
+        running.outcome.violations.append(f"crash: {line[:300]}")
+
+
+def judge_values(running: Running) -> None:
+    """No record of any worker shows a partial or mixed average."""
+    kind = KINDS[running.cell.kind]
+    records = {rank: running.records(rank) for rank in range(WORKERS)}
+    problems = [problem for rank in range(WORKERS) for problem in _torn(rank, records[rank])]
+    laws = {"reference": _by_reference, "groups": _by_groups, "convex": _by_hull, "counts": _by_counts}
+    problems += laws[kind.law](kind, records)
+    finals = [(rank, _values(r[-1])) for rank, r in records.items() if r and r[-1].what == "finished"]
+    problems += [
+        f"worker {rank} finished with {values}, worker {finals[0][0]} with {finals[0][1]}"
+        for rank, values in finals[1:]
+        if not _same(values, finals[0][1])
+    ]
+    running.outcome.violations += [f"wrong: {problem}" for problem in problems[:4]]
+
+
+def _values(record: Record) -> npt.NDArray[np.float64]:
+    """(workers,): how much of each worker is in the parameters."""
+    return np.array([low for low, _ in record.rows[:WORKERS]])
+
+
+def _same(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> bool:
+    return bool(np.all(np.abs(a - b) <= TOLERANCE + 1e-5 * np.abs(b)))
+
+
+def _torn(rank: int, records: list[Record]) -> list[str]:
+    """Rows whose columns differ, and weights that do not sum to 1."""
+    problems = []
+    for record in records:
+        place = f"worker {rank} {record.what} step {record.step}"
+        torn = [(low, high) for low, high in record.rows if not high - low <= TOLERANCE + 1e-5 * abs(high)]
+        problems += [f"{place}: a row holds {torn[0]}"] if torn else []
+        ones = record.rows[WORKERS][0]
+        problems += [] if abs(ones - 1) <= TOLERANCE else [f"{place}: the row of ones holds {ones}"]
+    return problems[:2]
+
+
+def _by_reference(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
+    last = max((record.step for listed in records.values() for record in listed), default=0)
+    states = kind.states(last + 1)
+    problems = []
+    for rank, listed in records.items():
+        own = np.eye(WORKERS)[rank]
+        for record in listed:
+            before, after, s = states[record.step][rank], states[record.step + 1][rank], record.step
+            may = {
+                "enters": [before],
+                "leaves": [after],
+                "finishes": [before],
+                "finished": [states[s].mean(axis=0)],
+            }.get(record.what, [before, after, states[s].mean(axis=0)] + ([] if kind.gradients else [before + own]))
+            if not any(_same(_values(record), allowed) for allowed in may):
+                problems.append(f"worker {rank} {record.what} step {s} with {_values(record)}, not {may}")
+    return problems
+
+
+def _by_hull(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa: ARG001 - the face of all laws
+    steps = np.array([max((r.step for r in records[w]), default=0) + 1 for w in range(WORKERS)])
+    return [
+        f"worker {rank} {record.what} step {record.step} with {_values(record)}, and steps were {steps}"
+        for rank, listed in records.items()
+        for record in listed
+        if np.any(_values(record) < -TOLERANCE) or np.any(_values(record) > steps + TOLERANCE)
+    ]
+
+
+def _by_counts(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
+    """Asynchronous server: whole pushes, each once, one's own all there."""
+    problems = _by_hull(kind, records)
+    for rank, listed in records.items():
+        for record in listed:
+            values = _values(record)
+            whole = np.all(np.abs(values - np.round(values)) <= TOLERANCE)
+            own = {"enters": [0], "leaves": [1]}.get(record.what, [0, 1])
+            if record.what != "finished" and (not whole or round(values[rank]) - record.step not in own):
+                problems.append(f"worker {rank} {record.what} step {record.step} with {values}")
+    return problems
+
+
+def _by_groups(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
+    """Generated: after a granted group a member holds the mean of what its members brought, or what it had."""
+    problems = _by_hull(kind, records)
+    brought: dict[tuple[int, int], npt.NDArray[np.float64]] = {}
+    groups: list[tuple[int, Record, npt.NDArray[np.float64]]] = []
+    for rank, listed in records.items():
+        entered = None
+        for record in listed:
+            if record.what == "enters":
+                entered = _values(record) + np.eye(WORKERS)[rank]
+            elif record.what == "leaves" and entered is not None:
+                groups.append((rank, record, entered))
+                for seq, _ in record.more:
+                    brought[seq, rank] = entered
+                entered = None
+        if entered is not None:
+            brought[-1, rank] = entered
+    for rank, record, entered in groups:
+        may = [entered]
+        for seq, members in record.more:
+            theirs = [brought.get((seq, member), brought.get((-1, member))) for member in members]
+            if any(one is None for one in theirs):
+                break  # that member met the group while it left, where nothing was written down
+            may.append(np.mean([one for one in theirs if one is not None], axis=0))
+        else:
+            if not any(_same(_values(record), allowed) for allowed in may):
+                problems.append(f"worker {rank} leaves step {record.step} with {_values(record)}, not one of {may}")
+    return problems
+
+
+def judge_checkpoints(folder: Path) -> list[str]:
+    """Every checkpoint with a manifest can be read."""
+    problems = []
+    for manifest in folder.glob("round-*/manifest.json"):
+        try:
+            entries = json.loads(manifest.read_text())["workers"]
+        except ValueError:
+            problems.append(f"checkpoint: {manifest.parent.name} has a broken manifest")
+            continue
+        for rank, entry in enumerate(entries):
+            files = [path for path in manifest.parent.glob("*.safetensors") if re.search(rf"0*{rank}\.", path.name)]
+            if not any(hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"] for path in files):
+                problems.append(f"checkpoint: {manifest.parent.name} lacks worker {rank}'s file, or it is damaged")
+    return problems

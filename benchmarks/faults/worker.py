@@ -1,0 +1,118 @@
+"""What one worker does under faults: it adds 1 to its own row in each step and writes down what it holds.
+
+Lines go straight to the file, so a kill loses none but the one being written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.faults.cell import Task, records_of
+from benchmarks.faults.processes import runs
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import save_checkpoint
+from preduce.topo.document.schedule import load_schedule
+from preduce.topo.errors import FileProblem, PreduceError
+
+TASK = "FAULTS_TASK"
+CHECKPOINT_STEPS = 60
+STEP_SECONDS = 0.012
+MEET_SECONDS = 15.0
+
+
+class Diary:
+    """The file of one worker."""
+
+    def __init__(self, folder: Path, rank: int, rows: torch.Tensor) -> None:
+        path = folder / f"worker-{rank}.jsonl"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.rows = rows
+
+    def note(self, what: str, step: int, more: Any = None) -> None:  # noqa: ANN401 - anything JSON holds
+        low, high = self.rows.detach().aminmax(dim=1)
+        rows = torch.stack([low, high], dim=1).tolist()
+        os.write(self._file, (json.dumps([what, time.monotonic(), step, rows, more]) + "\n").encode())
+
+
+def work() -> None:
+    """Train until the task's steps are done or something fails."""
+    task = Task.read(Path(os.environ[TASK]))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    start = torch.zeros(size + 1, task.columns)
+    start[-1] = 1.0
+    model = torch.nn.ParameterDict({"rows": torch.nn.Parameter(start)})
+    diary = Diary(Path(task.folder), rank, model["rows"])
+    diary.note("begins", 0, os.getpid())
+    step = 0
+    try:
+        schedule = load_schedule(task.schedule)
+        sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = DistributedOptimizer(sgd, model, schedule, timeout=task.timeout, trace=task.trace)
+        diary.note("ready", 0)
+        gradient = torch.zeros_like(start)
+        gradient[rank] = -1.0
+        chance, start_time = random.Random(rank), time.monotonic()
+        for step in range(task.steps):
+            _step(task, step, optimizer, gradient, diary)
+            # By the clock, so that one that was held up catches up: nobody waits for the others in between under some
+            # kinds, and `finish` waits for one timeout only.
+            due = start_time + STEP_SECONDS * (step + chance.random())
+            time.sleep(max(0.0, due - time.monotonic()))
+        step = task.steps
+        if task.meets:
+            _meet(Path(task.folder), rank, size)
+        diary.note("finishes", step)
+        optimizer.finish()
+        diary.note("finished", step)
+    except PreduceError as error:
+        diary.note("failed", step, f"{type(error).__name__}: {error}")
+        raise
+    except BaseException as error:
+        diary.note("raised", step, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _meet(folder: Path, rank: int, size: int) -> None:
+    """Wait for slower workers, as an evaluation of the user's would: `finish` itself waits for one timeout only."""
+    (folder / f"done-{rank}").touch()
+    deadline = time.monotonic() + MEET_SECONDS
+    for other in range(size):
+        while not (folder / f"done-{other}").exists() and time.monotonic() < deadline:
+            if not runs(int(records_of(folder, other)[0].more)):
+                return
+            time.sleep(0.02)
+
+
+def _step(
+    task: Task,
+    step: int,
+    optimizer: DistributedOptimizer,
+    gradient: torch.Tensor,
+    diary: Diary,
+) -> None:
+    if optimizer.rank == task.raising and step == task.raising_step:
+        diary.note("raises", step)
+        raise ValueError("a bug in the data loader")
+    diary.rows.grad = gradient.clone()
+    executed = getattr(getattr(optimizer.runner, "client", None), "executed", [])
+    before = len(executed)
+    diary.note("enters", step)
+    optimizer.step()
+    diary.note("leaves", step, list(executed[before:]))
+    if task.checkpoints is not None and (step + 1) % CHECKPOINT_STEPS == 0:
+        try:
+            save_checkpoint(optimizer, task.checkpoints)
+            diary.note("saved", step)
+        except FileProblem as error:
+            diary.note("not saved", step, str(error))
+
+
+if __name__ == "__main__":
+    work()

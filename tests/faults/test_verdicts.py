@@ -1,0 +1,213 @@
+"""The verdicts see what they are there for: a healthy record passes, and every way to be wrong is found."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks.faults import verdicts
+from benchmarks.faults.cell import Cell, Outcome, Task
+from benchmarks.faults.kinds import KINDS, WORKERS
+from benchmarks.faults.processes import belonging
+from benchmarks.faults.running import Running
+
+STEPS = 6
+
+
+def line(what, instant, step, values, more=None):
+    rows = [[float(value), float(value)] for value in values] + [[1.0, 1.0]]
+    return [what, instant, step, rows, more]
+
+
+def healthy(name):
+    """What four workers of a kind with a reference write in a run without faults."""
+    states = KINDS[name].states(STEPS)
+    diaries = []
+    for rank in range(WORKERS):
+        lines = [line("begins", 0.0, 0, states[0][rank], 1)]
+        for step in range(STEPS):
+            lines.append(line("enters", step, step, states[step][rank]))
+            lines.append(line("leaves", step + 0.5, step, states[step + 1][rank], []))
+        lines.append(line("finishes", STEPS, STEPS, states[STEPS][rank]))
+        lines.append(line("finished", STEPS, STEPS, states[STEPS].mean(axis=0)))
+        diaries.append(lines)
+    return diaries
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Writes the records of a cell and passes a verdict on them; gives the violations."""
+
+    def judge(verdict, diaries, kind="static", **facts):
+        for rank, lines in enumerate(diaries):
+            (tmp_path / f"worker-{rank}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+        cell = Cell(kind, "a fault", "run", 1)
+        made = Running(cell, Task(str(tmp_path), "", 3.0, STEPS, 1), tmp_path, cell.random, Outcome(cell), **facts)
+        verdict(made)
+        return made.outcome.violations
+
+    return judge
+
+
+WITH_REFERENCE = [name for name, kind in KINDS.items() if kind.law == "reference"]
+
+
+@pytest.mark.parametrize("name", WITH_REFERENCE)
+def test_the_reference_alone_keeps_every_sum_of_progress(name):
+    states = KINDS[name].states(STEPS)
+    assert np.allclose(states.mean(axis=1), np.arange(STEPS + 1)[:, None] / WORKERS)
+
+
+@pytest.mark.parametrize("name", WITH_REFERENCE)
+def test_a_healthy_run_passes(judged, name):
+    assert judged(verdicts.judge_values, healthy(name), kind=name) == []
+
+
+def spoil(diaries, how):
+    """Change one record of worker 2 as a fault of the run-time would."""
+    entry = diaries[2][4]
+    assert (entry[0], entry[2]) == ("leaves", 1)
+    rows = entry[3]
+    if how == "a partial sum":
+        rows[0] = [rows[0][0] / 2, rows[0][1]]
+    elif how == "weights that do not sum to 1":
+        rows[WORKERS] = [0.75, 0.75]
+    elif how == "a member that did not enter":
+        rows[0] = [0.0, 0.0]
+    elif how == "a member that entered twice":
+        rows[1] = [2 * value + 0.5 for value in rows[1]]
+    elif how == "not a number":
+        rows[0] = [float("nan"), float("nan")]
+    elif how == "no average at all":
+        entry[3] = diaries[2][3][3]
+
+
+HOWS = (
+    "a partial sum", "weights that do not sum to 1", "a member that did not enter", "a member that entered twice",
+    "not a number", "no average at all",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", WITH_REFERENCE)
+def test_a_wrong_average_is_seen(judged, name, how):
+    diaries = healthy(name)
+    spoil(diaries, how)
+    assert any(
+        text.startswith("wrong: worker 2 leaves step 1") for text in judged(verdicts.judge_values, diaries, name)
+    )
+
+
+def test_a_failed_worker_holds_what_it_had_with_or_without_its_own_step(judged):
+    diaries = [lines[:5] for lines in healthy("static")]
+    had = np.array([low for low, _ in diaries[0][-1][3][:WORKERS]])
+    own = np.eye(WORKERS)[0]
+
+    def verdict(values):
+        failed = [*diaries[0], line("failed", 9.0, 2, values, "PeerLostError")]
+        return judged(verdicts.judge_values, [failed, *diaries[1:]])
+
+    assert verdict(had) == verdict(had + own) == []
+    assert verdict((had + own) / 2)
+    assert verdict(had + 2 * own)
+
+
+def test_members_of_a_granted_group_must_hold_its_mean_or_what_they_had(judged):
+    def diaries(after):
+        start = np.zeros(WORKERS)
+        granted = [[7, [0, 3]]]
+        lines = [
+            [line("enters", 0, 0, start), line("leaves", 1, 0, np.eye(WORKERS)[rank] if rank else after, [])]
+            for rank in range(WORKERS)
+        ]
+        for rank, values in ((0, after), (3, [0.5, 0, 0, 0.5])):
+            lines[rank][1] = line("leaves", 1, 0, values, granted)
+        return lines
+
+    for values in ([0.5, 0, 0, 0.5], [1, 0, 0, 0]):
+        assert judged(verdicts.judge_values, diaries(values), "generated") == []
+    for values in ([0.5, 0, 0, 0.25], [0.5, 0.5, 0, 0], [0.25, 0, 0, 0.25]):
+        assert judged(verdicts.judge_values, diaries(values), "generated"), values
+
+
+def test_an_asynchronous_server_applies_whole_pushes_once(judged):
+    def diaries(values):
+        lines = [[line("enters", 0, 0, np.zeros(WORKERS))] for _ in range(WORKERS)]
+        lines[1].append(line("leaves", 1, 0, values, []))
+        return lines
+
+    assert judged(verdicts.judge_values, diaries([1, 1, 0, 0]), "server asynchronous") == []
+    for values in ([1, 2, 0, 0], [1, 0, 0, 0], [0.5, 1, 0, 0], [3, 1, 0, 0], [-1, 1, 0, 0]):
+        assert judged(verdicts.judge_values, diaries(values), "server asynchronous"), values
+
+
+def ending(seconds, text="worker 3 was killed", what="failed"):
+    return [line("begins", 0.0, 0, np.zeros(WORKERS), os.getpid()), line(what, seconds, 0, np.zeros(WORKERS), text)]
+
+
+FAULT = {"fault_time": 10.0, "culprit": r"worker 3\b", "victims": {3}}
+
+
+def test_survivors_who_name_the_culprit_in_time_pass(judged):
+    assert judged(verdicts.judge_ends, [ending(12.0)] * 3, **FAULT) == []
+
+
+def test_a_late_survivor_is_seen(judged):
+    (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(18.5), ending(12.0)], **FAULT)
+    assert text == "late: worker 1 ended after 8.5 s, limit 8 s"
+
+
+def test_a_survivor_that_never_ends_is_seen(judged):
+    (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(12.0), ending(12.0)[:1]], **FAULT)
+    assert text.startswith("late: worker 2 ended never")
+
+
+def test_an_innocent_that_is_blamed_is_seen(judged):
+    (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(12.0, "waits for worker 1"), ending(12.0)], **FAULT)
+    assert text == "unnamed: {1: 'waits for worker 1'}"
+
+
+def test_a_run_that_should_have_gone_on_is_seen(judged):
+    (text,) = judged(verdicts.judge_ends, [ending(12.0)] * 4, **{**FAULT, "must_finish": True})
+    assert text.startswith("did not finish")
+
+
+def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):
+    code = "import time; time.sleep(60)"
+    own = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
+    marked = subprocess.Popen(
+        [sys.executable, "-S", "-c", code], start_new_session=True, env={"FAULTS_MARK": str(tmp_path)}
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while set(belonging(own.pid, str(tmp_path))) != {own.pid, marked.pid}:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        for process in (own, marked):
+            process.kill()
+            process.wait()
+    assert belonging(own.pid, str(tmp_path)) == []
+
+
+def test_a_crash_in_the_output_is_seen(judged, tmp_path):
+    (tmp_path / "output.txt").write_text("[1] all is well\n[2] terminate called after throwing an instance of\n")
+    (text,) = judged(verdicts.judge_crashes, [])
+    assert text.startswith("crash: [2] terminate called")
+
+
+def test_a_checkpoint_with_a_manifest_and_a_damaged_file_is_seen(tmp_path):
+    import hashlib
+
+    folder = tmp_path / "round-00000001"
+    folder.mkdir()
+    (folder / "worker-00000.safetensors").write_bytes(b"whole")
+    good = {"workers": [{"sha256": hashlib.sha256(b"whole").hexdigest()}]}
+    (folder / "manifest.json").write_text(json.dumps(good))
+    assert verdicts.judge_checkpoints(tmp_path) == []
+    (folder / "worker-00000.safetensors").write_bytes(b"who")
+    assert verdicts.judge_checkpoints(tmp_path)
