@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-.PHONY: demo test test-computing test-others check docs bench lab faults explore format clean
+.PHONY: demo test test-computing test-others check docs bench lab gpu faults explore format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -55,6 +55,10 @@ bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/r
 lab: export OMP_NUM_THREADS = 1
 lab: $(STAMP)  ## four emulated nodes, shaped links, every strategy side by side (root; about 9 minutes)
 	$(BIN)/python -m benchmarks.lab.run
+
+# With the machine's own python3 and torch: the virtual environment holds a CPU build.
+gpu:  ## the CUDA path on this machine's GPU, stage by stage; says why it skips where there is none (about ten minutes)
+	@PYTHONPATH=. $(PYTHON) -m benchmarks.gpu $(STAGES)
 
 faults: export OMP_NUM_THREADS = 1
 faults: $(STAMP)  ## every strategy kind under every fault at random instants: make faults MINUTES=10 (links and disks need root)

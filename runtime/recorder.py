@@ -38,6 +38,13 @@ class Operation:
     start: float
     end: float | None = None
     outcome: str = "running"
+    lag: int = 0
+    """Rounds by which it is late: it belongs to the beginning of its round, which a worker that ends has begun, too."""
+
+    @property
+    def rounds_before(self) -> int:
+        """A member that ended after this many rounds, or fewer, has never begun this operation."""
+        return self.round - self.lag
 
     def __str__(self) -> str:
         """As reports name it: `the average of round 41 in group {1,3}`."""
@@ -65,16 +72,20 @@ class Recorder:
         """Seconds since the epoch, monotonic."""
         return self._anchor + time.perf_counter()
 
-    def begin(self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int) -> Operation:
+    def begin(
+        self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int, *, lag: int = 0
+    ) -> Operation:
         """Note that an operation starts."""
-        operation = Operation(self._count, kind, step, round_, members, num_bytes, self.now())
+        operation = Operation(self._count, kind, step, round_, members, num_bytes, self.now(), lag=lag)
         self._count += 1
         self._ring.append(operation)
         return operation
 
-    def end(self, operation: Operation, outcome: str = "ok") -> None:
-        """Note that it ended, well or not."""
+    def end(self, operation: Operation, outcome: str = "ok", *, times: tuple[float, float] | None = None) -> None:
+        """Note that it ended, well or not; `times` are begin and end on a device, as `time.perf_counter` says them."""
         operation.end, operation.outcome = self.now(), outcome
+        if times is not None:
+            operation.start, operation.end = self._anchor + times[0], self._anchor + times[1]
         if self.directory is not None:
             name = f"{operation.kind} {{{','.join(map(str, operation.members))}}}"
             details = {"round": operation.round, "step": operation.step, "bytes": operation.num_bytes}

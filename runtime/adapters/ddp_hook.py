@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.adapters.averager import refuse_strategy
-from preduce.runtime.averaging.p_reduce import p_reduce
+from preduce.runtime.averaging.p_reduce import queue_p_reduce
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.transport.rendezvous import place
 from preduce.runtime.transport.torch_api import GradBucket
@@ -18,6 +18,7 @@ from preduce.topo.phase import Group
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from preduce.runtime.averaging.reducer import Reducer
     from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
@@ -64,6 +65,16 @@ class ScheduleHookState:
         self.all_reduce_steps, self.timeout, self.world = all_reduce_steps, timeout, world
         self.rank = world.rank if world is not None else place()[0]
         self.step = 0
+        self.queued: Reducer | None = None
+
+    def finish(self) -> None:
+        """Wait for the device after the last step: there a failed average is reported by one of the next two.
+
+        Raises:
+            PeerLostError: an average failed.
+        """
+        if self.queued is not None:
+            self.queued.flush()
 
     def group(self) -> Group | None:
         """Whose gradients are averaged in this backward pass."""
@@ -84,7 +95,7 @@ def schedule_hook(state: ScheduleHookState, bucket: GradBucket) -> torch.futures
     group = state.group()
     buffer = bucket.buffer()
     if group is not None:
-        p_reduce(buffer, group, timeout=state.timeout, world=state.world)
+        state.queued = queue_p_reduce(buffer, group, timeout=state.timeout, world=state.world)
     if bucket.is_last():
         state.step += 1
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()

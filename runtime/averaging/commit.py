@@ -36,7 +36,7 @@ def commit_delayed(bucket: Bucket, snapshot: torch.Tensor, relax: float, ok: tor
     change, live = bucket.scratch()[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
     if ok is not None:
-        change.mul_(ok)
+        only_where(change, ok)
     live.add_(change, alpha=relax)
 
 
@@ -50,4 +50,9 @@ def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None
     if ok is None:
         live.copy_(new)
     else:
-        live.copy_(torch.where(ok, new, live))
+        torch.where(ok, new, live, out=live)
+
+
+def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
+    """Make values zero if the verdict is false; a product would leave NaN and infinity as they are."""
+    torch.where(ok, values, values.new_zeros(()), out=values)

@@ -47,6 +47,7 @@ class FlatModel:
     ) -> None:
         _refuse_wrapped(model)
         self.model = model
+        _refuse_several_devices(model)
         named = _named_parameters(model)
         _refuse_foreign(optimizer, named)
         self._frozen = {p: names[0] for names, _, p in named if not p.requires_grad}
@@ -106,7 +107,8 @@ class FlatModel:
                 if slot.parameter.data_ptr() != base + slot.start * width or slot.parameter.dtype != bucket.dtype:
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} was replaced after DistributedOptimizer "
-                        "was made (model.to(), .half(), .cuda(), load_state_dict(assign=True) do that); do it before"
+                        f"was made (model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that); "
+                        "do it before"
                     )
 
         for parameter, name in self._frozen.items():
@@ -190,8 +192,9 @@ def state_keys(optimizer: torch.optim.Optimizer) -> list[str]:
     Raises:
         InputError: the optimizer cannot be built from its defaults, so its state is unknown before the first step.
     """
-    probe = torch.nn.Parameter(torch.zeros(2, 3))
-    probe.grad = torch.zeros(2, 3)
+    device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
+    probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))
+    probe.grad = torch.zeros_like(probe)
     try:
         known = inspect.signature(type(optimizer)).parameters
         copy = type(optimizer)([probe], **{k: v for k, v in optimizer.defaults.items() if k in known})
@@ -239,6 +242,25 @@ def _flatten(
             parameter.data = slot.window(flat)
             bucket.slots.append(slot)
     return bucket
+
+
+def _cudnn(slot: Slot) -> str:
+    """What replaces the storage of recurrent layers on a GPU, where this is one of their parameters."""
+    recurrent = any(isinstance(module, torch.nn.RNNBase) for module, _ in slot.owners)
+    return ", and for recurrent layers flatten_parameters()" if recurrent and slot.parameter.is_cuda else ""
+
+
+def _refuse_several_devices(model: torch.nn.Module) -> None:
+    """Parameters and buffers are sent by the same groups, and a group works on one kind of device."""
+    first: dict[torch.device, str] = {}
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in tensors:
+            first.setdefault(tensor.device, f"{kind} {name!r} on {tensor.device}")
+    if len(first) > 1:
+        raise InputError(
+            f"model: lies on several devices ({', '.join(first.values())}); move all of it to one before wrapping, "
+            "model.to(device)"
+        )
 
 
 def _refuse_wrapped(model: torch.nn.Module) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.averaging.commit import only_where
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def commit_gradients(bucket: Bucket, ok: torch.Tensor | None) -> None:
     scratch = bucket.scratch()
     means = scratch[: bucket.size]
     if ok is not None:
-        means.mul_(ok)
+        only_where(means, ok)
     presence: list[float] | None = None
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
     """Replace the parameters and floating-point buffers of `members` by their means over all of them; alone, nothing.
 
+    What is read or kept next is this mean, so the verdicts on it are waited for.
+
     Raises:
         PeerLostError: a worker is gone, or at another round.
     """
@@ -35,6 +37,7 @@ def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], st
                     commit_mean(bucket, 1.0, reduction.ok)
                     commit_riders(bucket, reduction.ok)
         reducer.rejoin()
+        reducer.flush()
 
 
 @contextmanager

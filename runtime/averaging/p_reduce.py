@@ -15,7 +15,6 @@ from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.liveness.heartbeat import Heartbeat
 from preduce.runtime.recorder import Recorder
 from preduce.runtime.transport.alone import is_alone
-from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Group
@@ -40,9 +39,10 @@ def p_reduce(
     """Average tensors over a group of workers, in place: x ← x + relax · (mean − x). All members call it.
 
     Groups may differ from call to call and may overlap over time; every worker must call its groups in one order that
-    fits all (a schedule from this project has one). A group is connected at its first use, on gloo by its members only.
+    fits all (a schedule from this project has one). A group is connected at its first use, by its members only.
     Moves 2(k−1)/k of the tensors through each member's link, for k members. In a script that runs alone, without a
-    launcher, nothing happens.
+    launcher, nothing happens. On CUDA it returns when the device is done, since only then is it known whether all went
+    well.
 
     Args:
         tensors: one real floating-point tensor or several; shapes and dtypes equal on all members.
@@ -55,10 +55,31 @@ def p_reduce(
         InputError: not a member, tensors that cannot be averaged, or no launcher.
         PeerLostError: a member is gone, is late or called something else; the tensors are as they were.
     """
+    reducer = queue_p_reduce(tensors, group, relax, timeout=timeout, world=world)
+    if reducer is not None:
+        reducer.flush()
+
+
+def queue_p_reduce(
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    group: Group | Iterable[int],
+    relax: float | Fraction | None = None,
+    *,
+    timeout: float = 300.0,
+    world: World | None = None,
+) -> Reducer | None:
+    """As `p_reduce`; on CUDA the host only queues it, and hears the verdict at a later call or by the result's `flush`.
+
+    Until then a failed operation has left the tensors as they were. None in a script that runs alone.
+
+    Raises:
+        InputError: as `p_reduce`.
+        PeerLostError: as `p_reduce`, also for an earlier call.
+    """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _refuse_tensors(all_tensors)
     if is_alone(world):
-        return
+        return None
     if world is None:
         world = default_world(all_tensors[0].device, timedelta(seconds=timeout), lambda _store, _rank, _size: None)
     chosen = group if isinstance(group, Group) else Group(tuple(sorted(set(group))))
@@ -69,7 +90,7 @@ def p_reduce(
     reducer = _of_world.get(world)
     if reducer is None or reducer.timeout != timeout:
         reducer = _of_world[world] = _PReducer(world, timeout)
-    reducer.run(all_tensors, chosen, float(chosen.relax if relax is None else relax))
+    return reducer.run(all_tensors, chosen, float(chosen.relax if relax is None else relax))
 
 
 class _PReducer:
@@ -81,17 +102,19 @@ class _PReducer:
         self._heartbeat = Heartbeat(world.store, world.rank, "p_reduce", beats=False)
         self._calls: dict[tuple[int, ...], int] = {}
         self._buckets: OrderedDict[tuple[torch.device, torch.dtype, int], Bucket] = OrderedDict()
+        # One for all calls: it knows of the operations that a device has still to finish.
+        self._reducer = Reducer(world, [], self._recorder, self._heartbeat, key="p_reduce", timeout=timeout)
 
-    def run(self, tensors: Sequence[torch.Tensor], group: Group, relax: float) -> None:
+    def run(self, tensors: Sequence[torch.Tensor], group: Group, relax: float) -> Reducer:
         """Average `tensors` over `group`."""
-        world, members = self.world, group.members
-        if isinstance(world, GlooWorld) and not world.has(members):
+        world, members, reducer = self.world, group.members, self._reducer
+        if not world.has(members):
             world.create(members)
         call = self._calls[members] = self._calls.get(members, 0) + 1
         buckets = [self._bucket(key, [t for t in tensors if (t.device, t.dtype) == key]) for key in _kinds(tensors)]
-        reducer = Reducer(world, buckets, self._recorder, self._heartbeat, key="p_reduce", timeout=self.timeout)
+        reducer.buckets = buckets
         layout = [(tuple(t.shape), str(t.dtype)) for t in tensors]
-        reducer.agree("P-Reduce header", call, group, relax, layout)
+        reducer.agree("P-Reduce header", call, group, relax, layout, deferred=True)
         reduction = reducer.begin("P-Reduce", call, call, group)
         reducer.wait(reduction)
         with torch.no_grad():
@@ -100,6 +123,7 @@ class _PReducer:
                     commit_mean(bucket, relax, reduction.ok)
                     _spread(bucket.flat, [t for t in tensors if (t.device, t.dtype) == (bucket.device, bucket.dtype)])
         reducer.rejoin()
+        return reducer
 
     def _bucket(self, kind: tuple[torch.device, torch.dtype], tensors: Sequence[torch.Tensor]) -> Bucket:
         """A bucket over one tensor itself, or over a flat copy of several; its scratch array is used again."""
@@ -134,6 +158,8 @@ def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 def _refuse_tensors(tensors: Sequence[torch.Tensor]) -> None:
     if not tensors:
         raise InputError("p_reduce: no tensors; give at least one")
+    if len(devices := {tensor.device for tensor in tensors}) > 1:
+        raise InputError(f"p_reduce: tensors lie on {', '.join(sorted(map(str, devices)))}; one call takes one device")
     for index, tensor in enumerate(tensors):
         if not tensor.is_floating_point() or tensor.layout is not torch.strided:
             raise InputError(f"p_reduce: tensor {index} is {tensor.dtype}, {tensor.layout}; only dense real floats")

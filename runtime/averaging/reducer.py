@@ -2,7 +2,9 @@
 
 Nothing that a user sees changes until every sum has arrived and every tag agrees: a worker that is killed in
 mid-operation leaves partial sums in the scratch arrays of its peers, never in their parameters. On CUDA the host waits
-for nothing: the commit itself looks at the tag on the device, and a violation is reported a few rounds later.
+for nothing: the commit itself looks at the tag on the device, and a violation is reported a few rounds later, at the
+latest by `flush`. There the tag is always summed by itself, after the payload: an operation that is aborted half-way
+may have summed the end of an array and not its beginning.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 
 from preduce.runtime.averaging.gradients import load_gradients
 from preduce.runtime.averaging.riders import load_riders
+from preduce.runtime.averaging.verdicts import Verdicts
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
 from preduce.runtime.transport.waiting import GoneError, Lookout, OwnWork, pause_after
 from preduce.topo.errors import PeerLostError, StoreLostError, UnavailableError
@@ -27,11 +30,11 @@ if TYPE_CHECKING:
     from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.recorder import Operation, Recorder
     from preduce.runtime.transport.communicators import Communicator
+    from preduce.runtime.transport.streams import Streams
     from preduce.runtime.transport.waiting import RunningWork
     from preduce.runtime.transport.worlds import World
 
 DIAGNOSE_SECONDS = 1.5
-MAX_IN_FLIGHT = 2
 SPLIT_BYTES = 4 * 2**20
 
 
@@ -65,16 +68,24 @@ class Reducer:
     ) -> None:
         self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._deferred: list[tuple[torch.cuda.Event, torch.Tensor, Operation]] = []
+        self.verdicts = Verdicts(world, recorder, heartbeat, timeout=timeout)
 
-    def begin(self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False) -> Reduction:
+    @property
+    def streams(self) -> Streams:
+        """Where the operations run; all buckets lie on one device."""
+        return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
+
+    def begin(
+        self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False, lag: int = 0
+    ) -> Reduction:
         """Copy parameters (or gradients) into the scratch arrays and start summing them over the group.
+
+        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end.
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
-        reduction = self._announced(kind, step, round_, group)
+        reduction = self._announced(kind, step, round_, group, lag=lag)
         try:
             self._start(reduction, gradients=gradients)
         except (GoneError, UnavailableError) as error:
@@ -94,51 +105,118 @@ class Reducer:
         try:
             self._start(reduction)
             self._complete(reduction, given_up)
+            if self.streams.runs_ahead:
+                self.verdicts.flush(given_up)
         except (RuntimeError, GoneError, UnavailableError) as error:
             reduction.works.clear()
             for bucket in self.buckets:
                 bucket.let_go()
+            self.verdicts.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
             self.heartbeat.doing(f"went on without {reduction.operation}")
             return None
         return reduction
 
-    def _announced(self, kind: str, step: int, round_: int, group: Group) -> Reduction:
+    def _announced(self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
+        self._refuse_after_abort()
         communicator = self.world.communicator(group.members)
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
-        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes)
+        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(f"entered {operation}")
         return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"))
 
     def _start(self, reduction: Reduction, *, gradients: bool = False) -> None:
-        self._look_at_deferred()
+        self._look(reduction.operation)
         for index, bucket in enumerate(self.buckets):
             with self.stream(bucket.device):
                 self._launch(reduction, index, bucket, gradients=gradients)
+        self._fills_first()
 
-    def agree(self, kind: str, round_: int, group: Group, *fields: object) -> None:
+    def _look(self, operation: Operation) -> None:
+        """Where the host runs ahead: look at what earlier operations have become, and begin to watch this one."""
+        if self.streams.runs_ahead:
+            self.verdicts.look()
+            self.verdicts.begun(operation, self.streams)
+
+    def _refuse_after_abort(self) -> None:
+        """Where the watch has destroyed the groups, say why.
+
+        Raises:
+            PeerLostError: as said.
+        """
+        if self.verdicts.why is not None:
+            raise self.failure(self.recorder.last()[-1], GoneError(self.verdicts.why))
+
+    def _fills_first(self) -> None:
+        """Let the user's stream wait for the fills, which read parameters and buffers that it changes next.
+
+        The side stream holds nothing else, since sums run on streams of the groups: they still overlap what follows.
+        """
+        self.rejoin()
+
+    def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
         """Compare `fields` over the group with one tiny operation, before an operation whose sizes might differ.
+
+        Args:
+            kind: of the operation, for reports.
+            round_: for reports and the tag.
+            group: who compares.
+            fields: what must be equal on all members.
+            deferred: where the host runs ahead of the device, leave the verdict to it; it holds for what follows, too.
 
         Raises:
             PeerLostError: members differ, or one is gone.
         """
         if len(group.members) == 1:
             return
+        self._refuse_after_abort()
         communicator = self.world.communicator(group.members)
         operation = self.recorder.begin(kind, round_, round_, group.members, 16)
         reduction = Reduction(communicator, group, operation, ())
         tag = tag_of(self.key, kind, round_, group, *fields)
-        device = self.buckets[0].device if self.buckets else torch.device("cpu")
-        sums = torch.tensor(tag, dtype=torch.float32, device=device)
+        streams, complaint = (
+            self.streams,
+            "its members called it with different tensors, relax factors or order of calls",
+        )
         try:
+            if streams.runs_ahead:
+                self._agree_on_device(reduction, tag, complaint)
+                if not deferred:
+                    self.verdicts.flush()
+                return
+            sums = streams.upload(tag, torch.float32)
             self._await(communicator.all_reduce(sums), reduction)
             if not bool(sums_agree(sums, tag, reduction.num_members)):
-                raise GoneError("its members called it with different tensors, relax factors or order of calls")
+                raise GoneError(complaint)
         except (RuntimeError, GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         self.recorder.end(operation)
         self.heartbeat.doing(f"finished {operation}")
+
+    def _agree_on_device(self, reduction: Reduction, tag: tuple[int, ...], complaint: str) -> None:
+        """Queue a comparison, and its verdict."""
+        streams = self.streams
+        self._look(reduction.operation)
+        with streams.side():
+            sums = streams.upload(tag, torch.float32)
+            work = reduction.communicator.all_reduce(sums)
+        work.wait()
+        with streams.side():
+            verdict = sums_agree(sums, tag, reduction.num_members, streams.upload)
+            reduction.ok = self.verdicts.add(reduction.operation, [verdict], streams, complaint)
+        streams.rejoin()
+
+    def flush(self) -> None:
+        """Wait for the device's verdicts on everything that was begun and waited for; nothing to do on CPU.
+
+        Raises:
+            PeerLostError: an operation failed, or did not finish within the timeout.
+        """
+        try:
+            self.verdicts.flush()
+        except GoneError as error:
+            raise self.failure(self.recorder.last()[-1], error) from None
 
     def wait(self, reduction: Reduction) -> None:
         """Wait until the sums are there and check the tags; on CUDA only order the streams and remember to check.
@@ -157,14 +235,24 @@ class Reducer:
         verdicts = []
         for index, bucket in enumerate(self.buckets):
             with self.stream(bucket.device):
-                sums = reduction.sides.get(index, bucket.scratch()[-TAG_LENGTH:])
-                verdicts.append(sums_agree(sums, reduction.tag, reduction.num_members))
+                sums = reduction.sides[index] if index in reduction.sides else bucket.scratch()[-TAG_LENGTH:]
+                verdicts.append(sums_agree(sums, reduction.tag, reduction.num_members, self.streams.upload))
         reduction.works.clear()
-        if self.buckets[0].device.type == "cuda":
-            self._defer(reduction, verdicts)
-        elif not all(bool(verdict) for verdict in verdicts):
-            raise GoneError("its members ran different operations at the same time (their tags differ)")
-        self.recorder.end(reduction.operation)
+        self._judge(reduction, verdicts, "its members ran different operations at the same time (their tags differ)")
+
+    def _judge(self, reduction: Reduction, verdicts: list[torch.Tensor], complaint: str) -> None:
+        """Look at the tags, or leave that to the device.
+
+        Raises:
+            GoneError: members ran different operations.
+        """
+        if self.streams.runs_ahead:
+            with self.streams.side():
+                reduction.ok = self.verdicts.add(reduction.operation, verdicts, self.streams, complaint)
+        elif all(bool(verdict) for verdict in verdicts):
+            self.recorder.end(reduction.operation)
+        else:
+            raise GoneError(complaint)
         self.heartbeat.doing(f"finished {reduction.operation}")
 
     def refuse_if_gone(self, lookout: Lookout, step: int, round_: int) -> None:
@@ -186,6 +274,7 @@ class Reducer:
     def failure(self, operation: Operation, error: Exception) -> UnavailableError:
         """Destroy all groups first, so that peers learn at once; then find out why and say it."""
         self.world.abandon()
+        self.verdicts.close()
         self.recorder.end(operation, f"failed: {error}")
         self.heartbeat.note("failed", f"gave up in {operation}")
         reason = str(error) if isinstance(error, GoneError) else self._why(operation, error)
@@ -200,20 +289,11 @@ class Reducer:
 
     def stream(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""
-        if device.type != "cuda":
-            return contextlib.nullcontext()
-        side = self._streams.get(device)
-        if side is None:
-            side = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        current = torch.cuda.current_stream(device)
-        if current != side:
-            side.wait_stream(current)
-        return torch.cuda.stream(side)
+        return self.world.streams(device).side()
 
     def rejoin(self) -> None:
-        """Let the current streams wait for the side streams, after a commit."""
-        for device, side in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(side)
+        """Let the current stream wait for the side stream, after a commit."""
+        self.streams.rejoin()
 
     def _launch(self, reduction: Reduction, index: int, bucket: Bucket, *, gradients: bool) -> None:
         """Fill the bucket's scratch array and start reducing it.
@@ -230,7 +310,7 @@ class Reducer:
             if gradients:
                 load_gradients(bucket, divisor)
             else:
-                if bucket.num_bytes >= SPLIT_BYTES and bucket.device.type == "cpu":
+                if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead:
                     first = bucket.size // 8
                     torch.div(bucket.flat[:first], divisor, out=scratch[:first])
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
@@ -238,21 +318,21 @@ class Reducer:
             load_riders(bucket, scratch, divisor, is_first=communicator.is_first)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, divisor, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
-            if bucket.exact:
-                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype), non_blocking=True)
+            beside = self.streams.runs_ahead or not bucket.exact
+            if not beside:
+                scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype))
             reduction.works.append(communicator.all_reduce(scratch[first:]))
-            if not bucket.exact:
-                side = torch.tensor(reduction.tag, dtype=torch.float32, device=bucket.device)
-                reduction.sides[index] = side
+            if beside:
+                side = reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
                 reduction.works.append(communicator.all_reduce(side))
 
     def _await(self, work: RunningWork, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
         """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come."""
-        if self.buckets and self.buckets[0].device.type == "cuda":
-            work.wait()
+        if self.streams.runs_ahead:
+            work.wait()  # the user's stream waits, not the host
             return
         start = time.monotonic()
-        members, round_ = reduction.group.members, reduction.operation.round
+        members, round_ = reduction.group.members, reduction.operation.rounds_before
         self.heartbeat.doing(f"entered {reduction.operation}", members)
         lookout = Lookout(self.heartbeat, members)
         end = start + self.timeout
@@ -283,38 +363,8 @@ class Reducer:
         self.heartbeat.watch(members)
         timed_out = "imed out" in first or "timeout" in first.lower()
         while time.monotonic() < deadline and not (timed_out and self.heartbeat.sees_silence(members)):
-            round_ = operation.round
+            round_ = operation.rounds_before
             if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
                 return why
             time.sleep(0.05)
         return f"{self.heartbeat.waits_for(members, self.timeout if timed_out else None)} ({first})"
-
-    def _defer(self, reduction: Reduction, verdicts: list[torch.Tensor]) -> None:
-        """Remember to look at the device's verdict later; nothing here makes the host wait."""
-        device = self.buckets[0].device
-        with self.stream(device):
-            reduction.ok = torch.stack([verdict.to(device) for verdict in verdicts]).all()
-            host = torch.empty((), dtype=torch.bool, pin_memory=True)
-            host.copy_(reduction.ok, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self._deferred.append((event, host, reduction.operation))
-
-    def _look_at_deferred(self) -> None:
-        """Check finished CUDA operations, and let at most a few be in flight.
-
-        Raises:
-            GoneError: one failed or did not finish within the timeout.
-        """
-        while self._deferred:
-            event, host, operation = self._deferred[0]
-            deadline = time.monotonic() + self.timeout
-            while len(self._deferred) >= MAX_IN_FLIGHT and not event.query():  # type: ignore[no-untyped-call]
-                if time.monotonic() > deadline:
-                    raise GoneError(f"timed out: {operation} did not finish on the device")
-                time.sleep(1e-4)
-            if not event.query():  # type: ignore[no-untyped-call]
-                return
-            self._deferred.pop(0)
-            if not bool(host):
-                raise GoneError(f"in {operation} the members ran different operations (their tags differ)")

@@ -52,11 +52,11 @@ def measure_phases(
             mine = next((group.members for group in phase if world.rank in group.members), None)
             part = buffer[: max(1, size // 4)]
             world.everyone().all_reduce(gate).wait()
-            _settle(device)
+            settle(device)
             started = perf_counter()
             if mine is not None:
                 world.communicator(mine).all_reduce(part).wait()
-                _settle(device)
+                settle(device)
             if repetition >= 0:
                 times[index, repetition, world.rank] = perf_counter() - started
     world.everyone().all_reduce(times).wait()
@@ -64,7 +64,7 @@ def measure_phases(
     return [Measurement(phase, size, tuple(row.tolist())) for (phase, size), row in zip(wanted, slowest, strict=True)]
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
     """Wait until the device has done what was asked: here the time itself is the result."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

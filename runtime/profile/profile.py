@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from preduce.runtime.profile.fit import fit_hardware, predicted_seconds
-from preduce.runtime.profile.measure import Measurement, measure_phases
+from preduce.runtime.profile.measure import Measurement, measure_phases, settle
 from preduce.runtime.profile.phases import calibration_phases, random_phases
 from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.hardware import Hardware
@@ -106,8 +106,10 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
     times = torch.zeros(world.size, STEP_REPETITIONS, device=device)
     step()
     for index in range(STEP_REPETITIONS):
+        settle(device)  # a step that was only queued has taken no time yet
         started = perf_counter()
         step()
+        settle(device)
         times[world.rank, index] = perf_counter() - started
     world.everyone().all_reduce(times).wait()
     medians = times.median(dim=1).values

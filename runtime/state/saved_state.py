@@ -40,7 +40,8 @@ class StateFile:
             _split(state, f"optimizer/{index}", tensors, numbers)
         for index, group in enumerate(saved["param_groups"]):
             _split(group, f"group/{index}", tensors, numbers)
-        facts = {"steps": self.steps, "optimizer": numbers, "random": _random_states(tensors)}
+        device = self.flat.buckets[0].device
+        facts = {"steps": self.steps, "optimizer": numbers, "random": _random_states(tensors, device)}
         for name, tensor in self.runner.state().items():
             tensors[f"strategy/{name}"] = tensor.detach().clone()
         return tensors, facts
@@ -73,7 +74,7 @@ class StateFile:
         if remembered:
             self.runner.load_state(remembered)
         if own_random_states:
-            _restore_random_states(tensors, facts["random"])
+            _restore_random_states(tensors, facts["random"], self.flat.buckets[0].device)
 
     def restore_mean(self, paths: Iterable[Path]) -> None:
         """Put the mean of several workers' models in place; integer buffers are the first worker's."""
@@ -154,11 +155,10 @@ def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: di
     tensors.update({f"{prefix}/{k}": v.detach().clone() for k, v in values.items() if isinstance(v, torch.Tensor)})
 
 
-def _random_states(tensors: Tensors) -> dict[str, Any]:
+def _random_states(tensors: Tensors, device: torch.device) -> dict[str, Any]:
     tensors["random/torch"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        for index, state in enumerate(torch.cuda.get_rng_state_all()):
-            tensors[f"random/cuda/{index}"] = state
+    if device.type == "cuda":  # the worker's own: to ask the others would open a context on each
+        tensors["random/cuda"] = torch.cuda.get_rng_state(device)
     version, numbers, gauss = random.getstate()
     facts: dict[str, Any] = {"python": [version, list(numbers), gauss]}
     if "numpy" in sys.modules:
@@ -170,11 +170,10 @@ def _random_states(tensors: Tensors) -> dict[str, Any]:
     return facts
 
 
-def _restore_random_states(tensors: Tensors, facts: Mapping[str, Any]) -> None:
+def _restore_random_states(tensors: Tensors, facts: Mapping[str, Any], device: torch.device) -> None:
     torch.set_rng_state(tensors["random/torch"])
-    cuda = [tensors[name] for name in sorted(tensors) if name.startswith("random/cuda/")]
-    if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(cuda)
+    if device.type == "cuda" and "random/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random/cuda"], device)
     version, numbers, gauss = facts["python"]
     random.setstate((version, tuple(numbers), gauss))
     if "numpy" in facts:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from preduce.runtime.averaging.commit import only_where, replace_where
 from preduce.runtime.strategies.group_means import GroupMeans
 from preduce.topo.errors import InputError
 from preduce.topo.figures.correction import best_alpha, correction_radius, refuse_schedule
@@ -221,10 +222,11 @@ class CorrectedMeans(GroupMeans):
         doubted = kappa < DOUBTED
         # What is not finite becomes zero, not a product.
         correction.copy_(torch.where(kappa > 0, correction * kappa, torch.zeros_like(correction)))
-        trust.copy_(torch.where(doubted, trust / 2, trust * RECOVERY).clamp(LEAST_TRUST, 1))
+        trusted = torch.where(doubted, trust / 2, trust * RECOVERY).clamp(LEAST_TRUST, 1)
+        replace_where(trust, trusted, ok)
         self.doubts[index] += doubted
         bucket.note[len(bucket.slots) :].mul_(0 if ok is None else ~ok)
-        if bucket.device.type == "cpu":  # on CUDA the host waits for nothing
+        if not self.run.reducer.streams.runs_ahead:  # otherwise the host waits for nothing
             with self.run.reducer.recorder.span("drift correction", kept=float(kappa), trust=float(trust)):
                 pass
 
@@ -239,7 +241,7 @@ class CorrectedMeans(GroupMeans):
             rates > 0, (self.alpha * self.trust[index]).to(rates.dtype) / rates, torch.zeros_like(rates)
         )
         if ok is not None:
-            factors = factors * ok
+            only_where(change, ok)  # a factor of zero would keep what is not finite
         for factor, slot in zip(factors, bucket.slots, strict=True):
             slot.view(correction).addcmul_(slot.view(change), factor)
         own = bucket.note[: len(bucket.slots)]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.averaging.commit import replace_where
 from preduce.runtime.averaging.gradients import commit_gradients
 from preduce.runtime.averaging.riders import commit_riders
 from preduce.runtime.strategies.base import Runner
@@ -24,6 +25,11 @@ class GradientMeans(Runner):
 
     averages_gradients = True
 
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._before: list[torch.Tensor] = []
+        self._ok: torch.Tensor | None = None
+
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """Replace the gradients by their means over all workers."""
         assert first, "gradients are averaged in each step"
@@ -38,9 +44,38 @@ class GradientMeans(Runner):
                     commit_gradients(bucket, reduction.ok)
                     commit_riders(bucket, reduction.ok)
         reducer.rejoin()
+        self._ok = reduction.ok
+        if self._ok is not None:
+            self._remember()
 
-    def end_round(self, step: int, round_: int) -> None:
-        """Nothing is left to do after the step."""
+    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+        """Undo the step where the device found that the gradients are no means; on CPU nothing is left to do.
+
+        Without this even gradients of zero would let momentum and weight decay move the parameters.
+        """
+        if self._ok is None:
+            return
+        undo = ~self._ok
+        with torch.no_grad():
+            for bucket, before in zip(self.run.flat.buckets, self._before, strict=True):
+                replace_where(bucket.flat, before, undo)
+        self._ok = None
+
+    def settle(self) -> None:
+        """Hear the device's verdicts."""
+        self.run.reducer.flush()
+
+    def drain(self) -> None:
+        """As `settle`."""
+        self.settle()
+
+    def _remember(self) -> None:
+        """Keep the parameters, until the step is known to be right."""
+        with torch.no_grad():
+            if not self._before:
+                self._before = [torch.empty_like(bucket.flat) for bucket in self.run.flat.buckets]
+            for before, bucket in zip(self._before, self.run.flat.buckets, strict=True):
+                before.copy_(bucket.flat)
 
 
 def all_reduce(strategy: AllReduce, run: Run) -> Runner:

@@ -65,6 +65,7 @@ class GroupMeans(Runner):
             self._waited = True
             for bucket in self.run.flat.buckets:
                 bucket.put_aside()
+        self.run.reducer.flush()
 
     def drain(self) -> None:
         """Wait for the operation in flight and drop it: every member started it, none commits it.
@@ -102,7 +103,7 @@ class GroupMeans(Runner):
         group = self._group(round_)
         if group is not None:
             self._riders = [snapshot_riders(bucket) for bucket in buckets]
-            self._pending = self.run.reducer.begin("average", step, round_, group)
+            self._pending = self.run.reducer.begin("average", step, round_, group, lag=1)
             self._waited = False
 
     def _mean_pace(self, group: Group) -> float:

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, NoReturn
 import torch.distributed as dist
 
 from preduce.runtime.transport.rendezvous import VARIABLES, place
+from preduce.runtime.transport.streams import streams_of
 from preduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
+    from preduce.runtime.transport.streams import Streams
     from preduce.runtime.transport.torch_api import Store
     from preduce.runtime.transport.waiting import SignsOfLife
     from preduce.runtime.transport.worlds import World
@@ -81,6 +85,22 @@ class AloneWorld:
             UnavailableError: always.
         """
         self.communicator([0])
+
+    def has(self, members: Sequence[int]) -> bool:  # noqa: ARG002 - the face of all worlds
+        """There are no groups."""
+        return False
+
+    def create(self, members: tuple[int, ...]) -> NoReturn:
+        """There are no groups.
+
+        Raises:
+            UnavailableError: always.
+        """
+        self.communicator(members)
+
+    def streams(self, device: torch.device) -> Streams:
+        """See World."""
+        return streams_of(device)
 
     def next_instance(self) -> int:
         """Each optimizer has a world of its own."""

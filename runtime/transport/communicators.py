@@ -72,12 +72,13 @@ class Communicator:
         """
         try:
             backend = self._live()
-            if not isinstance(backend, ProcessGroupGloo):
-                operations = [dist.P2POp(dist.irecv, tensor, place) for place, tensor in receives]
-                operations += [dist.P2POp(dist.isend, tensor, place) for place, tensor in sends]
-                return list(dist.batch_isend_irecv(operations)) if operations else []
+            together = not isinstance(backend, ProcessGroupGloo) and bool(sends or receives)
+            if together:
+                # NCCL runs one after another what is not one call, and two workers' orders may wait in a circle.
+                backend._start_coalescing()  # noqa: SLF001 - as torch.distributed.batch_isend_irecv does
             works: list[Work] = [backend.recv([tensor], place, 0) for place, tensor in receives]
-            return works + [backend.send([tensor], place, 0) for place, tensor in sends]
+            works += [backend.send([tensor], place, 0) for place, tensor in sends]
+            return [backend._end_coalescing()] if together else works  # noqa: SLF001 - as above
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
 

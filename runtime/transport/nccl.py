@@ -1,30 +1,46 @@
-"""NcclWorld: workers with one CUDA device each, whose groups are splits of the default process group."""
+"""NcclWorld: workers with one CUDA device each that meet in a store and reduce over NCCL."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import atexit
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+import torch
 
-from preduce.runtime.transport.needed_groups import distinct_partitions
-from preduce.runtime.transport.torch_api import default_group
-from preduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
-from preduce.topo.errors import InputError
+from preduce.runtime.transport.bounded import BoundedCall, OverdueError
+from preduce.runtime.transport.communicators import first_line
+from preduce.runtime.transport.needed_groups import check_budget, member_sets
+from preduce.runtime.transport.notes import Notes
+from preduce.runtime.transport.torch_api import PrefixStore, nccl_backend
+from preduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable
+from preduce.topo.errors import InputError, UnavailableError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from datetime import timedelta
 
-    import torch
-
+    from preduce.runtime.transport.communicators import Communicator
     from preduce.runtime.transport.torch_api import Store
     from preduce.topo.schedule import Schedule
 
+PATIENCE = 10
+"""NCCL's own watchdog ends the process without a word; it waits this many times longer than we do."""
+OVER_GLOO = "PREDUCE_CUDA_OVER_GLOO"
+"""Set to 1, CUDA tensors are averaged over gloo, through host memory: for tests of several processes on one GPU."""
+
 
 class NcclWorld(GroupTable):
-    """Workers with one CUDA device each; groups are splits of the default process group, one split per distinct phase.
+    """Workers with one CUDA device each; every group is a raw NCCL communicator, made by its members only.
 
-    This path has never been executed on a GPU.
+    Groups are made in the order of their sorted members, as over gloo, so that nobody waits in a circle. No process
+    group of the user's is touched. `attempt` counts the worlds that this process has made: NCCL would find the
+    identifiers of an earlier one in the store and wait for it for ever.
+
+    This path has never been executed on a GPU; docs/gpu.md says what was run instead.
     """
 
     def __init__(
@@ -35,43 +51,125 @@ class NcclWorld(GroupTable):
         timeout: timedelta,
         *,
         device: torch.device,
-        max_splits: int = MAX_GROUPS,
+        attempt: int = 1,
+        max_groups: int = MAX_GROUPS,
     ) -> None:
         super().__init__(store, rank, size, timeout)
-        self.device, self.max_splits = device, max_splits
-        self._splits: set[tuple[tuple[int, ...], ...]] = set()
+        self.device, self.max_groups = device, max_groups
+        self._prefix = f"preduce/nccl/{attempt}"
+        atexit.register(self.abandon)
 
     def prepare(self, schedule: Schedule) -> None:
-        """Split once per distinct phase, on all workers in one order; see World.prepare.
+        """Make the groups of this worker; see World.prepare.
 
         Raises:
-            InputError: more distinct phases than allowed; each costs GPU memory for a communicator.
+            InputError: more groups than this worker may have; each costs GPU memory.
+            UnavailableError: members did not arrive within the timeout.
         """
-        world = tuple(range(self.size))
-        if world not in self._groups:
-            self._keep(world, default_group(), str(self.device))
-        partitions = distinct_partitions(schedule)
-        if len(partitions) > self.max_splits:
-            raise InputError(
-                f"schedule {schedule.name!r}: has {len(partitions)} distinct phases and each needs a communicator "
-                f"of its own on the GPU; at most {self.max_splits} are allowed; repeat phases"
-            )
-        for index, partition in enumerate(partitions):
-            if partition in self._splits or partition == (world,):
-                continue
-            self._splits.add(partition)
-            split = dist.split_group(
-                split_ranks=[list(members) for members in partition],
-                timeout=self.timeout,
-                group_desc=f"preduce {schedule.name} phase {index}: " + " ".join(str(Group(m)) for m in partition[:8]),
-            )
-            mine = next((members for members in partition if self.rank in members), None)
-            if split is not None and mine is not None and mine not in self._groups:
-                self._keep(mine, split, str(self.device))
+        wanted = member_sets(schedule, self.rank) | {tuple(range(self.size))}
+        check_budget(schedule.name, wanted, self.max_groups)
+        for members in sorted(wanted - self._groups.keys()):
+            self.create(members)
+
+    def create(self, members: tuple[int, ...]) -> Communicator:
+        """Make one group; all its members call this, in one order that is the same for all workers.
+
+        Raises:
+            UnavailableError: members did not arrive within the timeout, or the world is abandoned.
+        """
+        if self.abandoned:
+            raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
+        make = nccl_backend()
+        options = make.Options()
+        options.is_high_priority_stream = False
+        options._timeout = self.timeout * PATIENCE  # noqa: SLF001 - torch's own way to set it
+        store = PrefixStore(f"{self._prefix}/{','.join(map(str, members))}", self.store)
+
+        def connect() -> Communicator | UnavailableError:
+            try:
+                with torch.cuda.device(self.device):
+                    backend = make(store, members.index(self.rank), len(members), options)
+                    return self._warmed_up(members, backend, str(self.device), None)
+            except UnavailableError as error:
+                return error
+
+        try:
+            # NCCL waits without limit for members that do not come.
+            made = BoundedCall(connect).result(self.timeout.total_seconds())
+        except (RuntimeError, OverdueError) as error:
+            raise UnavailableError(f"group {Group(members)}: NCCL could not connect it ({first_line(error)})") from None
+        if isinstance(made, UnavailableError):
+            raise made
+        self._groups[members] = made
+        return made
 
     def abandon(self) -> None:
-        """Abort all communicators of the process together: one by one can deadlock in NCCL."""
-        super().abandon()
-        abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
-        if abort is not None and dist.is_initialized():
-            abort()
+        """Abort all groups of this world together: one by one can deadlock in NCCL.
+
+        That ends their kernels here and on no other worker; the others learn it from the note that a failed worker
+        leaves, for which they look once a second.
+        """
+        self.abandoned = True
+        atexit.unregister(self.abandon)
+        self.destroy(list(self._groups))
+
+    def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
+        """Abort some groups at once; the others stay as they are."""
+        communicators = [self._groups.pop(members) for members in list(doomed) if members in self._groups]
+        backends = [backend for communicator in communicators for backend in communicator.close()]
+        if backends:
+            ending = threading.Thread(target=_abort, args=(backends,), name="preduce-destroy-group", daemon=True)
+            ending.start()
+            ending.join(DESTROY_SECONDS)
+
+
+def _abort(backends: list[Any]) -> None:
+    """Abort communicators in one NCCL group call, then let go of them."""
+    backends[0]._group_start()  # noqa: SLF001 - as torch.distributed does
+    try:
+        for backend in backends:
+            backend.abort()
+    finally:
+        backends[0]._group_end()  # noqa: SLF001 - as above
+        backends.clear()
+
+
+def over_gloo() -> bool:
+    """Whether the user asked for CUDA tensors over gloo."""
+    return os.environ.get(OVER_GLOO) == "1"
+
+
+def place_of(device: torch.device) -> str:
+    """Where a device is: its machine's name and its own identity."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return f"{socket.gethostname()} {getattr(properties, 'uuid', device)}"
+
+
+def refuse_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
+    """Compare over all workers which GPU each has.
+
+    Raises:
+        InputError: two have the same, which NCCL refuses in words that name neither.
+        UnavailableError: a worker did not say it in time.
+    """
+    notes = Notes(store, f"gpu/{attempt}")
+    notes.write(str(rank), place_of(device))
+    refuse_equal_places({other: notes.wait_for(str(other)) for other in range(size)})
+
+
+def refuse_equal_places(places: Mapping[int, str]) -> None:
+    """Refuse ranks that share a GPU.
+
+    Raises:
+        InputError: as said.
+    """
+    first: dict[str, int] = {}
+    for rank, place in places.items():
+        if place in first:
+            host, _, gpu = place.partition(" ")
+            raise InputError(
+                f"device: ranks {first[place]} and {rank} share GPU {gpu} of {host}, and NCCL needs one for each; "
+                "start at most as many workers on a machine as it has GPUs, and move the model to "
+                "torch.device('cuda', int(os.environ['LOCAL_RANK'])) before wrapping"
+            )
+        first[place] = rank

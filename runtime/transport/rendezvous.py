@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from preduce.runtime.transport.bounded import BoundedCall, OverdueError
 from preduce.runtime.transport.communicators import first_line
 from preduce.runtime.transport.gloo import GlooWorld
-from preduce.runtime.transport.nccl import NcclWorld
+from preduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
 from preduce.runtime.transport.store_line import NamedPrefixStore, fresh_line
 from preduce.runtime.transport.torch_api import TCPStore, default_store
 from preduce.topo.errors import InputError, UnavailableError
@@ -19,6 +18,8 @@ from preduce.topo.errors import InputError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+
+    import torch
 
     from preduce.runtime.transport.torch_api import Store
     from preduce.runtime.transport.worlds import World
@@ -28,6 +29,7 @@ STORE_GRACE_SECONDS = 1.0
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _worlds: dict[str, World] = {}
+_attempts = 0
 
 
 def place() -> tuple[int, int]:
@@ -83,7 +85,12 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
         InputError: no launcher, or a CUDA run without NCCL.
         UnavailableError: the store did not answer.
     """
-    kind = "cuda" if device.type == "cuda" and dist.is_nccl_available() else "cpu"
+    kind = "cuda" if device.type == "cuda" and not over_gloo() else "cpu"
+    if kind == "cuda" and not dist.is_nccl_available():
+        raise InputError(
+            f"device: the parameters lie on {device} and this torch has no NCCL; install a build that has it, train on "
+            f"the CPU, or set {OVER_GLOO}=1 to average through host memory, which is slow"
+        )
     rank, size = place()
     if kind in _worlds:
         check(_worlds[kind].store, rank, size)
@@ -94,17 +101,10 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
     if kind == "cpu":
         world: World = GlooWorld(store, rank, size, timeout)
     else:
-        if not dist.is_initialized():
-            torch.cuda.set_device(device)
-            dist.init_process_group(
-                "nccl",
-                store=NamedPrefixStore("nccl", store),
-                rank=rank,
-                world_size=size,
-                timeout=timeout,
-                device_id=device,
-            )
-        world = NcclWorld(store, rank, size, timeout, device=device)
+        global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
+        _attempts += 1  # counted alike on all workers: a failure here is one of all
+        refuse_shared_gpus(store, rank, size, device, _attempts)
+        world = NcclWorld(store, rank, size, timeout, device=device, attempt=_attempts)
     _worlds[kind] = world
     return world
 

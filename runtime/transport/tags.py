@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 TAG_LENGTH = 4
 EXACT_DTYPES = (torch.float32, torch.float64)
@@ -27,7 +27,16 @@ def tag_of(*fields: object) -> tuple[int, ...]:
     return tuple(byte + 1 for byte in crc.to_bytes(TAG_LENGTH, "big"))
 
 
-def sums_agree(sums: torch.Tensor, tag: Sequence[int], num_members: int) -> torch.Tensor:
-    """Whether reduced tags equal `num_members` times the own one, as a 0-d bool tensor on the tensor's device."""
-    expected = torch.tensor([number * num_members for number in tag], dtype=sums.dtype)
-    return (sums == expected.to(sums.device, non_blocking=True)).all()
+def sums_agree(
+    sums: torch.Tensor,
+    tag: Sequence[int],
+    num_members: int,
+    upload: Callable[[Sequence[float], torch.dtype], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Whether reduced tags equal `num_members` times the own one, as a 0-d bool tensor on the tensor's device.
+
+    `upload` makes a tensor of a few numbers on that device, without waiting for it.
+    """
+    numbers = [number * num_members for number in tag]
+    expected = torch.tensor(numbers, dtype=sums.dtype) if upload is None else upload(numbers, sums.dtype)
+    return (sums == expected).all()

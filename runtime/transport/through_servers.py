@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
+    from preduce.runtime.transport.streams import Streams
     from preduce.runtime.transport.torch_api import Store
     from preduce.runtime.transport.waiting import RunningWork, SignsOfLife
     from preduce.runtime.transport.worlds import World
@@ -148,6 +149,18 @@ class ThroughServers:
     def everyone(self) -> Communicator:
         """The group of all workers."""
         return self._communicator
+
+    def has(self, members: Sequence[int]) -> bool:
+        """Whether these are all workers."""
+        return len(members) == self.size
+
+    def create(self, members: tuple[int, ...]) -> Communicator:
+        """The group of all workers, which is there."""
+        return self.communicator(members)
+
+    def streams(self, device: torch.device) -> Streams:
+        """See World."""
+        return self._world.streams(device)
 
     def next_instance(self) -> int:
         """See World."""

@@ -17,8 +17,8 @@ __all__ = [
     "Store",
     "TCPStore",
     "Work",
-    "default_group",
     "default_store",
+    "nccl_backend",
     "sum_options",
 ]
 
@@ -33,9 +33,9 @@ def default_store() -> Store:
     return store
 
 
-def default_group() -> Any:  # noqa: ANN401 - a ProcessGroup, whose methods the stubs type too narrowly
-    """The initialised process group itself."""
-    return dist.distributed_c10d._get_default_group()  # noqa: SLF001 - torch has no public way
+def nccl_backend() -> Any:  # noqa: ANN401 - a class that CPU builds of torch do not have
+    """The class of raw NCCL groups."""
+    return dist.ProcessGroupNCCL
 
 
 def sum_options(timeout: timedelta | None = None) -> dist.AllreduceOptions:

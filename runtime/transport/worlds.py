@@ -1,8 +1,8 @@
 """World: all workers of a run as one of them sees it, with the table of the groups that were made.
 
-Two worlds offer groups: `GlooWorld` (CPU; also many ranks as threads of one process, which is how tests run) makes one
-raw gloo group per distinct set of members, by its members only; `NcclWorld` (CUDA) splits the parent communicator once
-per distinct phase. Everything above talks to a `World` and never to the global state of `torch.distributed`.
+Two worlds offer groups: `GlooWorld` (CPU; also many ranks as threads of one process, which is how tests run) and
+`NcclWorld` (CUDA). Both make one raw group per distinct set of members, by its members only, in one order. Everything
+above talks to a `World` and never to the global state of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from preduce.runtime.transport.communicators import Communicator, first_line
+from preduce.runtime.transport.streams import streams_of
 from preduce.runtime.transport.tags import sums_agree, tag_of
 from preduce.topo.errors import UnavailableError
 from preduce.topo.phase import Group
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
+    from preduce.runtime.transport.streams import Streams
     from preduce.runtime.transport.torch_api import Store
     from preduce.runtime.transport.waiting import SignsOfLife
     from preduce.topo.schedule import Schedule
@@ -44,8 +46,17 @@ class World(Protocol):
     def prepare(self, schedule: Schedule) -> None:
         """Make and warm up every group that the schedule needs; all workers call it."""
 
+    def has(self, members: Sequence[int]) -> bool:
+        """Whether the group with these members was made."""
+
+    def create(self, members: tuple[int, ...]) -> Communicator:
+        """Make one group; all its members call this, in one order that is the same for all workers."""
+
     def communicator(self, members: Sequence[int]) -> Communicator:
         """The group with these members (ascending), which contain this worker."""
+
+    def streams(self, device: torch.device) -> Streams:
+        """Where the operations on tensors of a device run."""
 
     def everyone(self) -> Communicator:
         """The group of all workers."""
@@ -66,6 +77,7 @@ class GroupTable(ABC):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self._groups: dict[tuple[int, ...], Communicator] = {}
+        self._streams: dict[torch.device, Streams] = {}
         self._instances = 0
         self.abandoned = False
         self.signs: SignsOfLife | None = None
@@ -87,9 +99,19 @@ class GroupTable(ABC):
             raise UnavailableError(f"group {Group(tuple(members))}: {why}")
         return communicator
 
+    @abstractmethod
+    def create(self, members: tuple[int, ...]) -> Communicator:
+        """See World."""
+
     def has(self, members: Sequence[int]) -> bool:
         """Whether the group with these members was made."""
         return tuple(members) in self._groups
+
+    def streams(self, device: torch.device) -> Streams:
+        """The device's streams, made once: a side stream is shared by all operations of this worker."""
+        if device not in self._streams:
+            self._streams[device] = streams_of(device)
+        return self._streams[device]
 
     def everyone(self) -> Communicator:
         """The group of all workers."""
@@ -130,13 +152,6 @@ class GroupTable(ABC):
         """Destroy the groups that a lost worker was in."""
         gone = frozenset(ranks)
         self.destroy([members for members in self._groups if not gone.isdisjoint(members)])
-
-    def _keep(
-        self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None = None
-    ) -> Communicator:
-        """Put a new group into the table after one tagged warm-up operation."""
-        communicator = self._groups[members] = self._warmed_up(members, backend, device, timeout)
-        return communicator
 
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None

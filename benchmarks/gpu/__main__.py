@@ -1,0 +1,106 @@
+"""`make gpu`, or from a plain checkout `python3 -m benchmarks.gpu [STAGE …]`: the CUDA path on this machine's GPU.
+
+Every stage is a process with its own time limit, and a failure does not stop the others. Results go to
+`build/gpu/results.json`; the exit code is 1 if a stage failed. Without a GPU it says so and ends with 0;
+`--pretended` then runs stages 3, 3b and 5 on the CPU's pretended device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.stages import PRETENDED, STAGES, Skip, missing_modules, results_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "RESULT "
+
+
+def reason_to_skip() -> str | None:
+    """Why nothing can run here."""
+    missing = missing_modules()
+    if missing:
+        return f"not installed: {', '.join(missing)} (python3 -m pip install {' '.join(missing)})"
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no CUDA device"
+    return None
+
+
+def run_stage(name: str) -> int:
+    """One stage in this process; its outcome as the last line of the output."""
+    try:
+        outcome = {"outcome": "passed", "details": STAGES[name][0]()}
+    except Skip as why:
+        outcome = {"outcome": "skipped", "details": str(why)}
+    except Exception as error:  # noqa: BLE001 - reported
+        traceback.print_exc()
+        outcome = {"outcome": "failed", "details": f"{type(error).__name__}: {error}"[:2000]}
+    sys.stdout.write(MARK + json.dumps(outcome) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # threads of ranks that are stuck shall not keep the process
+
+
+def start_stage(name: str) -> dict[str, Any]:
+    """One stage as a process."""
+    _, limit, environment = STAGES[name]
+    started = time.monotonic()
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", name]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | environment | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+        output = done.stdout + done.stderr
+        result = json.loads(lines[-1].removeprefix(MARK)) if lines else {"outcome": "failed", "details": "no result"}
+        if not lines:
+            result["details"] = f"ended with {done.returncode}: {output[-1500:]}"
+    except subprocess.TimeoutExpired as error:
+        output = str(error.stdout) + str(error.stderr)
+        result = {"outcome": "failed", "details": f"did not end within {limit:g} s"}
+    folder = results_folder()
+    (folder / f"{name.replace(' ', '-')}.txt").write_text(output)
+    return {"stage": name, "seconds": round(time.monotonic() - started, 1)} | result
+
+
+def main(arguments: list[str]) -> int:
+    """Run the stages that are named by their first word, or all."""
+    if arguments[:1] == ["--stage"]:
+        return run_stage(arguments[1])
+    if arguments[:1] == ["--pretended"]:
+        os.environ[PRETENDED], arguments = "1", arguments[1:] or ["3", "3b", "5"]
+    why = None if os.environ.get(PRETENDED) else reason_to_skip()
+    if why is not None:
+        print(f"make gpu: skipped, {why}")
+        return 0
+    chosen = [name for name in STAGES if not arguments or name.split()[0] in arguments]
+    results = []
+    for name in chosen:
+        result = start_stage(name)
+        results.append(result)
+        (results_folder() / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        print(
+            f"{result['outcome']:8}{result['seconds']:7.1f} s  {name}: {json.dumps(result['details'])[:400]}",
+            flush=True,
+        )
+    failed = [result["stage"] for result in results if result["outcome"] == "failed"]
+    print(f"{len(results) - len(failed)} of {len(results)} stages passed or were skipped; build/gpu/results.json")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,307 @@
+"""Cells: one small training job under one schedule, run by simulated ranks and compared with a run without a device."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.gpu.simulated import Fault, Shared, run_ranks
+from preduce.runtime.averaging import neighbor_reducer, reducer
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.strategies import gradient_means, group_means
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Group, Phase
+from preduce.topo.round import Round
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Late, Lockstep
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.topo.strategies.static import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.gpu.simulated import SimulatedWorld
+
+RANKS = 4
+MOST_STEPS = 24
+PLACES = ("fill", "sum", "commit")
+"""Where an operation may be late."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained, and how it is averaged."""
+
+    name: str
+    kind: str = "static"
+    overlap: bool = False
+    relax: Fraction = Fraction(1)
+    paces: int | tuple[int, ...] = 1
+    normalised: bool = False
+    drift: bool = False
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    buffers: str = "average"
+    optimizer: str = "sgd"
+    rounds: int = 5
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its schedule for four workers."""
+        when: Any = Late() if self.overlap else Lockstep()
+        averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
+        strategy: Any
+        if self.kind == "allreduce":
+            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging)
+        elif self.kind == "neighbor":
+            ring = Round.from_edges(RANKS, [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)])
+            half = Round.from_edges(RANKS, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))])
+            strategy = Neighbor(rounds=(ring, half), pace=self.paces, when=when, averaging=averaging)
+        else:
+            pairs = [Group((0, 1), self.relax), Group((2, 3), self.relax)]
+            crossed = [Group((0, 3), self.relax), Group((1, 2), self.relax)]
+            everyone = [Group(tuple(range(RANKS)), self.relax)]
+            phases = tuple(Phase.from_groups(RANKS, groups) for groups in (pairs, crossed, everyone))
+            strategy = Static(phases=GroupPhases(phases), pace=self.paces, when=when, averaging=averaging)
+        return Schedule(self.name, Cluster.regular(1, RANKS), strategy)
+
+
+CELLS = [
+    Cell("static"),
+    Cell("static, overlap", overlap=True),
+    Cell("static, relax 3/2", relax=Fraction(3, 2)),
+    Cell("static, overlap, relax 1/2", overlap=True, relax=Fraction(1, 2)),
+    Cell("static, paces, normalised", paces=(1, 2, 1, 3), normalised=True),
+    Cell("static, overlap, paces, normalised", overlap=True, paces=(1, 2, 1, 3), normalised=True),
+    Cell("allreduce of gradients", kind="allreduce"),
+    Cell("allreduce of parameters", kind="allreduce", paces=2),
+    Cell("allreduce of parameters, overlap", kind="allreduce", paces=2, overlap=True),
+    Cell("neighbor", kind="neighbor"),
+    Cell("neighbor, overlap", kind="neighbor", overlap=True),
+    Cell("static, drift correction", drift=True, optimizer="plain sgd"),
+    Cell("static, bfloat16", dtypes=(torch.bfloat16,)),
+    Cell("static, overlap, mixed", overlap=True, dtypes=(torch.float32, torch.bfloat16)),
+    Cell("allreduce of gradients, mixed", kind="allreduce", dtypes=(torch.float32, torch.bfloat16)),
+    Cell("static, overlap, local buffers", overlap=True, buffers="local"),
+    Cell("static, broadcast buffers", buffers="broadcast"),
+    Cell("static, Adam", optimizer="adam"),
+    Cell("allreduce of gradients, Adam", kind="allreduce", optimizer="adam"),
+]
+CUDA_CELLS = [
+    Cell(f"{kind}, Adam {how}", kind=kind, optimizer=f"adam {how}")
+    for kind in ("static", "allreduce")
+    for how in ("foreach", "fused", "capturable")
+]
+"""Cells whose optimizers only work on a GPU."""
+
+
+class Model(torch.nn.Module):
+    """Two layers, a BatchNorm, and each layer in a dtype of its own."""
+
+    def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 9).to(dtypes[0])
+        self.norm = torch.nn.BatchNorm1d(9).to(dtypes[0])
+        self.second = torch.nn.Linear(9, 4).to(dtypes[-1])
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """As its layers."""
+        hidden = torch.tanh(self.norm(self.first(values.to(self.first.weight.dtype))))
+        output: torch.Tensor = self.second(hidden.to(self.second.weight.dtype))
+        return output
+
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def model_and_data(cell: Cell, rank: int) -> tuple[Model, Batches]:
+    """A rank's model and batches, before there is a device."""
+    torch.manual_seed(rank)
+    return Model(cell.dtypes), [(torch.randn(8, 6), torch.randn(8, 4)) for _ in range(MOST_STEPS)]
+
+
+def optimizer_of(cell: Cell, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The optimizer by name."""
+    name, _, how = cell.optimizer.partition(" ")
+    if name == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=0.1, **({how: True} if how else {}))
+    momentum = 0.0 if cell.optimizer == "plain sgd" else 0.9
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.0 if not momentum else 0.01)
+
+
+def train(
+    cell: Cell, world: SimulatedWorld, prepared: tuple[Model, Batches], *, finish: bool = True, local: int = 0
+) -> dict[str, Any]:
+    """One rank's part: `rounds` rounds, then `local` steps that nobody averages; what the model holds then."""
+    device = world.pretended
+    model = prepared[0].to(device.device)
+    batches = [(inputs.to(device.device), targets.to(device.device)) for inputs, targets in prepared[1]]
+    schedule = cell.schedule
+    optimizer = DistributedOptimizer(
+        optimizer_of(cell, model),
+        model,
+        schedule,
+        timeout=world.timeout.total_seconds(),
+        buffers=cell.buffers,
+        drift_correction=0.3 if cell.drift else None,
+        world=world,
+    )
+    waits, error, taken = device.host_waits, None, 0
+    steps = cell.rounds * schedule.pace_of(world.rank)
+    try:
+        for inputs, targets in batches[:steps]:
+            step(model, optimizer, inputs, targets)
+            taken += 1
+        waits = device.host_waits - waits
+        for inputs, targets in batches[steps : steps + local]:
+            step(model, optimizer.optimizer, inputs, targets)
+        if finish:
+            optimizer.finish()
+        elif not local:
+            optimizer.runner.drain()
+    except Exception as problem:  # noqa: BLE001 - what is judged
+        error = problem
+    device.settle()
+    values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    device.settle()
+    return {"values": values, "host waits": waits, "error": error, "steps": taken}
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    """One step of training."""
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs).float(), targets).backward()
+    optimizer.step()
+
+
+@contextlib.contextmanager
+def late(place: str, seconds: float) -> Iterator[None]:
+    """Inside, fills or commits of group operations begin late; sums are delayed by `Shared`."""
+    changed: list[tuple[Any, str, Any]] = []
+
+    def before(owner: Any, name: str) -> None:  # noqa: ANN401 - a class or a module
+        action = getattr(owner, name)
+        changed.append((owner, name, action))
+
+        def delayed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the action
+            _sleep_here(seconds)
+            return action(*args, **kwargs)
+
+        setattr(owner, name, delayed)
+
+    if place == "fill":
+        before(reducer.Reducer, "_launch")
+        before(neighbor_reducer.PeerReducer, "_load")
+    elif place == "commit":
+        for name in ("commit_mean", "commit_delayed"):
+            before(group_means, name)
+        before(gradient_means, "commit_gradients")
+    try:
+        yield
+    finally:
+        for owner, name, action in changed:
+            setattr(owner, name, action)
+
+
+_host = threading.local()
+
+
+def _sleep_here(seconds: float) -> None:
+    """Delay the current stream of the calling rank."""
+    device = getattr(_host, "device", None)
+    if device is not None:
+        device.sleep(seconds)
+
+
+def run_cell(
+    cell: Cell,
+    kind: str,
+    *,
+    place: str = "",
+    seconds: float = 0.0,
+    fault: Fault | None = None,
+    timeout: float = 30.0,
+    action: Callable[..., dict[str, Any]] = train,
+    **options: Any,  # noqa: ANN401 - of the action
+) -> list[dict[str, Any]]:
+    """What every rank's part returns, with the operations at one place late, or with a fault."""
+
+    def body(world: SimulatedWorld) -> dict[str, Any]:
+        _host.device = world.pretended
+        return action(cell, world, prepared[world.rank], **options)
+
+    prepared = [model_and_data(cell, rank) for rank in range(RANKS)]
+
+    shared = Shared(delay=seconds if place == "sum" else 0.0, fault=fault)
+    with late(place, seconds):
+        results = run_ranks(kind, RANKS, body, shared, timeout=timeout)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def distance(one: list[dict[str, Any]], other: list[dict[str, Any]], *, parameters_only: bool = False) -> float:
+    """The largest difference between two runs' values, relative to max(1, |value|); infinite if not finite."""
+    worst = 0.0
+    for mine, theirs in zip(one, other, strict=True):
+        for name, value in mine["values"].items():
+            if parameters_only and name.startswith("norm.") and name not in ("norm.weight", "norm.bias"):
+                continue
+            wanted = theirs["values"][name].double().cpu()
+            gap = (value.double().cpu() - wanted).abs() / wanted.abs().clamp_min(1)
+            worst = max(worst, float(gap.max()) if bool(gap.isfinite().all()) else float("inf"))
+    return worst
+
+
+def tolerance(cell: Cell, kind: str) -> float:
+    """What another order of additions may change; the pretended device changes nothing."""
+    if kind == "pretended":
+        return 0.0
+    return 0.05 if torch.bfloat16 in cell.dtypes else 2e-4
+
+
+def compare(cell: Cell, kind: str, *, place: str = "", seconds: float = 0.0) -> float:
+    """How far a cell is from the run without a device.
+
+    Raises:
+        AssertionError: a rank failed.
+    """
+    wanted, got = run_cell(cell, "plain"), run_cell(cell, kind, place=place, seconds=seconds)
+    for result in [*wanted, *got]:
+        if result["error"] is not None:
+            raise AssertionError(f"{cell.name}: {result['error']}") from result["error"]
+    return distance(got, wanted)
+
+
+FAULTS = ("wrong tag", "NaN payload", "partial sum", "never complete")
+
+
+def judge_fault(cell: Cell, kind: str, fault: Fault, *, timeout: float = 2.0) -> str | None:
+    """Run a cell into a fault; a sentence if a rank did not learn of it, or kept anything of the failed operation.
+
+    Its parameters must be those of a run whose averages ended before it, after as many steps.
+    """
+    results = run_cell(cell, kind, fault=fault, timeout=timeout)
+    for rank, result in enumerate(results):
+        if result["error"] is None:
+            return f"{cell.name}, {fault.kind}: rank {rank} noticed nothing"
+        values = torch.cat([value.double().flatten().cpu() for value in result["values"].values()])
+        if not bool(values.isfinite().all()):
+            return f"{cell.name}, {fault.kind}: rank {rank} holds what is not finite"
+    before = replace(cell, rounds=fault.at)
+    for rank, result in enumerate(results):
+        # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.
+        local = result["steps"] - fault.at
+        choices = [0] if cell.schedule.strategy.averages_gradients else [local, local + 1]
+        wanted = [run_cell(before, "plain", finish=False, local=choice)[rank] for choice in choices]
+        gap = min(distance([result], [one], parameters_only=True) for one in wanted)
+        if gap > tolerance(cell, kind):
+            return f"{cell.name}, {fault.kind}: rank {rank} is {gap:.3g} from its parameters without the failed average"
+    return None

@@ -1,0 +1,411 @@
+"""Devices for simulated ranks: a real GPU that threads share, and a pretended one on the CPU.
+
+The pretended device behaves as CUDA does in all that matters for ordering: an operation that the host calls is only
+queued in the current stream and runs later in a thread of that stream, in order; streams run side by side unless one
+waits for a mark of another; the host runs ahead until it asks for a value. What a stream has not been made to wait for
+is really too late, or too early, and the numbers come out wrong. It is made of a dispatch mode below autograd, so the
+code under test is the code that runs on a GPU, down to `torch.where(..., out=...)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from preduce.runtime.transport.streams import CudaStreams, Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from preduce.runtime.transport.streams import Marker
+
+STUCK_SECONDS = 60.0
+"""A pretended stream that waits longer for another than this has met a bug of the test."""
+
+
+class Mark:
+    """A point in a pretended stream."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+        self.at = 0.0
+
+    def query(self) -> bool:
+        """Whether the stream has come to it."""
+        return self.passed.is_set()
+
+    def elapsed_time(self, end: Mark) -> float:
+        """Milliseconds to a later mark."""
+        return (end.at - self.at) * 1e3
+
+    def set(self) -> None:
+        """The stream has come to it."""
+        self.at = time.perf_counter()
+        self.passed.set()
+
+
+@contextlib.contextmanager
+def unversioned() -> Iterator[None]:
+    """Inside, writes are not counted in tensors' versions, as autograd does not see those of a device or of NCCL."""
+    in_place = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(in_place):
+        yield
+
+
+class PretendedStream:
+    """A thread that does what was queued, in order."""
+
+    def __init__(self, device: PretendedDevice, name: str) -> None:
+        self._device = device
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=f"stream-{name}", daemon=True).start()
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Queue a task."""
+        self._tasks.put(task)
+
+    def end(self) -> None:
+        """End the thread after what is queued."""
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        with unversioned():
+            while (task := self._tasks.get()) is not None:
+                try:
+                    task()
+                except Exception as error:  # noqa: BLE001 - shown where the host next waits
+                    self._device.problem = self._device.problem or error
+                del task
+
+
+class PretendedDevice:
+    """The device of one rank, on the CPU: a user's stream, and others beside it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.device = torch.device("cpu")
+        self.problem: Exception | None = None
+        self.host_waits = 0
+        """How often the host asked for a value and had to wait for the device."""
+        self.gone = threading.Event()
+        """Set when this rank aborts its groups: whatever waits for others goes on."""
+        self._streams: list[PretendedStream] = []
+        self.user = self.current = self.stream("user")
+
+    def stream(self, name: str) -> PretendedStream:
+        """A new stream."""
+        made = PretendedStream(self, f"{self.name}-{name}")
+        self._streams.append(made)
+        return made
+
+    @contextlib.contextmanager
+    def on(self, stream: PretendedStream) -> Iterator[None]:
+        """Inside, operations are queued in this stream."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def mark(self, stream: PretendedStream | None = None) -> Mark:
+        """A mark after what a stream has queued."""
+        mark = Mark()
+        (stream or self.current).submit(mark.set)
+        return mark
+
+    def wait(self, mark: Mark, *, of_others: bool = False) -> None:
+        """Let the current stream wait for a mark; one `of_others` may never be set once this rank has aborted."""
+
+        def task() -> None:
+            deadline = time.monotonic() + STUCK_SECONDS
+            while not mark.passed.wait(0.002):
+                if (of_others and self.gone.is_set()) or time.monotonic() > deadline:
+                    return
+
+        self.current.submit(task)
+
+    def sleep(self, seconds: float) -> None:
+        """Delay the current stream."""
+        self.current.submit(lambda: time.sleep(seconds))
+
+    def stall(self) -> None:
+        """Never let the current stream go on, except by an abort."""
+        self.current.submit(lambda: self.gone.wait(STUCK_SECONDS))
+
+    def settle(self) -> None:
+        """Wait for all streams.
+
+        Raises:
+            Exception: what went wrong in one.
+        """
+        for stream in self._streams:
+            self.mark(stream).passed.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    def end(self) -> None:
+        """End the threads."""
+        self.gone.set()
+        for stream in self._streams:
+            stream.end()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the calling thread is this rank's host: its operations are queued."""
+        with _Reads(self), _Queued(self):
+            yield
+
+    def streams(self) -> Streams:
+        """What the run-time asks for."""
+        return _PretendedStreams(self)
+
+    def ask(self) -> None:
+        """The host asks for a value: it waits for the current stream."""
+        self.host_waits += 1
+        self.mark().passed.wait()
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - an operation
+        """One operation of the host's: views at once, everything else later."""
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        if func is torch.ops.aten._local_scalar_dense.default:
+            if not getattr(args[0], "is_host", False):
+                self.ask()
+            return func(*args, **kwargs)
+        returns = func._schema.returns
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+        if not tensors or views or func in _VIEWS:
+            return func(*args, **kwargs)
+        # As a kernel does, the operation gets the memory of now: a parameter's `data` may be another's when it runs.
+        now, named = tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
+        if all(one.alias_info is not None for one in returns):
+            self.current.submit(lambda: func(*now, **named))
+            return _written(func, args, kwargs)
+        # What comes out has the shapes, strides and dtypes of a run on zeros.
+        zeros, named_zeros = tree_map_only(torch.Tensor, _zeros, (args, kwargs))
+        shapes = func(*zeros, **named_zeros)
+        results = tree_map_only(torch.Tensor, _room, shapes)
+
+        def task() -> None:
+            made = func(*now, **named)
+            for room, value in zip(tree_flatten(results)[0], tree_flatten(made)[0], strict=True):
+                if isinstance(room, torch.Tensor) and room.numel():
+                    room.copy_(value)
+
+        self.current.submit(task)
+        return results
+
+
+_VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size)
+    return torch.zeros(last + 1, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
+
+
+def _room(shape: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - tensors or None
+    """The arguments that an operation writes and returns."""
+    schema = func._schema
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    outputs = [
+        given[argument.name]
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given
+    ]
+    if not schema.returns:
+        return None
+    return outputs[0] if len(schema.returns) == 1 else tuple(outputs[: len(schema.returns)])
+
+
+class _Queued(TorchDispatchMode):
+    """Sends operations to the device."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        super().__init__()
+        self.pretended = device
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        if not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler":
+            return func(*args, **(kwargs or {}))
+        return self.pretended.call(func, args, kwargs or {})
+
+
+class _Reads(TorchFunctionMode):
+    """Notices reads of memory that never become operations."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        super().__init__()
+        self.pretended = device
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy) and not getattr(args[0], "is_host", False):
+            self.pretended.ask()
+        return func(*args, **(kwargs or {}))
+
+
+class _PretendedStreams(Streams):
+    """What `CudaStreams` does, on a pretended device."""
+
+    runs_ahead = True
+
+    def __init__(self, device: PretendedDevice) -> None:
+        self._device, self._side = device, device.stream("side")
+
+    @contextlib.contextmanager
+    def side(self) -> Iterator[None]:
+        """See Streams."""
+        device = self._device
+        before = device.mark()
+        with device.on(self._side):
+            device.wait(before)
+            yield
+
+    def rejoin(self) -> None:
+        """See Streams."""
+        self._device.wait(self._device.mark(self._side))
+
+    def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        """See Streams."""
+        return torch.tensor(numbers, dtype=dtype).clone()
+
+    def download(self, values: torch.Tensor) -> torch.Tensor:
+        """See Streams."""
+        host = torch.empty(values.shape, dtype=values.dtype)
+        host.is_host = True  # type: ignore[attr-defined]
+        host.copy_(values)
+        return host
+
+    def mark(self, *, timed: bool = False) -> Marker:  # noqa: ARG002 - all are
+        """See Streams."""
+        return self._device.mark()
+
+    def settle(self) -> None:
+        """See Streams."""
+        self._device.settle()
+
+
+class Plain:
+    """No device at all: everything is done when the call returns. The reference."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.user = self.current = None
+        self.gone = threading.Event()
+        self.host_waits = 0
+
+    def stream(self, name: str) -> None:
+        """None."""
+
+    def on(self, stream: object) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - as above
+        """The calling thread."""
+        return contextlib.nullcontext()
+
+    def mark(self) -> Mark:
+        """A mark that is passed."""
+        mark = Mark()
+        mark.set()
+        return mark
+
+    def wait(self, mark: object, *, of_others: bool = False) -> None:
+        """Nothing to wait for."""
+
+    def sleep(self, seconds: float) -> None:
+        """Delays matter to nobody."""
+
+    def stall(self) -> None:
+        """Here nothing can stall."""
+
+    def settle(self) -> None:
+        """Everything is done."""
+
+    def end(self) -> None:
+        """Nothing to end."""
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """The calling thread."""
+        return contextlib.nullcontext()
+
+    def streams(self) -> Streams:
+        """The CPU's."""
+        return Streams()
+
+
+class Cuda:
+    """One rank's part of a GPU that all ranks share: streams of its own."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name, self.device = name, device
+        self.gone = threading.Event()
+        self.host_waits = 0
+        self.user = torch.cuda.Stream(device)
+
+    @property
+    def current(self) -> torch.cuda.Stream:
+        """The current stream of this rank's thread."""
+        return torch.cuda.current_stream(self.device)
+
+    def stream(self, name: str) -> torch.cuda.Stream:  # noqa: ARG002 - CUDA's have none
+        """A new stream."""
+        return torch.cuda.Stream(self.device)
+
+    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
+        """Inside, operations are queued in this stream."""
+        return torch.cuda.stream(stream)
+
+    def mark(self) -> torch.cuda.Event:
+        """A mark after what the current stream has queued."""
+        event = torch.cuda.Event()
+        event.record(self.current)
+        return event
+
+    def wait(self, mark: torch.cuda.Event, *, of_others: bool = False) -> None:  # noqa: ARG002 - kernels end by themselves
+        """Let the current stream wait for a mark."""
+        self.current.wait_event(mark)
+
+    def sleep(self, seconds: float) -> None:
+        """Delay the current stream, by about so much: cycles are counted at 1.5 GHz."""
+        torch.cuda._sleep(int(seconds * 1.5e9))
+
+    def stall(self) -> None:
+        """Delay the current stream by longer than any test waits; no abort can end it."""
+        self.sleep(20.0)
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.device)
+
+    def end(self) -> None:
+        """Nothing to end."""
+        self.gone.set()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the calling thread uses this rank's stream."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self.user):
+            yield
+
+    def streams(self) -> Streams:
+        """The run-time's own."""
+        return CudaStreams(self.device)
+
+
+Device = PretendedDevice | Plain | Cuda
+
+
+def device_of(kind: str, rank: int) -> Device:
+    """A rank's device: `plain`, `pretended` or `cuda`."""
+    if kind == "cuda":
+        return Cuda(f"rank{rank}", torch.device("cuda", 0))
+    return PretendedDevice(f"rank{rank}") if kind == "pretended" else Plain(torch.device("cpu"))

@@ -1,0 +1,336 @@
+"""The stages of `make gpu`: each is a function that runs in a process of its own and returns what it found.
+
+A stage raises `Skip` where something that it needs is missing, and any other error where the GPU path is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NEEDED = ("torch", "numpy", "pydantic", "annotated_types", "lazy_loader")
+"""What the run-time imports; zmq and safetensors are only needed by servers, pairs and checkpoints."""
+LATE = 0.05
+PRETENDED = "PREDUCE_GPU_PRETENDED"
+"""Set by `--pretended`: stages 3, 3b and 5 run on the CPU's pretended device instead."""
+
+
+def kind() -> str:
+    """The kind of device that simulated ranks share."""
+    return "pretended" if os.environ.get(PRETENDED) else "cuda"
+
+
+class Skip(Exception):  # noqa: N818 - not an error
+    """Why a stage cannot run here."""
+
+
+def missing_modules() -> list[str]:
+    """What must be installed before anything can run."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def versions() -> dict[str, Any]:
+    """1: what is installed, and the device."""
+    import torch
+
+    properties: Any = torch.cuda.get_device_properties(0)
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "device": properties.name,
+        "devices": torch.cuda.device_count(),
+        "memory GiB": round(properties.total_memory / 2**30, 1),
+        "optional": {name: importlib.util.find_spec(name) is not None for name in ("zmq", "safetensors")},
+    }
+
+
+def _nccl_world(store: Any, attempt: int) -> Any:  # noqa: ANN401 - a torch store, a world
+    import torch
+
+    from preduce.runtime.transport.nccl import NcclWorld
+
+    return NcclWorld(store, 0, 1, timedelta(seconds=20), device=torch.device("cuda", 0), attempt=attempt)
+
+
+def nccl_alone() -> dict[str, Any]:
+    """2: raw groups of one rank: made, used, aborted, made again over the same store; beside the user's own group."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available():
+        raise Skip("this torch has no NCCL")
+    torch.cuda.set_device(0)
+    store: Any = dist.HashStore()
+    seen: dict[str, Any] = {}
+    for attempt, how in enumerate(("no process group", "init without device_id", "init with device_id"), start=1):
+        if attempt > 1:
+            device = {"device_id": torch.device("cuda", 0)} if attempt == 3 else {}
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1, **device)
+        world = _nccl_world(store, attempt)
+        started = time.perf_counter()
+        communicator = world.create((0,))
+        seconds = time.perf_counter() - started
+        values = torch.arange(8.0, device="cuda")
+        communicator.all_reduce(values).wait()
+        works = communicator.exchange([(0, values.clone())], [(0, received := torch.empty(8, device="cuda"))])
+        for work in works:
+            work.wait()
+        communicator.broadcast(values).wait()
+        assert received.tolist() == values.tolist() == list(range(8)), "one rank's sum is its own"
+        world.abandon()
+        other = torch.ones(4, device="cuda")
+        if dist.is_initialized():
+            dist.all_reduce(other)  # the user's group outlives ours
+            dist.destroy_process_group()
+        assert other.tolist() == [1.0] * 4
+        seen[how] = f"{seconds:.2f} s to connect"
+    return seen
+
+
+def _against_cpu(cells: list[Any], *, places: tuple[str, ...]) -> dict[str, Any]:
+    from benchmarks.gpu.cells import compare, tolerance
+
+    gaps, wrong = {}, []
+    for cell in cells:
+        for place in places:
+            name = f"{cell.name}{place and ', late '}{place}"
+            try:
+                gaps[name] = compare(cell, kind(), place=place, seconds=LATE if place else 0.0)
+            except Exception as error:  # noqa: BLE001 - the other cells still run
+                wrong.append(f"{name}: {type(error).__name__}: {error}"[:300])
+                continue
+            if not gaps[name] <= tolerance(cell, kind()):
+                wrong.append(f"{name}: {gaps[name]:.3g} from the CPU's")
+    assert not wrong, f"{len(wrong)} of {len(gaps) + len(wrong)}: " + "; ".join(wrong)
+    return {"cells": len(gaps), "largest relative difference": max(gaps.values())}
+
+
+def simulated_ranks() -> dict[str, Any]:
+    """3: four ranks share the device: every cell against the CPU, with a sleep before fill, sum and commit."""
+    from benchmarks.gpu.cells import CELLS, CUDA_CELLS, PLACES
+
+    return _against_cpu([*CELLS, *([] if os.environ.get(PRETENDED) else CUDA_CELLS)], places=("", *PLACES))
+
+
+def mends_taken_out() -> dict[str, Any]:
+    """3b: with the wait for fills taken out, a late fill must give other numbers: proof that stage 3 can fail."""
+    from benchmarks.gpu.cells import CELLS, compare
+    from preduce.runtime.averaging.reducer import Reducer
+
+    kept, gaps = Reducer._fills_first, {}
+    Reducer._fills_first = lambda _: None  # type: ignore[method-assign]
+    try:
+        for cell in CELLS:
+            if cell.name in ("static, overlap", "neighbor, overlap"):
+                gaps[cell.name] = compare(cell, kind(), place="fill", seconds=LATE)
+    finally:
+        Reducer._fills_first = kept  # type: ignore[method-assign]
+    assert all(gap > 1e-3 for gap in gaps.values()), f"the sleep did not show what it should: {gaps}"
+    return {name: f"{gap:.3g} off, as it must be" for name, gap in gaps.items()}
+
+
+def no_synchronising() -> dict[str, Any]:
+    """4: no step makes the host wait for the device (`set_sync_debug_mode`), for each kind that says so."""
+    import torch
+
+    from benchmarks.gpu import cells
+
+    names = ("static", "static, overlap", "neighbor, overlap", "allreduce of gradients", "static, drift correction")
+    chosen = [cell for cell in cells.CELLS if cell.name in names]
+    plain_step = cells.step
+
+    def strict_step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> None:  # noqa: ANN401 - as cells.step
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs).float(), targets).backward()
+        torch.cuda.set_sync_debug_mode("error")  # ranks are threads, and the mode is the process's: it only grows
+        optimizer.step()
+
+    problems = []
+    cells.step = strict_step
+    try:
+        for cell in chosen:
+            results = cells.run_cell(cell, "cuda")
+            torch.cuda.set_sync_debug_mode("default")
+            # `finish` waits by intention, and is not part of a step.
+            problems += [
+                f"{cell.name}: {one['error']}"
+                for one in results
+                if one["error"] is not None and one["steps"] < cell.rounds
+            ]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        cells.step = plain_step
+    assert not problems, "; ".join(sorted(set(problems)))[:600]
+    return {"kinds": len(chosen)}
+
+
+def faults() -> dict[str, Any]:
+    """5: wrong tag, NaN, partial sum, no end: each is noticed by all ranks and leaves nothing in the parameters."""
+    from benchmarks.gpu.cells import CELLS, FAULTS, judge_fault
+    from benchmarks.gpu.simulated import Fault
+
+    names = ("static", "static, overlap", "allreduce of gradients", "allreduce of gradients, Adam")
+    chosen = [cell for cell in CELLS if cell.name in names]
+    said = [judge_fault(cell, kind(), Fault(fault, 2)) for cell in chosen for fault in FAULTS]
+    wrong = [sentence for sentence in said if sentence is not None]
+    assert not wrong, "; ".join(wrong)
+    return {"faults": len(said)}
+
+
+def idioms() -> dict[str, Any]:
+    """6: what users do: GradScaler with an infinite gradient, autocast, compile, LSTM, unused parameters."""
+    from benchmarks.gpu.idioms import IDIOMS
+
+    outcomes, wrong = {}, []
+    for name, action in IDIOMS.items():
+        try:
+            outcomes[name] = action()
+        except Exception as error:  # noqa: BLE001 - the others still run
+            wrong.append(f"{name}: {type(error).__name__}: {error}"[:300])
+    assert not wrong, "; ".join(wrong)
+    return outcomes
+
+
+def _launch(ranks: int, body: str, *arguments: str, environment: dict[str, str], kill: int | None = None) -> list[Any]:
+    """Exit code and output of each of several processes of `benchmarks.gpu.processes`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = []
+    for rank in range(ranks):
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        texts = {name: str(value) for name, value in variables.items()}
+        command = [sys.executable, "-m", "benchmarks.gpu.processes", body, *arguments]
+        running.append(
+            subprocess.Popen(
+                command,
+                env=os.environ | environment | texts,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    if kill is not None:
+        line = ""
+        while "step 3" not in line and running[kill].stdout is not None and (line := running[kill].stdout.readline()):
+            pass
+        running[kill].send_signal(signal.SIGKILL)
+    ended = []
+    for process in running:
+        try:
+            output, _ = process.communicate(timeout=100)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output = "did not end\n" + process.communicate()[0]
+        ended.append((process.returncode, output))
+    return ended
+
+
+def gloo_processes() -> dict[str, Any]:
+    """7: four processes with CUDA tensors over gloo: static, server, pairwise, a checkpoint, and one that is killed."""
+    outcomes: dict[str, Any] = {}
+    wrong = []
+    optional = {"server": "zmq", "pairwise": "zmq", "checkpoint": "safetensors"}
+    with tempfile.TemporaryDirectory() as folder:
+        for body in ("static", "server", "pairwise", "checkpoint", "killed"):
+            if body in optional and importlib.util.find_spec(optional[body]) is None:
+                outcomes[body] = f"skipped: no {optional[body]}"
+                continue
+            kill = 2 if body == "killed" else None
+            ended = _launch(4, body, folder, environment={"PREDUCE_CUDA_OVER_GLOO": "1"}, kill=kill)
+            if kill is None:
+                good = all(code == 0 for code, _ in ended)
+            else:
+                good = all("PeerLostError" in text for rank, (_, text) in enumerate(ended) if rank != kill)
+            outcomes[body] = "ok"
+            if not good:
+                wrong.append(f"{body}: " + " | ".join(text.strip()[-200:] for _, text in ended))
+    assert not wrong, "; ".join(wrong)
+    return outcomes
+
+
+def two_ranks_on_one_gpu() -> dict[str, Any]:
+    """8: two NCCL ranks that share a GPU are refused in a sentence."""
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available():
+        raise Skip("this torch has no NCCL")
+    ended = _launch(2, "static", "-", environment={"PREDUCE_ONE_GPU": "1"})
+    assert all(code and "ranks 0 and 1 share GPU" in text for code, text in ended), [text[-300:] for _, text in ended]
+    return {"said": "ranks 0 and 1 share GPU …"}
+
+
+def memory() -> dict[str, Any]:
+    """9: stage 3 without the caching allocator, where a freed array is gone at once; and the peak."""
+    import torch
+
+    from benchmarks.gpu import cells
+    from benchmarks.gpu.simulated import Shared, run_ranks
+    from preduce.runtime.optimizer import DistributedOptimizer
+
+    found = _against_cpu([cell for cell in cells.CELLS if "overlap" in cell.name], places=("", "fill"))
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1":
+        return found
+    size = 2**24
+
+    def body(world: Any) -> int:  # noqa: ANN401 - a world
+        model = torch.nn.Linear(size // 4096, 4096, bias=False, device="cuda")
+        base = torch.cuda.memory_allocated()
+        schedule = replace(cells.CELLS[1], name="memory", relax=Fraction(1)).schedule
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, world=world)
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, size // 4096, device="cuda")).sum().backward()
+            optimizer.step()
+        world.pretended.settle()
+        return torch.cuda.max_memory_allocated() - base
+
+    peaks = run_ranks("cuda", cells.RANKS, body, Shared())
+    return found | {"peak arrays of model size, all four ranks together": round(max(peaks) / (4 * size), 1)}
+
+
+STAGES: dict[str, tuple[Callable[[], dict[str, Any]], float, dict[str, str]]] = {
+    "1 versions": (versions, 60, {}),
+    "2 NCCL alone": (nccl_alone, 120, {}),
+    "3 simulated ranks": (simulated_ranks, 240, {}),
+    "3b a mend taken out": (mends_taken_out, 60, {}),
+    "4 no synchronising": (no_synchronising, 90, {}),
+    "5 faults": (faults, 180, {}),
+    "6 idioms": (idioms, 180, {}),
+    "7 gloo processes": (gloo_processes, 300, {}),
+    "8 two ranks on one GPU": (two_ranks_on_one_gpu, 90, {}),
+    "9 memory": (memory, 90, {}),
+    "9b without caching": (memory, 120, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
+}
+"""Name → (what, seconds that it may take, environment)."""
+
+
+def results_folder() -> Path:
+    """Where results go."""
+    folder = Path(__file__).resolve().parents[2] / "build" / "gpu"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True)
+    return folder

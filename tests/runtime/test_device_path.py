@@ -1,0 +1,175 @@
+"""The CUDA path on a pretended device: what is queued runs late, in streams, and the host runs ahead."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from benchmarks.gpu import cells
+from benchmarks.gpu.cells import CELLS, Cell, compare, judge_fault, model_and_data, optimizer_of, run_cell, step
+from benchmarks.gpu.simulated import Fault, Shared, run_ranks
+from preduce.runtime.averaging.p_reduce import p_reduce
+from preduce.runtime.averaging.reducer import Reducer
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.strategies import gradient_means, group_means
+from preduce.runtime.transport import rendezvous
+from preduce.runtime.transport.nccl import OVER_GLOO, refuse_equal_places
+from preduce.topo.errors import InputError, PeerLostError
+
+BY_NAME = {cell.name: cell for cell in CELLS}
+LATE = 0.02
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("static, overlap", "fill"),
+        ("static, overlap, mixed", "sum"),
+        ("allreduce of gradients", "commit"),
+        ("neighbor, overlap", "fill"),
+    ],
+)
+def test_a_device_that_is_late_changes_no_bit(name, place):
+    assert compare(BY_NAME[name], "pretended", place=place, seconds=LATE) == 0
+
+
+@pytest.mark.parametrize("name", ["static, overlap", "neighbor, overlap"])
+def test_without_waiting_for_fills_a_late_one_sends_other_numbers(monkeypatch, name):
+    monkeypatch.setattr(Reducer, "_fills_first", lambda _: None)
+    assert compare(BY_NAME[name], "pretended", place="fill", seconds=LATE) > 1e-3
+
+
+def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
+    monkeypatch.setattr(Reducer, "rejoin", lambda _: None)
+    monkeypatch.setattr(Reducer, "_fills_first", lambda reducer: reducer.streams.rejoin())
+    assert compare(BY_NAME["static"], "pretended", place="commit", seconds=LATE) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["static, overlap", "allreduce of gradients", "static, drift correction"])
+def test_no_step_waits_for_the_device(name):
+    assert [result["host waits"] for result in run_cell(BY_NAME[name], "pretended")] == [0] * cells.RANKS
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*(("static, overlap", kind) for kind in cells.FAULTS), ("allreduce of gradients", "NaN payload")],
+)
+def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
+    assert judge_fault(BY_NAME[name], "pretended", Fault(kind, 2)) is None
+
+
+def test_a_product_with_the_verdict_would_leave_what_is_not_finite(monkeypatch):
+    def by_product(bucket, snapshot, relax, ok):
+        change = bucket.scratch()[: bucket.size]
+        change.sub_(snapshot[: bucket.size]).mul_(ok)
+        bucket.flat.add_(change, alpha=relax)
+
+    monkeypatch.setattr(group_means, "commit_delayed", by_product)
+    assert "not finite" in judge_fault(BY_NAME["static, overlap"], "pretended", Fault("NaN payload", 2))
+
+
+def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkeypatch):
+    monkeypatch.setattr(gradient_means.GradientMeans, "end_round", lambda *_: None)
+    assert "without the failed average" in judge_fault(
+        BY_NAME["allreduce of gradients"], "pretended", Fault("wrong tag", 2)
+    )
+
+
+@pytest.mark.parametrize(("name", "at"), [("static", 4), ("allreduce of gradients", 4), ("static", 5)])
+def test_finish_sees_what_the_last_operations_and_its_own_mean_have_become(name, at):
+    for result in run_cell(BY_NAME[name], "pretended", fault=Fault("wrong tag", at), timeout=5):
+        assert isinstance(result["error"], PeerLostError)
+
+
+def test_a_host_that_waits_for_the_device_is_set_free_when_an_operation_never_ends():
+    def body(cell, world, prepared):
+        model, batches = prepared
+        optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, timeout=1, world=world)
+        error = None
+        try:
+            for inputs, targets in batches[:5]:
+                step(model, optimizer, inputs, targets)
+                float(model.second.bias.detach().sum())  # as `loss.item()` would
+        except PeerLostError as problem:
+            error = problem
+        return {"error": error, "waits": world.pretended.host_waits}
+
+    results = run_cell(Cell("stuck"), "pretended", fault=Fault("never complete", 1), timeout=1, action=body)
+    assert all(isinstance(result["error"], PeerLostError) and result["waits"] for result in results)
+
+
+def test_p_reduce_waits_for_its_verdict():
+    def body(world):
+        tensors = [torch.full((9,), float(world.rank)), torch.full((3, 2), 10.0 * world.rank)]
+        p_reduce(tensors, (0, 1), world=world, timeout=5)
+        means = [float(tensor.sum()) for tensor in tensors]
+        try:
+            p_reduce(torch.zeros(8 + 16 * world.rank)[:8], (0, 1), 1 + world.rank / 2, world=world, timeout=5)
+        except PeerLostError as error:
+            return [*means, str(error)]
+        return means
+
+    for first, second, text in run_ranks("pretended", 2, body, Shared()):
+        assert (first, second) == (4.5, 30.0)
+        assert "different tensors, relax factors" in text or "gave up" in text
+
+
+def test_a_trace_shows_when_the_device_worked(tmp_path):
+    cell = Cell("traced", rounds=3)
+
+    def body(cell, world, prepared):
+        model, batches = prepared
+        optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, trace=tmp_path, world=world)
+        for inputs, targets in batches[:3]:
+            step(model, optimizer, inputs, targets)
+        optimizer.finish()
+        return {"error": None}
+
+    run_cell(cell, "pretended", place="sum", seconds=0.05, action=body)
+    events = json.loads((tmp_path / "trace-00000.json").read_text())["traceEvents"]
+    lasted = [event["dur"] / 1e6 for event in events if event["name"].startswith("average")]
+    assert len(lasted) == 3
+    assert min(lasted) > 0.05
+
+
+def test_the_pretended_device_is_late_and_knows_who_waits():
+    def body(world):
+        device = world.pretended
+        values = torch.zeros(3)
+        device.sleep(0.2)
+        values.add_(1)
+        early = device.host_waits
+        total = float(values.sum())
+        return early, total, device.host_waits
+
+    assert run_ranks("pretended", 1, body, Shared()) == [(0, 3.0, 1)]
+
+
+def test_workers_that_share_a_gpu_are_named():
+    refuse_equal_places({0: "node-a GPU-1", 1: "node-a GPU-2", 2: "node-b GPU-1"})
+    with pytest.raises(InputError, match=r"ranks 0 and 2 share GPU GPU-1 of node-a, and NCCL needs one for each"):
+        refuse_equal_places({0: "node-a GPU-1", 1: "node-a GPU-2", 2: "node-a GPU-1"})
+
+
+def test_cuda_without_nccl_is_refused_and_not_quietly_run_over_gloo(monkeypatch):
+    monkeypatch.delenv(OVER_GLOO, raising=False)
+    monkeypatch.setattr(rendezvous.dist, "is_nccl_available", lambda: False)
+    with pytest.raises(InputError, match="this torch has no NCCL"):
+        rendezvous.default_world(torch.device("cuda", 0), None, None)
+
+
+def test_a_model_on_several_devices_is_refused():
+    cell = dataclasses.replace(CELLS[0], rounds=1)
+    model, _ = model_and_data(cell, 0)
+    model.norm.running_mean = model.norm.running_mean.to("meta")
+    with pytest.raises(InputError, match=r"lies on several devices \(parameter 'first.weight' on cpu, buffer 'norm"):
+        DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule)
