@@ -42,7 +42,7 @@ def prove_consensus(schedule: Schedule) -> Claim:
 
 
 def _by_norm(schedule: Schedule) -> Claim:
-    from preduce.verify.rate import prove_power
+    from preduce.verify.contraction import prove_power
 
     return prove_power(schedule, NAME, max_periods=1) or not_proved(
         NAME,

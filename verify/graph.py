@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.verify.base import Claim, Status, not_proved, proved, refuted, some
-from preduce.verify.exact import prove_exact
-from preduce.verify.order import prove_rounds_of_graph
-from preduce.verify.rate import prove_contraction, prove_power
-from preduce.verify.spectral import prove_gaps
+from preduce.verify.contraction import prove_contraction, prove_power
+from preduce.verify.deadlock_free import prove_rounds_of_graph
+from preduce.verify.exact_consensus import prove_exact
+from preduce.verify.spectral_gap import prove_gaps
 from preduce.verify.stochastic import prove_graph_sums
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from preduce.topo.errors import ScheduleError
 from preduce.verify.base import Claim, Proof, Status, not_proved
 from preduce.verify.budget import budgets
 from preduce.verify.certificate import certificate_of
-from preduce.verify.conflict import prove_conflict_free
+from preduce.verify.conflict_free import prove_conflict_free
 from preduce.verify.consensus import prove_consensus
-from preduce.verify.exact import prove_exact
+from preduce.verify.contraction import prove_contraction
+from preduce.verify.deadlock_free import prove_deadlock_free
+from preduce.verify.exact_consensus import prove_exact
 from preduce.verify.graph import prove_graph
 from preduce.verify.membership import prove_membership
 from preduce.verify.on_request import prove_generated, prove_pairwise, prove_server
-from preduce.verify.order import prove_deadlock_free
-from preduce.verify.rate import prove_contraction
 from preduce.verify.rounds import prove_rounds
 from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
 

@@ -30,7 +30,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Static
 from preduce.verify import Proof, prove
 from preduce.verify.certificate import certificate_bytes
-from preduce.verify.conflict import prove_conflict_free
+from preduce.verify.conflict_free import prove_conflict_free
 
 CHECKER = Path(__file__).parents[2] / "verify" / "checker"
 

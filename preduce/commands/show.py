@@ -1,4 +1,4 @@
-"""`preduce show`: a schedule as a worker × step table and as groups over the nodes."""
+"""`preduce show`: a schedule as a worker × phase table and as groups over the nodes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,7 @@ def command(
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
     as_json: Json = False,
 ) -> None:
-    """Draw the phases: rows are workers, columns steps, a colour and letter per group; a skip is blank."""
+    """Draw the phases: rows are workers, columns phases, a colour and letter per group; a skip is blank."""
     from preduce.console import console, emit_json, write_text
     from preduce.topo.document.schedule import load_schedule
     from preduce.topo.units import parse_size

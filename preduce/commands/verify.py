@@ -115,7 +115,7 @@ def _gap_claim(schedule: "Schedule", text: str) -> "Claim":
     from fractions import Fraction
 
     from preduce.topo.errors import InputError
-    from preduce.verify.spectral import prove_gap
+    from preduce.verify.spectral_gap import prove_gap
 
     kind, _, value = text.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""The phases of a schedule as a worker × step table: which group a worker is in, with a colour and a letter each."""
+"""The phases of a schedule as a worker × phase table: which group a worker is in, with a colour and a letter each."""
 
 from __future__ import annotations
 

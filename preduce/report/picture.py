@@ -1,4 +1,4 @@
-"""Pictures of a schedule by matplotlib: the worker × step table, and the groups of each phase over the nodes."""
+"""Pictures of a schedule by matplotlib: the worker × phase table, and the groups of each phase over the nodes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def render(figure: Figure, ending: str) -> bytes:
 
 
 def draw_schedule(grid: Grid) -> Figure:
-    """The worker × step table on the left and, for few nodes, the groups of each distinct phase over the nodes."""
+    """The worker × phase table on the left and, for few nodes, the groups of each distinct phase over the nodes."""
     nodes = sorted(set(grid.nodes))
     distinct = distinct_phases(grid)[:MAX_PANELS] if len(nodes) <= 16 else []
     columns = min(len(distinct), 4 if len(nodes) <= 6 else 2)
@@ -180,7 +180,7 @@ def _draw_table(axis: Axes, grid: Grid) -> None:
     axis.set_yticks([row + 0.5 for row in range(count)], [str(worker) for worker in grid.workers], fontsize=7)
     axis.tick_params(length=0)
     axis.set_xlabel("step", color=INK)
-    axis.set_title("worker × step", fontsize=9, color=PALE, loc="left")
+    axis.set_title("worker × phase", fontsize=9, color=PALE, loc="left")
     for side in axis.spines.values():
         side.set_color(PALE)
 

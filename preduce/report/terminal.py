@@ -1,4 +1,4 @@
-"""What the terminal shows of schedules and clusters: the worker × step table, and the switches in words."""
+"""What the terminal shows of schedules and clusters: the worker × phase table, and the switches in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CELL = 4
 
 
 def terminal_tables(grid: Grid, width: int) -> list[Table]:
-    """Rows are workers, columns steps, as many steps a table as fit the width; one letter and colour per group.
+    """Rows are workers, columns phases, as many steps a table as fit the width; one letter and colour per group.
 
     A skip is blank. Between columns stands one divider.
     """

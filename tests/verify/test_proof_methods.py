@@ -25,11 +25,11 @@ from preduce.topo.strategies import GroupPhases, Neighbor, Round, Static
 from preduce.verify import Status, checker, prove
 from preduce.verify.certificate import certificate_bytes, confirm
 from preduce.verify.classes import class_product, distinct_classes
+from preduce.verify.contraction import product_minus_mean
 from preduce.verify.functions import load_function, prove_function
 from preduce.verify.norm_bound import shifted
-from preduce.verify.rate import product_minus_mean
 from preduce.verify.rounds import best_bound
-from preduce.verify.spectral import prove_gap
+from preduce.verify.spectral_gap import prove_gap
 from preduce.verify.view import rule_view
 
 CHECKER = Path(checker.__file__).parent

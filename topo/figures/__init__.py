@@ -20,7 +20,7 @@ from preduce.topo.figures.evaluate import rounds_to as rounds_to
 from preduce.topo.figures.exact import ExactClass as ExactClass
 from preduce.topo.figures.exact import exact_class_matrices as exact_class_matrices
 from preduce.topo.figures.exact import exact_disagreement as exact_disagreement
-from preduce.topo.figures.gaps import GapKind as GapKind
-from preduce.topo.figures.gaps import spectral_gap as spectral_gap
 from preduce.topo.figures.rate import expected_partition_factor as expected_partition_factor
 from preduce.topo.figures.rate import random_partition_factor as random_partition_factor
+from preduce.topo.figures.spectral_gaps import GapKind as GapKind
+from preduce.topo.figures.spectral_gaps import spectral_gap as spectral_gap

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from preduce.topo.errors import InputError, ScheduleError, UnknownError
 from preduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
 from preduce.topo.figures.decomposition import DEFAULT, Limits, sectors_of
-from preduce.topo.figures.gaps import GapKind, spectral_gap
 from preduce.topo.figures.large import Large
 from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
 from preduce.topo.figures.sectors import spectral_norms
+from preduce.topo.figures.spectral_gaps import GapKind, spectral_gap
 from preduce.topo.figures.steady_state import disagreement_of, drift_of, effective_neighbours_of
 from preduce.topo.mixing import is_doubly_stochastic, period_product
 
