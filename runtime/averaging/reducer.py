@@ -19,7 +19,7 @@ from preduce.runtime.averaging.gradients import load_gradients
 from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.averaging.verdicts import Verdicts
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from preduce.runtime.transport.waiting import GoneError, Lookout, OwnWork, pause_after
+from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Lookout, OwnWork, pause_after
 from preduce.topo.errors import PeerLostError, StoreLostError, UnavailableError
 from preduce.topo.phase import Group
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.waiting import RunningWork
     from preduce.runtime.transport.worlds import World
 
-DIAGNOSE_SECONDS = 1.5
 SPLIT_BYTES = 4 * 2**20
 
 

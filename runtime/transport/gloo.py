@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 from preduce.runtime.transport.bounded import BoundedCall, OverdueError
@@ -10,7 +11,7 @@ from preduce.runtime.transport.communicators import first_line
 from preduce.runtime.transport.needed_groups import check_budget, member_sets
 from preduce.runtime.transport.notes import deaths_of
 from preduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo
-from preduce.runtime.transport.waiting import Lookout
+from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, Lookout
 from preduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
 from preduce.topo.errors import StoreLostError, UnavailableError
 from preduce.topo.phase import Group
@@ -108,7 +109,23 @@ class GlooWorld(GroupTable):
             if call.is_running:
                 self._left_behind.append(call)
             raise self._not_connected(members, limit.total_seconds(), error) from None
-        return self._warmed_up(members, backend, "cpu", None if within is None else self.timeout)
+        try:
+            return self._warmed_up(members, backend, "cpu", None if within is None else self.timeout)
+        except UnavailableError as error:
+            raise self._explained(members, error) from None
+
+    def _explained(self, members: tuple[int, ...], error: UnavailableError) -> UnavailableError:
+        """The failure of a group's first operation with the death that caused it, if one becomes known soon.
+
+        A closed connection is seen before the launcher has told of the death behind it.
+        """
+        signs, deadline = self.signs, time.monotonic() + DIAGNOSE_SECONDS
+        while time.monotonic() < deadline:
+            why = deaths_of(self.store, members) if signs is None else self._why(signs, members)
+            if why is not None:
+                return UnavailableError(f"group {Group(members)}: {why}")
+            time.sleep(DIAGNOSE_SECONDS / 30)
+        return error
 
     def _store_to_connect(self) -> Store:
         """The world's store; a client of its own where a call that was left behind may still hold up that one."""

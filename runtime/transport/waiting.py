@@ -19,6 +19,8 @@ LOOK_SECONDS = 1.0
 """Between two looks at what the others have noted."""
 GLANCE_SECONDS = 0.2
 """Between two glances at whether anybody noted a failure at all."""
+DIAGNOSE_SECONDS = 1.5
+"""How long a failure waits for the note of the death behind it: a connection closes before anybody can tell why."""
 SHORTEST, LONGEST = 3e-5, 1e-3
 MAX_WATCHED = 64
 SHARE = 32
