@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-.PHONY: demo test test-computing test-others check docs bench lab gpu faults explore format clean
+.PHONY: demo test test-computing test-running test-others check docs bench lab gpu faults explore format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -19,23 +19,27 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/preduce demo
 
-# The suite runs as two halves side by side: what only computes, in one process; and everything that is not named here,
-# which is what starts processes and waits. Their lines interleave, each with its half's name; either failing fails the whole.
+# The suite runs as three parts side by side: what only computes; the run-time and its faults, which mostly wait; and
+# everything that is not named here. Their lines interleave, each with its part's name; any failing fails the whole.
 COMPUTING := tests/schedulers tests/topo tests/verify
+RUNNING := tests/runtime tests/faults
 PYTEST = mkdir -p build && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest
 LINES_OF = 2>&1 | tee build/$(1).txt | sed -u 's/^/$(1) | /'
 
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(STAMP)  ## the whole test suite
 	@rm -f build/test-*.txt; status=0; \
-	$(MAKE) --no-print-directory --jobs=2 --keep-going test-computing test-others || status=$$?; \
-	echo; for half in test-computing test-others; do echo "$$half: $$(tail -n 1 build/$$half.txt)"; done; exit $$status
+	$(MAKE) --no-print-directory --jobs=3 --keep-going test-computing test-running test-others || status=$$?; \
+	echo; for part in computing running others; do echo "test-$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
 
 test-computing: $(STAMP)
 	@$(PYTEST) $(COMPUTING) $(call LINES_OF,$@)
 
+test-running: $(STAMP)
+	@$(PYTEST) $(RUNNING) $(call LINES_OF,$@)
+
 test-others: $(STAMP)
-	@$(PYTEST) $(COMPUTING:%=--ignore=%) $(call LINES_OF,$@)
+	@$(PYTEST) $(patsubst %,--ignore=%,$(COMPUTING) $(RUNNING)) $(call LINES_OF,$@)
 
 check: $(STAMP)  ## style, types, layers, schema, links between documents
 	$(BIN)/ruff check .
