@@ -40,6 +40,7 @@ from .topo.errors import PeerLostError as PeerLostError
 from .topo.errors import PreduceError as PreduceError
 from .topo.errors import RefutedError as RefutedError
 from .topo.errors import ScheduleError as ScheduleError
+from .topo.errors import StoreLostError as StoreLostError
 from .topo.errors import UnavailableError as UnavailableError
 from .topo.errors import UnknownError as UnknownError
 from .topo.figures import Figures as Figures

@@ -20,7 +20,7 @@ def serve_workers(node: int) -> None:
     from benchmarks.lab.job import Job
     from benchmarks.lab.tasks import read_data
     from benchmarks.lab.worker import work
-    from preduce.runtime.launch import launch
+    from preduce.runtime.launcher.launch import launch
 
     measurements = {"profile": profiled.profile, "placement": placement.measure}
     samples: dict[str, object] = {}

@@ -99,7 +99,7 @@ def summary(line: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def loopback(workers: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from preduce.runtime.launch import launch
+    from preduce.runtime.launcher.launch import launch
 
     output = io.StringIO()
     code = launch(lambda: measure(arguments.megabytes, arguments.repetitions), num_workers=workers, output=output)

@@ -36,6 +36,7 @@ EXIT_CODES = {
     69: "unavailable",
     70: "internal error",
     74: "file",
+    75: "store gone",
     76: "no longer part of the job",
     77: "missing feature",
     130: "interrupted",

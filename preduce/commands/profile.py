@@ -55,7 +55,7 @@ def command(
             "profile: runs inside a job; start it with --workers N here, or on the cluster with "
             "torchrun … -m preduce profile -o cluster.yaml"
         )
-    from preduce.runtime.launch import launch
+    from preduce.runtime.launcher.launch import launch
 
     return launch(measure, num_workers=workers, num_nodes=nodes)
 

@@ -53,9 +53,9 @@ def command(
     if workers is None:
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
     require("torch", purpose="running workers")
-    from preduce.runtime.launch import launch
-    from preduce.runtime.orphans import orphans_ended
-    from preduce.runtime.signals import Terminated, terminable
+    from preduce.runtime.launcher.launch import launch
+    from preduce.runtime.launcher.orphans import orphans_ended
+    from preduce.runtime.launcher.signals import Terminated, terminable
 
     try:
         with terminable(), orphans_ended(), contextlib.ExitStack() as stack:

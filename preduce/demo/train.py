@@ -105,7 +105,7 @@ def _tell(plan: Plan, name: str, rank: int, step: int) -> None:
 
 def main(path: str) -> int:
     """Run a plan; the exit code of the first run that failed, or 0."""
-    from preduce.runtime.launch import launch
+    from preduce.runtime.launcher.launch import launch
 
     plan = Plan.read(Path(path))
     digits = load_digits()  # before the workers are forked, so that scikit-learn is imported once

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preduce.runtime.generator.keys import JobKeys
-from preduce.runtime.orphans import die_with_parent
-from preduce.runtime.signals import Terminated, as_in_a_fresh_process, held, terminable
+from preduce.runtime.launcher.orphans import die_with_parent
+from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, terminable
 from preduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:

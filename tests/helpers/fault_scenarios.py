@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from helpers.scenarios import everyone, network, pairs, rank, report, train
-from preduce.runtime.launch import _import_once, launch
+from preduce.runtime.launcher.launch import _import_once, launch
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.transport import gloo
 from preduce.runtime.transport.torch_api import TCPStore

@@ -17,7 +17,7 @@ import torch
 
 from preduce.runtime.adapters.averager import ScheduleAverager
 from preduce.runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
-from preduce.runtime.launch import launch
+from preduce.runtime.launcher.launch import launch
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster

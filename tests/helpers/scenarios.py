@@ -20,7 +20,7 @@ import torch
 
 from helpers.random_schedules import make_case, run_case
 from preduce.runtime.averaging.p_reduce import p_reduce
-from preduce.runtime.launch import launch
+from preduce.runtime.launcher.launch import launch
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.rendezvous import connect_store

@@ -193,7 +193,7 @@ def test_the_store_of_one_machine_is_reached_from_this_machine_only(start):
 
 
 def test_a_launcher_in_a_thread_leaves_signals_alone():
-    from preduce.runtime.signals import terminable
+    from preduce.runtime.launcher.signals import terminable
 
     def inside():
         with terminable():
@@ -207,7 +207,7 @@ def test_a_launcher_in_a_thread_leaves_signals_alone():
 
 
 def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
-    from preduce.runtime.signals import terminable
+    from preduce.runtime.launcher.signals import terminable
 
     def mine(*_):
         raise AssertionError("not called")

@@ -351,7 +351,8 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     script.write_text(
         f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     )
-    code = f"import sys; from preduce.runtime.launch import launch; sys.exit(launch({str(script)!r}, num_workers=2))"
+    launch = "from preduce.runtime.launcher.launch import launch"
+    code = f"import sys; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=children.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preduce.runtime.signals import held
+from preduce.runtime.launcher.signals import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

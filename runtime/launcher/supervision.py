@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from preduce.runtime.orphans import end_groups
-from preduce.runtime.signals import SIGNALLED, Terminated, held
+from preduce.runtime.launcher.orphans import end_groups
+from preduce.runtime.launcher.signals import SIGNALLED, Terminated, held
 from preduce.topo.errors import FencedError
 
 if TYPE_CHECKING:

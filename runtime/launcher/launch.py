@@ -18,9 +18,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from preduce.runtime.orphans import Guardian, die_with_parent
-from preduce.runtime.signals import Terminated, as_in_a_fresh_process, held, terminable
-from preduce.runtime.supervision import Child, end_all, supervise
+from preduce.runtime.launcher.orphans import Guardian, die_with_parent
+from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, terminable
+from preduce.runtime.launcher.supervision import Child, end_all, supervise
 from preduce.runtime.transport.admission import RUN_SECRET
 from preduce.topo.errors import InputError, PreduceError
 

@@ -1,0 +1,1 @@
+"""Starts local workers as torchrun would, watches over them, and leaves nothing behind: `preduce run`."""
