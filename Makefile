@@ -19,10 +19,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/preduce demo
 
-# The suite runs as three parts side by side: what only computes; the run-time and its faults, which mostly wait; and
-# everything that is not named here. Their lines interleave, each with its part's name; any failing fails the whole.
+# The suite runs as three parts side by side: what only computes; the run-time; and every other folder, with those files of the
+# run-time that take longest. Their lines interleave, each with its part's name; any failing fails the whole.
 COMPUTING := tests/schedulers tests/topo tests/verify
-RUNNING := tests/runtime tests/faults
+LONGEST := $(addprefix tests/runtime/,conformance test_orphans.py test_processes.py test_checkpoint.py)
+OTHERS := $(filter-out $(COMPUTING) tests/runtime tests/helpers tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 PYTEST = mkdir -p build && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest
 LINES_OF = 2>&1 | tee build/$(1).txt | sed -u 's/^/$(1) | /'
 
@@ -36,10 +37,10 @@ test-computing: $(STAMP)
 	@$(PYTEST) $(COMPUTING) $(call LINES_OF,$@)
 
 test-running: $(STAMP)
-	@$(PYTEST) $(RUNNING) $(call LINES_OF,$@)
+	@$(PYTEST) tests/runtime $(LONGEST:%=--ignore=%) $(call LINES_OF,$@)
 
 test-others: $(STAMP)
-	@$(PYTEST) $(patsubst %,--ignore=%,$(COMPUTING) $(RUNNING)) $(call LINES_OF,$@)
+	@$(PYTEST) $(OTHERS) $(LONGEST) $(call LINES_OF,$@)
 
 check: $(STAMP)  ## style, types, layers, schema, links between documents
 	$(BIN)/ruff check .
