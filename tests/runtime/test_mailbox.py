@@ -80,8 +80,11 @@ def push(place, *messages, prepare=lambda stranger: None):
                 stranger.send_multipart(frames, zmq.NOBLOCK)
 
 
-@pytest.mark.parametrize("strategy", [Server(), Server(synchronous=False), Pairwise(active=(0,))])
-def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "initial"),
+    [(Server(), "keep"), (Server(synchronous=False), "broadcast"), (Pairwise(active=(0,)), "keep")],
+)
+def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy, initial):
     plan = Schedule("s", Cluster.regular(1, 2), strategy)
     push_once = threading.Barrier(2)
 
@@ -90,7 +93,7 @@ def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy)
 
         model = Quadratic(np.array([world.rank, 1.0, 2.0]), torch.float64)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        optimizer = DistributedOptimizer(inner, model, plan, timeout=10, initial="keep", world=world)
+        optimizer = DistributedOptimizer(inner, model, plan, timeout=10, initial=initial, world=world)
         for step in range(6):
             if step == 2:
                 mailbox = optimizer.runner._mailbox
