@@ -150,11 +150,11 @@ class Stepper:
         self.uneven_inputs.ended()
         while self.uneven_inputs.another(self.round, lost):
             self._refuse_changes(first=True)
-            round_ = self.round
+            round_, step = self.round, self.steps
             if self.runner.averages_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
-                self.runner.before_step(self.steps, round_, first=True)
+                self.runner.before_step(step, round_, first=True)
                 self.optimizer.step()
-            self.runner.end_round(self.steps, round_)
-            self.runner.leave()
             self._steps = (round_ + 1) * self.run.pace
+            self.runner.end_round(step, round_)
+            self.runner.leave()

@@ -124,6 +124,8 @@ class PlainOptimizer:
     def serve(self, steps):
         """Data ended: the model stays in the averages, or follows the others' gradients."""
         while self.steps < steps and self.kind.free not in ("server", "pairwise"):
+            if self.kind.free == "generated":
+                self.follow(at_end=False)  # it leaves the generator before it looks whether there is another round
             if self.kind.gradients:
                 self.skip()
             else:
