@@ -16,6 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from benchmarks.faults import verdicts
 from benchmarks.faults.campaign import combinations, import_once, run_cells, what_is_left_out
 from benchmarks.faults.cell import Cell
 from benchmarks.faults.table import add_results, write_page
@@ -45,8 +46,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of kind/fault/launcher")
     parser.add_argument("--cell", action="append", default=[], help="run these and nothing else")
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--slack", type=float, help="seconds beyond the timeout within which a run has to end")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    if options.slack is not None:
+        verdicts.SLACK_SECONDS = options.slack
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     for reason in what_is_left_out():
         print(f"left out: {reason}")
