@@ -188,7 +188,9 @@ def _to_the_end(running: Running) -> Iterator[None]:
     running.outcome.over = time.monotonic() - begun
     if not running.is_over and running.outcome.fired:
         # The program alone: its path is this machine's, and rows are kept.
-        left = [f"{running.role_of(pid)} {Path(command_of(pid).split()[0]).name}" for pid in running.processes()]
+        left = [
+            f"{running.role_of(pid)} {Path((command_of(pid).split() or ['?'])[0]).name}" for pid in running.processes()
+        ]
         show_stacks([pid for pid in running.processes() if running.role_of(pid)])
         running.outcome.violations.append(f"hang: after {limit:g} s there still run {left}")
 
