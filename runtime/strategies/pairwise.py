@@ -12,9 +12,8 @@ from preduce.runtime.strategies.base import Runner
 from preduce.runtime.transport.mailbox import Mailbox, Message
 from preduce.runtime.transport.through_servers import from_bytes, to_bytes
 from preduce.runtime.transport.waiting import GoneError, Lookout
-from preduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, two_sides
+from preduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, pairing_of
 from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.digraph import Digraph
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.base import Averaging
 
@@ -47,9 +46,9 @@ class PairMeans(Runner):
         if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
             raise InputError("optimizer_state='average': stays with each worker of a pair; use 'local'")
         self.strategy, self.rank = strategy, run.rank
-        graph = graph_of(strategy, run.schedule.num_workers)
+        pairing = pairing_of(strategy, run.schedule.num_workers)
         self.is_active = run.rank in strategy.active
-        self.neighbors = graph.targets[run.rank]
+        self.neighbors = pairing.graph.targets[run.rank]
         paces = run.schedule.paces()
         normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self._factor = float(paces.mean()) / run.pace if normalises else 1.0
@@ -60,7 +59,7 @@ class PairMeans(Runner):
         self._pauses = 0
         self._number = 0
         self._pending: Operation | None = None
-        self.pair = _Pair(self, graph)
+        self.pair = _Pair(self, pairing)
         base = run.reducer
         self._mailbox = self.pair.mailbox = Mailbox(
             base.world.store,
@@ -180,9 +179,9 @@ class PairMeans(Runner):
 class _Pair:
     """One worker's model and its side of the pairing; driven by the side thread, `add` by the training loop."""
 
-    def __init__(self, owner: PairMeans, graph: Digraph) -> None:
+    def __init__(self, owner: PairMeans, machine: Pairing) -> None:
         self.rank = owner.rank
-        self.machine = two_sides(graph, frozenset(owner.strategy.active))
+        self.machine = machine
         self.state, _ = self.machine.start(owner.rank)
         self.lock = threading.Lock()
         self.mailbox: Mailbox
@@ -272,11 +271,3 @@ class _Pair:
                 else:
                     model.add_(mean.sub_(sent))
         self._sent = []
-
-
-def graph_of(strategy: Pairwise, num_workers: int) -> Digraph:
-    """Who may meet whom: the edges of the schedule, or every active worker with every passive one."""
-    active = set(strategy.active)
-    passive = [v for v in range(num_workers) if v not in active]
-    edges = strategy.edges if strategy.edges is not None else [(a, p) for a in sorted(active) for p in passive]
-    return Digraph.undirected(num_workers, edges)
