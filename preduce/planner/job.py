@@ -37,7 +37,9 @@ class Job:
     """A cluster with its hardware, what matters, and the limits.
 
     `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
-    the step times are sampled with; `time_limit` is for the search, in seconds, and `seed` its seed.
+    the step times are sampled with; `time_limit` is for the search, in seconds, and `seed` its seed. `form` and `late`
+    restrict how every candidate may travel and whether its averaging may come a round late; None leaves it to the
+    planner, which takes what is best for each.
     """
 
     cluster: Cluster
@@ -45,7 +47,8 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     data: Data = Data.SHUFFLED
     drift_correction: bool = False
-    form: Form = Form.RING
+    form: Form | None = None
+    late: bool | None = None
     disturbance: Disturbance | None = None
     time_limit: float = 30.0
     seed: int = 0
@@ -73,6 +76,16 @@ class Job:
         """Which drift matters: `worker` or `node`."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms that a candidate may take, the simplest first."""
+        return (Form.RING, Form.HIERARCHICAL) if self.form is None else (self.form,)
+
+    @property
+    def whens(self) -> tuple[bool, ...]:
+        """Whether a candidate may be late: False for lockstep, True for late by one round."""
+        return (False, True) if self.late is None else (self.late,)
+
     def compute_times(self) -> ComputeTimes:
         """How long the workers compute (no time at all when the hardware does not say)."""
         return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
@@ -80,14 +93,15 @@ class Job:
     def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
         """What the search is asked; where the objective is not one of its figures, the one that the data makes matter.
 
-        `hints` are known schedules of the same cluster, from which the search starts.
+        `hints` are known schedules of the same cluster, from which the search starts. Where any form will do, costs are
+        those of the hierarchical one, since no phase costs less as rings.
         """
         by_data = Objective.DISAGREEMENT if self.data is Data.SHUFFLED else Objective.DRIFT
         return Problem(
             cluster=self.cluster,
             objective=self.objective if self.objective in SEARCHED else by_data,
             limits=self.limits,
-            form=self.form,
+            form=self.form or Form.HIERARCHICAL,
             push=self.push,
             hints=hints,
         )

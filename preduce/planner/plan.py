@@ -6,16 +6,21 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from preduce.planner.competitors import competitors, within_limits
-from preduce.planner.front import front
-from preduce.planner.option import Option, measure
-from preduce.planner.pick import cautions, pick, reasons
+from preduce.planner.axes import Axes
+from preduce.planner.competitors import competitors
+from preduce.planner.front import baselines, front
+from preduce.planner.limits import within_limits
+from preduce.planner.measuring import Label
+from preduce.planner.pick import cautions, gain_of, pick, reasons
+from preduce.planner.searched import options_of
 from preduce.schedulers.synthesis.problem import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from preduce.planner.gain import Gain
     from preduce.planner.job import Job
+    from preduce.planner.option import Option
     from preduce.schedulers.synthesis.alphabet_search import SearchStage
     from preduce.schedulers.synthesis.problem import Candidate, Front
     from preduce.topo.schedule import Schedule
@@ -39,8 +44,9 @@ MAX_EXACT_WORKERS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer: the pick with its proof, the front, and all competitors that were measured.
+    """The answer: the pick with its proof, the front, the baselines, and all competitors that were measured.
 
+    `gain` is the pick's over the best plain alternative, All-Reduce every k steps in its best form, late or not.
     `search_status` is the synthesiser's word about its problem as a whole; `search_proof` says what its bound covers.
     """
 
@@ -49,7 +55,9 @@ class Plan:
     reasons: list[str]
     cautions: list[str]
     front: list[Option]
+    baselines: list[Option]
     options: list[Option]
+    gain: Gain | None
     search_status: str
     search_proof: str
 
@@ -57,9 +65,11 @@ class Plan:
         """As `preduce design --json` prints it."""
         return {
             "pick": {**self.pick.to_json(), "verdict": self.proof.verdict},
+            "gain": None if self.gain is None else self.gain.to_json(),
             "reasons": self.reasons,
             "cautions": self.cautions,
             "front": [option.to_json() for option in self.front],
+            "baselines": [option.to_json() for option in self.baselines],
             "search": {"status": self.search_status, "proof": self.search_proof},
         }
 
@@ -85,16 +95,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     for index, candidate in enumerate(_asked_first(searched)):
         if index and monotonic() > until:
             break
-        options.append(
-            measure(
-                candidate.schedule,
-                job,
-                name=candidate.name,
-                status=str(candidate.status),
-                bound=candidate.bound,
-                bound_class=candidate.bound_class,
-            )
-        )
+        options += options_of(candidate, job)
     if job.objective is Objective.EXACT:
         options += _exact(job)
     chosen = pick(options, job)
@@ -107,7 +108,9 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         reasons=reasons(chosen, options, job),
         cautions=[*cautions(chosen, job), *_unmeasured(left_out)],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
+        baselines=baselines(options),
         options=options,
+        gain=gain_of(chosen, options, job),
         search_status=str(searched.status),
         search_proof=searched.proof,
     )
@@ -142,7 +145,9 @@ def _exact(job: Job) -> list[Option]:
     if answer.phases is None or len(answer.phases) > job.limits.max_period:
         return []
     schedule = answer.schedule(job.cluster.shape())
-    return [measure(schedule, job, status=str(answer.status))] if within_limits(schedule, job.limits) else []
+    if not within_limits(schedule, job.limits):
+        return []
+    return Axes.of(schedule, job).options(Label(name=schedule.name, status=str(answer.status)))
 
 
 def _search(job: Job, hints: tuple[Schedule, ...], seconds: float, say: Callable[[str], None]) -> Front:

@@ -193,7 +193,9 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics)
 @given(rules())
 def test_no_phase_costs_more_hierarchical_than_as_rings(case):
     schedule, hardware = case
-    ring, hierarchical = (communication(schedule, hardware, form=form).phases for form in (Form.RING, Form.HIERARCHICAL))
+    ring, hierarchical = (
+        communication(schedule, hardware, form=form).phases for form in (Form.RING, Form.HIERARCHICAL)
+    )
     assert all(split <= flat * (1 + 1e-12) for split, flat in zip(hierarchical, ring, strict=True))
 
 

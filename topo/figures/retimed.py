@@ -57,7 +57,7 @@ class Retimed:
 
 
 def _mapped(figure: Figure, factor: float, added: float) -> Figure:
-    """factor · figure + added, with its enclosure; the same figure where nothing changes."""
+    """A figure times factor plus added, with its enclosure; the same figure where nothing changes."""
     if figure.value is None or (factor == 1 and added == 0):
         return figure
     lower, upper = (None if bound is None else factor * bound + added for bound in (figure.lower, figure.upper))
