@@ -73,7 +73,8 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
-        "schedule", Column("runs", drop=6, justify="left"), Column("period", drop=4), "comm.", Column("step", drop=1), Column("NIC bytes", drop=5),
+        "schedule", Column("runs", drop=6, justify="left"), Column("period", drop=4), "comm.",
+        Column("step", drop=1), Column("NIC bytes", drop=5),
         Column("contr.", drop=3), "disagr.", "drift", Column("node drift", drop=2),
     )  # fmt: skip
     for row in rows:

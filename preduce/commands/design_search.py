@@ -100,7 +100,8 @@ def _print(planned: Plan, job: Job) -> None:
     baselines = {id(option) for option in planned.baselines}
     for option in _shown(planned):
         rows.add(
-            f"{option.name} {MARK}" if id(option) in baselines else option.name, str(option.period), seconds(option.communication), seconds(option.step_seconds),
+            f"{option.name} {MARK}" if id(option) in baselines else option.name,
+            str(option.period), seconds(option.communication), seconds(option.step_seconds),
             number(option.disagreement.value), number(option.drift.value), f"{option.stretch:.3f}",
             seconds(option.time), option.status, style="bold green" if option is planned.pick else None,
         )  # fmt: skip

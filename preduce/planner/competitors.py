@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from preduce.planner.axes import Axes, timed
+from preduce.planner.front import PUBLISHED
 from preduce.planner.job import Data
 from preduce.planner.limits import within_gap, within_limits
 from preduce.planner.measuring import Label, measure
@@ -48,13 +49,13 @@ PLAIN_PACES = (2, 3, 4, 6, 8, 12, 16, 24)
 def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None] | None = None) -> list[Option]:
     """Every catalogue entry that fits the cluster, on all axes, measured; entries that cannot run are left out.
 
-    Rules and All-Reduce are always measured. Others only while `monotonic()` is below `until`; the name of each that
+    Rules and All-Reduce are always measured. Others only while `monotonic()` is below `until`, baselines first; the name of each that
     the time did not reach goes to `left_out`.
     """
     options: list[Option] = []
     kinds = {name: registry.entry(name).kind for name in registry.names()}
     seen: set[object] = set()
-    for name in sorted(kinds, key=lambda name: kinds[name] not in RULES_FIRST):
+    for name in sorted(kinds, key=lambda name: (kinds[name] not in RULES_FIRST, name not in PUBLISHED)):
         entry = registry.entry(name)
         if not _offered(entry, job):
             continue

@@ -16,17 +16,15 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
 
 UNEVEN = Cluster.parse("3,2,2")
+PHASES = tuple(Phase.from_groups(7, groups) for groups in ([(0, 3, 5), (1, 2)], [(0, 1, 6), (3, 4)], []))
 SCHEDULES = [
     registry.build("prague-figure-10", Cluster.parse("4x4")),
     registry.build("node-then-all", Cluster.parse("3x2"), node_rounds=2),
     registry.build("ring", Cluster.parse("1x7")),
     registry.build("exponential", Cluster.parse("2x4")),
     Schedule("everybody", UNEVEN, AllReduce()),
-    Schedule(
-        "groups", UNEVEN,
-        Static(phases=GroupPhases(tuple(Phase.from_groups(7, g) for g in ([(0, 3, 5), (1, 2)], [(0, 1, 6), (3, 4)], [])))),
-    ),
-]  # fmt: skip
+    Schedule("groups", UNEVEN, Static(phases=GroupPhases(PHASES))),
+]
 
 
 @pytest.mark.parametrize("push", ["worker", "node"])

@@ -1,0 +1,122 @@
+"""The gain over the best plain alternative, within which error, and that the simpler of equals is picked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from preduce import Data, Job, Objective, Option, plan
+from preduce.planner.competitors import competitors
+from preduce.planner.front import baselines, front
+from preduce.planner.gain import best_plain, gain, simplest_as_good, simplicity
+from preduce.planner.pick import gain_of, pick, reasons
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.strategies.axes import Form
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
+JOB = Job(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), time_limit=2.0)
+
+
+@pytest.fixture(scope="module")
+def options() -> list[Option]:
+    return competitors(JOB, until=0.0)
+
+
+def named(options: list[Option], name: str) -> Option:
+    return next(option for option in options if option.name == name)
+
+
+def test_the_interval_holds_both_predictions_errors(options: list[Option]) -> None:
+    figure_10, every_step = named(options, "prague-figure-10"), named(options, "allreduce")
+    against = gain(figure_10, every_step, Data.SHUFFLED)
+    assert against.ratio == pytest.approx(every_step.time / figure_10.time)
+    error = figure_10.stretch_error(Data.SHUFFLED)
+    assert against.high / against.ratio == pytest.approx(1 + error), "gradients averaged in every step define 1"
+    assert against.low * against.high == pytest.approx(against.ratio**2)
+    twice = gain(figure_10, named(options, "allreduce(every=8) hierarchical"), Data.SHUFFLED)
+    assert math.log(twice.high / twice.ratio) == pytest.approx(math.sqrt(2) * math.log(1 + error))
+    sampled = gain(replace(figure_10, step_error=0.1), every_step, Data.SHUFFLED)
+    assert sampled.high > against.high
+
+
+def test_nothing_is_gained_over_itself(options: list[Option]) -> None:
+    same = gain(options[0], options[0], Data.SHUFFLED)
+    assert (same.ratio, same.low, same.high) == (1.0, 1.0, 1.0)
+    assert not same.is_certain
+
+
+def test_an_option_within_the_error_loses_to_all_reduce_and_one_beyond_it_wins(options: list[Option]) -> None:
+    plain = best_plain(options)
+    assert plain is not None
+    other = named(options, "pairs-pairs-all hierarchical")
+    near = replace(other, step_seconds=plain.step_seconds / 1.1, stretch=plain.stretch)
+    assert simplest_as_good([*options, near], Data.SHUFFLED) is plain
+    far = replace(other, step_seconds=plain.step_seconds / 1.5, stretch=plain.stretch)
+    assert simplest_as_good([*options, far], Data.SHUFFLED) is far
+    assert gain_of(far, [*options, far], JOB).is_certain
+    # Between two that both beat it, and that cannot be told apart, fewer phases win, though they are slower.
+    more = named(options, "pairs-pairs-all(pair_rounds=15) hierarchical")
+    faster = replace(more, step_seconds=plain.step_seconds / 1.55, stretch=plain.stretch)
+    assert simplest_as_good([*options, far, faster], Data.SHUFFLED) is far
+    # One that cannot be told from the fastest, but from All-Reduce neither, is no reason to leave All-Reduce.
+    only = replace(more, step_seconds=plain.step_seconds / 1.25, stretch=plain.stretch)
+    assert simplest_as_good([*options, near, only], Data.SHUFFLED) is only
+
+
+def test_the_text_says_what_cannot_be_told_apart(options: list[Option]) -> None:
+    chosen = pick(options, JOB)
+    fastest = min(options, key=lambda option: option.time)
+    said = " ".join(reasons(chosen, options, JOB))
+    assert chosen.is_plain
+    assert fastest.time < chosen.time
+    assert f"{fastest.name} is predicted to be" in said
+    assert "not distinguishable, and the pick is simpler" in said
+    other = named(options, "prague-figure-10")
+    assert "as fast as the best plain alternative" in " ".join(reasons(other, options, JOB))
+
+
+def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options: list[Option]) -> None:
+    names = ["allreduce(every=4) hierarchical", "node-digits hierarchical", "pairs-pairs-all hierarchical"]
+    ordered = [simplicity(named(options, name)) for name in [*names, "prague-figure-10"]]
+    assert ordered == sorted(ordered)
+    assert ordered[0][0] == 0
+
+
+@pytest.mark.parametrize("cluster", ["2x1", "1x2", "4x4"])
+def test_all_baselines_are_kept_beside_the_front_also_where_they_are_beaten(cluster: str) -> None:
+    answer = plan(replace(JOB, cluster=replace(Cluster.parse(cluster), hardware=HARDWARE)))
+    assert answer.pick.is_plain or answer.gain is None or answer.gain.is_certain
+    kept = {id(option) for option in answer.front}
+    names = {option.name for option in answer.baselines}
+    assert "allreduce" in names
+    assert {option.name for option in answer.baselines if not option.late and option.pace != 1}
+    assert {option.name for option in answer.baselines if option.late}
+    if cluster == "4x4":
+        assert "prague-figure-10" in names
+        assert any(id(option) not in kept for option in answer.baselines), "Figure 10 is beaten in everything"
+
+
+def test_baselines_are_the_best_of_their_kind(options: list[Option]) -> None:
+    kept = baselines(options)
+    plain = [option for option in options if option.is_plain]
+    for kind in (
+        [o for o in plain if o.pace == 1],
+        [o for o in plain if not o.late],
+        [o for o in plain if o.late],
+        [o for o in plain if o.pace == 1 and not o.late and o.form is Form.RING],
+    ):
+        assert min(option.time for option in kind) in {option.time for option in kept}
+    assert len({id(option) for option in kept}) == len(kept)
+    assert len(front(options)) > len(kept)
+
+
+def test_figures_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None:
+    asked = replace(JOB, objective=Objective.DRIFT)
+    options = competitors(asked, until=0.0)
+    chosen = pick(options, asked)
+    assert float(chosen.drift) == 0
+    assert chosen.is_plain
+    assert chosen.form is Form.HIERARCHICAL, "of equal drift the one that communicates less"
