@@ -49,8 +49,8 @@ PLAIN_PACES = (2, 3, 4, 6, 8, 12, 16, 24)
 def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None] | None = None) -> list[Option]:
     """Every catalogue entry that fits the cluster, on all axes, measured; entries that cannot run are left out.
 
-    Rules and All-Reduce are always measured. Others only while `monotonic()` is below `until`, baselines first; the name of each that
-    the time did not reach goes to `left_out`.
+    Rules and All-Reduce are always measured. Others, baselines first, only while `monotonic()` is below `until`; the
+    name of each that the time did not reach goes to `left_out`.
     """
     options: list[Option] = []
     kinds = {name: registry.entry(name).kind for name in registry.names()}

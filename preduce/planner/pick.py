@@ -41,7 +41,7 @@ def pick(options: Sequence[Option], job: Job) -> Option:
         return min(allowed, key=lambda o: (o.period, o.status != "optimal", preference(o.costs, job.objective), o.name))
     least = min(preference(option.costs, job.objective) for option in allowed)
     best = [option for option in allowed if preference(option.costs, job.objective) == least]
-    return min(best, key=lambda option: (simplicity(option), option.name))
+    return min(best, key=lambda option: (simplicity(option), option.status != "optimal", option.name))
 
 
 def permitted(options: Sequence[Option], job: Job) -> list[Option]:
@@ -131,9 +131,7 @@ def cautions(chosen: Option, job: Job) -> list[str]:
     if chosen.form is Form.TREE:
         said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
-        bound = (
-            f" of the same class, with a disagreement of {chosen.bound:.4g} or more" if chosen.bound is not None else ""
-        )
+        bound = "" if chosen.bound is None else f" of its class, with a disagreement of {chosen.bound:.4g} or more,"
         said.append(f"better schedules{bound} may exist: the search ended at its time limit, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
         said.append("the pick is a published construction; that nothing better exists is not proved")

@@ -13,6 +13,7 @@ from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.pick import cautions, gain_of, pick, reasons
 from preduce.planner.searched import options_of
+from preduce.planner.shorter import shorter
 from preduce.schedulers.synthesis.problem import Objective
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     if job.objective is Objective.EXACT:
         options += _exact(job)
     chosen = pick(options, job)
+    if (part := shorter(chosen, job)) is not None:
+        options.append(part)
+        chosen = part
     say(f"proving {chosen.name}")
     proof = prove(chosen.schedule)
     kept = front(options)

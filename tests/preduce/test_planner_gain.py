@@ -11,9 +11,14 @@ from preduce import Data, Job, Objective, Option, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
 from preduce.planner.gain import best_plain, gain, simplest_as_good, simplicity
+from preduce.planner.measuring import Label, measure
 from preduce.planner.pick import gain_of, pick, reasons
+from preduce.planner.shorter import shorter
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import RulePhases, Static
 from preduce.topo.strategies.axes import Form
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
@@ -120,3 +125,20 @@ def test_figures_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None
     assert float(chosen.drift) == 0
     assert chosen.is_plain
     assert chosen.form is Form.HIERARCHICAL, "of equal drift the one that communicates less"
+
+
+def test_a_period_that_holds_a_shorter_one_as_good_is_shortened() -> None:
+    """Figure-10-like phases, written out over 21 rounds: six of them have the same figures."""
+    inside, pairs, everybody = (Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),), (Block((0, 1, 2, 3), (0, 1)),)
+    six = (pairs, inside, everybody, inside, inside, everybody)
+    asked = replace(JOB, objective=Objective.DISAGREEMENT, form=Form.RING)
+    schedules = [Schedule("s", JOB.cluster, Static(phases=RulePhases((2, 2), six * times))) for times in (1, 3)]
+    once, thrice = (measure(one, asked, label=Label(name="s", status="feasible")) for one in schedules)
+    part = shorter(thrice, asked)
+    assert part is not None
+    assert part.period <= 6
+    assert part.communication <= once.communication * (1 + 1e-9)
+    assert float(part.disagreement) <= float(once.disagreement) + 1e-9
+    assert part.name == f"synthesised-{part.period}-phases-{1e3 * part.communication:.4g}ms"
+    assert shorter(part, asked) is None
+    assert shorter(replace(thrice, status="catalogue"), asked) is None
