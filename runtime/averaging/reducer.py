@@ -361,7 +361,9 @@ class Reducer:
         deadline = time.monotonic() + DIAGNOSE_SECONDS
         self.heartbeat.watch(members)
         timed_out = "imed out" in first or "timeout" in first.lower()
-        while time.monotonic() < deadline and not (timed_out and self.heartbeat.sees_silence(members)):
+        while time.monotonic() < deadline and self.heartbeat.store_lost() is None:
+            if timed_out and self.heartbeat.sees_silence(members):
+                break
             round_ = operation.rounds_before
             if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
                 return why
