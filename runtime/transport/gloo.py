@@ -37,12 +37,16 @@ class GlooWorld(GroupTable):
     workers: so nobody waits in a cycle. All groups of a worker share one gloo device and use one thread each.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
+    ) -> None:
+        """Join; `attempt` counts, alike on all workers, the worlds of a process that starts afresh after a failure."""
         super().__init__(store, rank, size, timeout)
         self.max_groups = max_groups
         self.relatives: list[GlooWorld] = []
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
-        self._prefix = "preduce/group"
+        # Addresses that a failed attempt left in the store belong to connections that are gone.
+        self._prefix = "preduce/group" if attempt == 1 else f"preduce/group/attempt-{attempt}"
         self._device: object = None
         self._left_behind: list[BoundedCall[object]] = []
 

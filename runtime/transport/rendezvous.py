@@ -107,11 +107,11 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
     store = connect_store(timeout)
     rank, size = place()
     check(store, rank, size)
+    global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
+    _attempts += 1  # counted alike on all workers: a failure here is one of all
     if kind == "cpu":
-        world: World = GlooWorld(store, rank, size, timeout)
+        world: World = GlooWorld(store, rank, size, timeout, attempt=_attempts)
     else:
-        global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
-        _attempts += 1  # counted alike on all workers: a failure here is one of all
         refuse_shared_gpus(store, rank, size, device, _attempts)
         world = NcclWorld(store, rank, size, timeout, device=device, attempt=_attempts)
     _worlds[kind] = world
