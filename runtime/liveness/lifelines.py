@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 
 WATCHED = 2
 """Of how many workers one holds a connection; with two, neighbours may die together."""
+BACKLOG = 64
+"""Connections wait here for ever, since none is accepted: of those that watch, and of those that watched and died."""
 LAST_WORD_SECONDS = 0.2
 """The dead worker's own note, or its launcher's, says more and goes before; it gets this long to be read."""
 LOOK_SECONDS = 0.1
 CONNECT_SECONDS = 1.0
+REACH_SECONDS = 10.0
+"""A worker that cannot be reached for so long at the start lies behind a wall, and is not watched."""
 LAST_WORDS = ("finished", "left", "failed")
 """What a heartbeat may have noted of its worker's end; then nothing is added here."""
 
@@ -62,7 +66,7 @@ class Lifelines:
         self._last_words, self._deaths = Notes(store, f"heartbeat/{key}"), Notes(root_store(store), DEATHS)
         host, is_v6 = place
         self._listener = socket.create_server(
-            (host, 0), family=socket.AF_INET6 if is_v6 else socket.AF_INET, backlog=4 * WATCHED
+            (host, 0), family=socket.AF_INET6 if is_v6 else socket.AF_INET, backlog=BACKLOG
         )
         self._host = (host, socket.gethostname())
         self._connections: dict[int, socket.socket] = {}
@@ -91,16 +95,16 @@ class Lifelines:
 
     def _run(self, watched: list[int], others: list[int]) -> None:
         """Wait for an end, try again, note it; the first of the others is then watched in place of the dead one."""
-        known = set(self._connections)
+        known, patience = set(self._connections), time.monotonic() + REACH_SECONDS
         """To whom there was a connection; before that a refusal tells nothing."""
         with contextlib.suppress(RuntimeError, StoreLostError, OSError, ValueError):  # closed, or without a store
             while not self._stop.is_set():
                 for rank in [rank for rank in watched if rank not in self._connections]:
-                    if not self._is_refused(rank):
-                        known |= self._connections.keys()
-                        continue
-                    watched.remove(rank)
-                    if rank in known:
+                    is_refused = self._is_refused(rank)
+                    known |= self._connections.keys()
+                    if is_refused or (rank not in known and time.monotonic() > patience):
+                        watched.remove(rank)
+                    if is_refused and rank in known:
                         self._note(rank)
                         watched += others[:1]
                         others = others[1:]
