@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 ALWAYS, MOST = 24, 48
 """Steps of a round that are considered in any case, and at most; between them as far as the steps model was fitted."""
 
-MOST_SAMPLED = 6
-"""Settings of one candidate whose seconds are sampled, where step times are random."""
+MOST_SAMPLED = 1
+"""Settings of one candidate that are sampled for the best, where step times are random: that at steady speeds."""
 
 
 class Setting(NamedTuple):

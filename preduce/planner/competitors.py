@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from preduce.planner.axes import Axes, timed
@@ -12,7 +11,9 @@ from preduce.planner.front import PUBLISHED
 from preduce.planner.job import Data
 from preduce.planner.limits import within_gap, within_limits
 from preduce.planner.measuring import Label, measure
+from preduce.planner.work import work_of
 from preduce.schedulers import registry
+from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from preduce.schedulers.synthesis.cluster_shape import derived_paces
 from preduce.topo.errors import PreduceError
 from preduce.topo.schedule import Schedule
@@ -46,12 +47,29 @@ PLAIN_PACES = (2, 3, 4, 6, 8, 12, 16, 24)
 """Steps of a round at which All-Reduce is always shown, beside those that suit the job best."""
 
 
-def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None] | None = None) -> list[Option]:
+def competitors(
+    job: Job,
+    *,
+    until: float = inf,
+    stop: float = inf,
+    clock: Clock | None = None,
+    left_out: Callable[[str], None] | None = None,
+) -> list[Option]:
     """Every catalogue entry that fits the cluster, on all axes, measured; entries that cannot run are left out.
 
-    Rules and All-Reduce are always measured. Others, baselines first, only while `monotonic()` is below `until`; the
-    name of each that the time did not reach goes to `left_out`.
+    Rules and All-Reduce are measured until the clock's position `stop`, All-Reduce in every step in any case, others,
+    baselines first, until `until`; the name of each that the time did not reach goes to `left_out`.
     """
+    clock = clock or Clock(seconds=MANY_SECONDS)
+
+    def fits(schedule: Schedule) -> bool:
+        """Whether there is time for a schedule, which is counted as spent."""
+        work = work_of(schedule, job)
+        if options and not clock.fits(work, stop):
+            return False
+        clock.charge(work)
+        return True
+
     options: list[Option] = []
     kinds = {name: registry.entry(name).kind for name in registry.names()}
     seen: set[object] = set()
@@ -59,14 +77,25 @@ def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None]
         entry = registry.entry(name)
         if not _offered(entry, job):
             continue
-        if entry.kind not in RULES_FIRST and monotonic() > until:
+        if options and clock.passed(until if entry.kind not in RULES_FIRST else stop):
             if left_out is not None:
                 left_out(name)
             continue
         for label, schedule in _schedules(entry, job, seen):
+            if not fits(schedule):
+                if left_out is not None:
+                    left_out(label)
+                continue
             plain = schedule.strategy.averages_everyone
             options += Axes.of(schedule, job).options(Label(name=label), PLAIN_PACES if plain else ())
-            options += _with_paces(schedule, job, label)
+            options += [
+                measure(
+                    timed(paced, late, paced.strategy.pace), job, label=Label(name=f"paced {label}{' late' * late}")
+                )
+                for paced in _paced(schedule, job)
+                for late in job.whens
+                if within_gap(paced, job.limits) and fits(paced)
+            ]
             if plain and not any(option.name == label for option in options):
                 options.append(measure(schedule, job, label=Label(name=label), form=Form.RING))
     return options
@@ -86,19 +115,10 @@ def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str,
         yield schedule.name, schedule
 
 
-def _with_paces(schedule: Schedule, job: Job, label: str) -> list[Option]:
-    """The schedule at paces in proportion to the workers' speeds, in lockstep and late."""
-    return [
-        measure(timed(paced, late, paced.strategy.pace), job, label=Label(name=f"paced {label}{' late' * late}"))
-        for paced in _paced(schedule, job)
-        if within_gap(paced, job.limits)
-        for late in job.whens
-    ]
-
-
 def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
     """The schedule with paces in proportion to the workers' speeds, where those differ: nobody waits for the slow ones.
 
+    In lockstep and late, as the job allows.
     Where workers see different data their progress is normalised, so that the slow ones' data count as much.
     """
     strategy = schedule.strategy
@@ -110,7 +130,8 @@ def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
     for paces in derived_paces(job.cluster):
         if len(set(paces)) > 1:
             unequal = replace(strategy, pace=paces, averaging=averaging)
-            yield Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
+            named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
+            yield from (timed(named, late, paces) for late in job.whens)
 
 
 def _offered(entry: Entry, job: Job) -> bool:

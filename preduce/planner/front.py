@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def front(options: Sequence[Option]) -> list[Option]:
-    """The non-dominated options over communication, disagreement, drift and step time, by rising communication.
+    """The non-dominated options over communication, disagreement, drift, step time and steps, by rising communication.
 
     Of options with equal figures the one with the shortest period stays. Options that never reach consensus are
     left out. O(k²) for k options.
     """
     usable = [option for option in options if math.isfinite(option.stretch)]
-    return non_dominated(usable, _costs, lambda option: (option.period, option.name))
+    return non_dominated(usable, lambda option: option.costs.all(), lambda option: (option.period, option.name))
 
 
 PUBLISHED = ("prague-figure-10", "ring")
@@ -44,8 +44,3 @@ def baselines(options: Sequence[Option]) -> list[Option]:
     ]
     best = [min(kind, key=lambda option: (option.time, option.communication)) for kind in kinds if kind]
     return sorted({id(option): option for option in best}.values(), key=lambda option: option.communication)
-
-
-def _costs(option: Option) -> tuple[float, float, float, float]:
-    costs = option.costs
-    return (costs.communication, costs.disagreement, costs.drift, costs.step_seconds)

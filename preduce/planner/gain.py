@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from preduce.topo.arithmetic.pareto import dominates, non_dominated
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 NINE_OF_TEN = 1.645
 """Standard errors of a sampled time that 9 of 10 samples keep."""
+
+
+MATERIAL = 1e-6
+"""What is less by a smaller part is equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,12 @@ def gain(option: Option, alternative: Option, data: Data) -> Gain:
     return Gain(alternative, ratio, ratio / spread, ratio * spread)
 
 
+def beats(option: Option, other: Option) -> bool:
+    """Whether an option is as good in every cost and better in one, by more than rounding."""
+    ours, theirs = option.costs.all(), other.costs.all()
+    return dominates(ours, theirs) and any(a < b * (1 - MATERIAL) for a, b in zip(ours, theirs, strict=True))
+
+
 def best_plain(options: Sequence[Option]) -> Option | None:
     """All-Reduce every k steps with the least predicted time, in any form, in lockstep or late; None without one."""
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
@@ -71,19 +83,24 @@ def simplicity(option: Option) -> tuple[int, int, int]:
     return (0 if option.is_plain else 1, option.schedule.num_distinct_phases(), option.period)
 
 
-def simplest_as_good(options: Sequence[Option], data: Data) -> Option:
-    """The simplest option that is not distinguishable from the fastest.
+def unbeaten(options: Sequence[Option]) -> list[Option]:
+    """The options that no other beats. O(k · front) for k options."""
+    best = non_dominated(options, lambda option: option.costs.all())
+    return [option for option in options if not any(beats(other, option) for other in best)]
 
-    All-Reduce every k steps if its best is as good as the fastest; otherwise among those that beat it beyond the error.
+
+def simplest_as_good(options: Sequence[Option], data: Data) -> Option:
+    """The simplest option that no other beats and that is not distinguishable from the fastest.
+
+    All-Reduce every k steps if its best is one of them; otherwise one that is faster than it beyond the error, or beats
+    it.
     """
-    fastest = min(options, key=lambda option: (option.time, option.communication, option.period, option.name))
-    plain = best_plain(options)
-    if plain is not None and not gain(fastest, plain, data).is_certain:
-        return plain
-    near = [
-        option
-        for option in options
-        if not gain(fastest, option, data).is_certain and (plain is None or gain(option, plain, data).is_certain)
-    ]
+    kept, plain = unbeaten(options), best_plain(options)
+    fastest = min(kept, key=lambda option: (option.time, option.communication, option.period, option.name))
+    near = [option for option in kept if not gain(fastest, option, data).is_certain]
+    if plain is not None:
+        if any(option is plain for option in near):
+            return plain
+        near = [option for option in near if gain(option, plain, data).is_certain or beats(option, plain)]
     # Of equally simple ones the fastest; times that differ by rounding are equal.
     return min(near or [fastest], key=lambda option: (simplicity(option), f"{option.time:.9e}", option.name))

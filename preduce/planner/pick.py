@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
-from preduce.planner.gain import best_plain, gain, simplest_as_good, simplicity
+from preduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
 from preduce.planner.job import Data
 from preduce.planner.preference import preference
 from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.problem import Objective
-from preduce.topo.errors import UnknownError
+from preduce.topo.errors import PreduceError, UnknownError
 from preduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     from preduce.planner.gain import Gain
     from preduce.planner.job import Job
@@ -32,21 +34,32 @@ def pick(options: Sequence[Option], job: Job) -> Option:
     """
     allowed = permitted(options, job)
     if job.objective is Objective.EXACT:
-        allowed = [option for option in allowed if option.is_exact]
+        exact = [option for option in allowed if option.is_exact]
+        allowed = [option for option in exact if option.period == min(other.period for other in exact)]
     if not allowed:
         raise UnknownError(_nothing(options, job))
     if job.objective is Objective.BALANCED:
         return simplest_as_good(allowed, job.data)
-    if job.objective is Objective.EXACT:
-        return min(allowed, key=lambda o: (o.period, o.status != "optimal", preference(o.costs, job.objective), o.name))
-    least = min(preference(option.costs, job.objective) for option in allowed)
-    best = [option for option in allowed if preference(option.costs, job.objective) == least]
+    kept = unbeaten(allowed)
+    least = min(preference(option.costs, job.objective) for option in kept)
+    best = [option for option in kept if preference(option.costs, job.objective) == least]
     return min(best, key=lambda option: (simplicity(option), option.status != "optimal", option.name))
 
 
 def permitted(options: Sequence[Option], job: Job) -> list[Option]:
     """The options that keep the job's limits and may be late, or in lockstep, as it says."""
-    return [option for option in options if option.costs.keep(job.limits) and option.late in job.whens]
+    able = [option for option in options if option.late in job.whens]
+    return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
+
+
+def _exactly(option: Option) -> Fraction | None:
+    """The disagreement as a fraction where it can be had."""
+    from preduce.topo.figures import exact_disagreement
+
+    try:
+        return exact_disagreement(option.schedule)
+    except PreduceError:  # no rule, or one of too many local ranks
+        return None
 
 
 def gain_of(chosen: Option, options: Sequence[Option], job: Job) -> Gain | None:
@@ -96,15 +109,14 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     against = gain_of(chosen, options, job)
     fastest = min(allowed, key=lambda option: option.time)
     if against is not None and not chosen.is_plain:
-        certain = "" if against.is_certain or against.high < 1 else ": not distinguishable"
         said.append(
             f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
-            f"{against.alternative.name} ({_ms(against.alternative.step_seconds)} per step){certain}"
+            f"{against.alternative.name} ({_ms(against.alternative.step_seconds)} per step){_sure(chosen, against)}"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
         said.append(
             f"{fastest.name} is predicted to be {gain(fastest, chosen, job.data)} as fast as it: not distinguishable, "
-            f"and the pick is simpler{_phases(chosen)}, against {_phases(fastest).removeprefix(': ')}"
+            f"and the pick is simpler: {_phases(chosen)}, against {_phases(fastest)}"
         )
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
@@ -118,21 +130,28 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     return said
 
 
+def _sure(chosen: Option, against: Gain) -> str:
+    if against.low > 1 or against.high < 1:
+        return ""
+    but = ", but it is better in every cost" if beats(chosen, against.alternative) else ""
+    return f": not distinguishable{but}"
+
+
 def _phases(option: Option) -> str:
     if option.is_plain:
-        return ": one group of all workers"
+        return "one group of all workers"
     distinct = option.schedule.num_distinct_phases()
-    return f": {distinct} distinct phase{'s' * (distinct != 1)} in a period of {option.period}"
+    return f"{distinct} distinct phase{'s' * (distinct != 1)} in a period of {option.period}"
 
 
-def cautions(chosen: Option, job: Job) -> list[str]:
-    """What was not proved, and what the user should know."""
+def cautions(chosen: Option, job: Job, ended: str = "its time limit") -> list[str]:
+    """What was not proved, and what the user should know; `ended` says what ended the search."""
     said = []
     if chosen.form is Form.TREE:
         said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
         bound = "" if chosen.bound is None else f" of its class, with a disagreement of {chosen.bound:.4g} or more,"
-        said.append(f"better schedules{bound} may exist: the search ended at its time limit, not at a proof")
+        said.append(f"better schedules{bound} may exist: the search ended because of {ended}, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
         said.append("the pick is a published construction; that nothing better exists is not proved")
     if job.data is not Data.SHUFFLED and not job.drift_correction:

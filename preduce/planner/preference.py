@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 from preduce.schedulers.synthesis.problem import Objective
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from fractions import Fraction
+
     from preduce.schedulers.synthesis.problem import Limits
 
 MAX_STRETCH_WHEN_CHEAP = 1.25
 """`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""
 
 SLACK = 1 + 1e-9
-"""A limit is kept up to rounding."""
+"""Costs that differ by less than this factor are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +36,15 @@ class Costs:
         """Predicted seconds to a loss, per step that All-Reduce would need."""
         return self.step_seconds * self.stretch
 
-    def keep(self, limits: Limits) -> bool:
-        """Whether consensus is reached and the limits on figures are kept, up to rounding."""
-        if not math.isfinite(self.stretch):
+    def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
+        """Whether consensus is reached and the limits on figures are kept; `exactly()` decides what rounding would."""
+        if not math.isfinite(self.stretch) or not limits.allow_communication(self.communication):
             return False
-        if limits.max_communication is not None and self.communication > limits.max_communication * SLACK:
-            return False
-        return limits.max_disagreement is None or self.disagreement <= limits.max_disagreement * SLACK
+        return limits.allow_disagreement(self.disagreement, exactly)
+
+    def all(self) -> tuple[float, ...]:
+        """Everything of which less is better."""
+        return (self.communication, self.disagreement, self.drift, self.step_seconds, self.stretch)
 
 
 def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:

@@ -15,9 +15,12 @@ from preduce.planner.axes import Axes, Setting
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.preference import SLACK, preference
+from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from preduce.planner.job import Job
     from preduce.planner.option import Option
     from preduce.topo.schedule import Schedule
@@ -29,13 +32,15 @@ MAX_EXPLICIT_WORKERS = 64
 """Explicit groups need dense n×n work for each."""
 
 
-def shorter(option: Option, job: Job) -> Option | None:
+def shorter(option: Option, job: Job, may_go_on: Callable[[Schedule], bool] = lambda _: True) -> Option | None:
     """The option with the fewest consecutive phases of its period that the objective likes no less; None if none does.
 
-    Only for what the search found at one pace; what communicates more than the option is not looked at.
+    Only for what the search found at one pace, and not for exact consensus, whose period is the fewest rounds already;
+    what communicates more than the option is not looked at.
+    `may_go_on(schedule)` says whether there is time for the figures of one more.
     """
     schedule = option.schedule
-    if option.status == "catalogue" or not isinstance(option.pace, int):
+    if job.objective is Objective.EXACT or option.status == "catalogue" or not isinstance(option.pace, int):
         return None
     if schedule.rule() is None and schedule.num_workers > MAX_EXPLICIT_WORKERS:
         return None
@@ -49,7 +54,7 @@ def shorter(option: Option, job: Job) -> Option | None:
             cost = float(np.mean([costs[t] for t in run])) / option.pace
             if cost > option.communication * SLACK:
                 continue
-            if not left:
+            if not left or not may_go_on(schedule):
                 return None
             left -= 1
             part = _part(schedule, run, f"synthesised-{length}-phases-{1e3 * cost:.4g}ms")
