@@ -83,7 +83,7 @@ def _beats(one: Option, other: Option) -> bool:
 
 def _keeps(option: Option, job: Job) -> bool:
     limits, spread = job.limits, option.disagreement.value
-    if not math.isfinite(option.stretch) or spread is None:
+    if not math.isfinite(option.stretch) or spread is None or option.late not in job.whens:
         return False
     slack = 1 + 1e-9
     budget, value = limits.max_communication, limits.max_disagreement
@@ -169,7 +169,9 @@ def _bounds(planned: Plan, every: Everything) -> list[str]:
         if option.bound is None or option.schedule.strategy.pace != 1:
             continue
         within = every.communication <= option.communication * (1 + 1e-12)
+        # Late, each holds the steps of one round more.
         least = float(every.disagreement[within].min(initial=math.inf))
+        least += (1 - 1 / option.schedule.num_workers) * option.late
         if least < option.bound - PROVED:
             wrong.append(f"{option.name}: bound {option.bound:.6g} at {option.communication:.6g} s, yet {least:.6g}")
     return wrong
