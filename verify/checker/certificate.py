@@ -45,6 +45,7 @@ CLAIMS: dict[str, Claim] = {
     "consensus/power": Claim(consensus.check_by_power, ("periods", "squared", "classes", "pivots")),
     "deadlock-free": Claim(deadlock_free.check, ("ticks", "height", "prologue")),
     "contraction/pivots": Claim(contraction.check_by_pivots, ("squared", "classes", "pivots", "operator")),
+    "contraction/factor": Claim(contraction.check_by_factor, ("squared", "operator")),
     "contraction/norms": Claim(contraction.check_by_norms, ("squared", "one", "infinity", "operator")),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ("classes",)),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
