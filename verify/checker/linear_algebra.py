@@ -73,11 +73,11 @@ def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str,
     *Rounding M.* Let N be 2ᵇ·M with each entry rounded to the nearest integer. Then ‖2ᵇ·M − N‖₂ ≤ ‖2ᵇ·M − N‖_F ≤ n/2.
     So with r ≤ 2ᵇ·c and m = r − ⌈n/2⌉ it suffices that ‖N‖₂ ≤ m, which is m²·I − NᵀN ⪰ 0.
 
-    *Theorem.* If the rounded elimination below ends, then A + ⌈n·m/2⌉·I ⪰ 0 for the A that it is given, whose diagonal
-    is at most m². It makes a lower triangular L of integers with A = L·Lᵀ + R. Below the diagonal L[i][j] is the nearest
-    integer to a quotient by L[j][j], so |R[i][j]| ≤ L[j][j]/2 ≤ m/2, as L[j][j]² ≤ A[j][j] ≤ m²; on the diagonal R is
-    what an integer root leaves, so it is not negative. Hence R + ⌈n·m/2⌉·I has on its diagonal at least the sum of the
-    absolute values beside it, which makes it positive semidefinite, and L·Lᵀ is so as well.
+    *Theorem.* If the rounded elimination below ends, then A + ⌈n·m/2⌉·I ⪰ 0 for the A that it is given, a matrix with
+    no entry above m² on its diagonal. It makes a lower triangular L of integers with A = L·Lᵀ + R. Below the diagonal
+    L[i][j] is the nearest integer to a quotient by L[j][j], so |R[i][j]| ≤ L[j][j]/2 ≤ m/2, as L[j][j]² ≤ A[j][j] ≤ m²;
+    on the diagonal R is what an integer root leaves, so it is not negative. Hence R + ⌈n·m/2⌉·I has on its diagonal at
+    least the sum of the absolute values beside it, which makes it positive semidefinite, and L·Lᵀ is so as well.
 
     So A is m²·I − NᵀN less ⌈n·m/2⌉·I. With b chosen so that m has some 32 bits all this loses about n·2⁻³¹ of c².
 
