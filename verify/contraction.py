@@ -130,7 +130,7 @@ def _by_classes(rule: RuleView) -> Claim:
 def _by_factor(num_workers: int, norm: float) -> Claim:
     squared = _rounded_up(norm**2 * (1 + num_workers * MARGIN))
     text = (
-        f"{_bound(squared)}: c²·I − (P − J)ᵀ(P − J) is L·Lᵀ with integers in L, up to a rest that the checker bounds."
+        f"{_bound(squared)}: c²·I − (P − J)ᵀ(P − J) is L·Lᵀ with integers in L, up to a rest that is bounded."
     )
     return proved(NAME, text, squared=str(squared), method="factor", operator=OPERATOR)
 
