@@ -9,14 +9,14 @@ the checker factors that matrix in integers, which bounds c² to n·2⁻³⁰ of
 from __future__ import annotations
 
 from fractions import Fraction
-from math import ceil, frexp, lcm, sqrt
+from math import lcm, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from preduce.topo.mixing import exact_product, period_product
 from preduce.topo.round import Round
-from preduce.verify.base import Claim, not_proved, proved
+from preduce.verify.base import Claim, fraction_above, not_proved, proved
 from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products, distinct_classes
 from preduce.verify.norm_bound import least_square
 from preduce.verify.view import rule_view
@@ -128,17 +128,11 @@ def _by_classes(rule: RuleView) -> Claim:
 
 
 def _by_factor(num_workers: int, norm: float) -> Claim:
-    squared = _rounded_up(norm**2 * (1 + num_workers * MARGIN))
+    squared = fraction_above(norm**2 * (1 + num_workers * MARGIN))
     text = (
         f"{_bound(squared)}: c²·I − (P − J)ᵀ(P − J) is L·Lᵀ with integers in L, up to a rest that is bounded."
     )
     return proved(NAME, text, squared=str(squared), method="factor", operator=OPERATOR)
-
-
-def _rounded_up(value: float, bits: int = 32) -> Fraction:
-    """The least fraction of that many significant bits that is not below a positive float."""
-    unit = Fraction(2) ** (frexp(value)[1] - bits)
-    return ceil(Fraction(value) / unit) * unit
 
 
 def _is_too_long(schedule: Schedule) -> bool:

@@ -108,6 +108,15 @@ def distance_from_mean(
     return [[size * entry - scale for entry in row] for row in rows], size * scale
 
 
+def after_phase(
+    schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix
+) -> tuple[IntegerMatrix, int]:
+    """W · rows for the W of phase or round t on one class, times a factor, and the factor."""
+    if schedule.form == "graph":
+        return _after_edges(rows, schedule.rounds[t])
+    return _after_averages(rows, averages_on_class(schedule, schedule.phases[t], digits))
+
+
 def _after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage]) -> tuple[IntegerMatrix, int]:
     """W · rows, times a factor, for a phase of groups, and the factor: it makes all entries integers."""
     factor = lcm(*(relax.denominator * len(members) for members, _, relax in phase))
