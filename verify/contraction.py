@@ -23,6 +23,7 @@ from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
     from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+    from preduce.topo.round import MixingStep
     from preduce.topo.rule import RuleView
     from preduce.topo.schedule import Schedule
 
@@ -31,7 +32,7 @@ MAX_EXACT = 48
 """Workers up to which the exact pivots of an explicit schedule are found: fractions grow with n."""
 MAX_FACTOR = 512
 """Workers up to which the checker factors the matrix of an explicit schedule."""
-MAX_WORK, MAX_BITS = 10**10, 2**32
+MAX_WORK, MAX_BITS = 10**10, 2**31
 """What the checker spends on the exact product of a period, and the bits that its entries may have together."""
 MARGIN = 2.0**-30
 """The part of c², for each worker, by which the certified bound lies above the computed one.
@@ -129,9 +130,7 @@ def _by_classes(rule: RuleView) -> Claim:
 
 def _by_factor(num_workers: int, norm: float) -> Claim:
     squared = fraction_above(norm**2 * (1 + num_workers * MARGIN))
-    text = (
-        f"{_bound(squared)}: c²·I − (P − J)ᵀ(P − J) is L·Lᵀ with integers in L, up to a rest that is bounded."
-    )
+    text = f"{_bound(squared)}: c²·I − (P − J)ᵀ(P − J) is L·Lᵀ with integers in L, up to a rest that is bounded."
     return proved(NAME, text, squared=str(squared), method="factor", operator=OPERATOR)
 
 
@@ -140,13 +139,16 @@ def _is_too_long(schedule: Schedule) -> bool:
     bits, n = 0, schedule.num_workers
     work = 2 * n**3
     for step in schedule.steps():
-        if isinstance(step, Round):
-            factor = lcm(*(weight.denominator for weight in step.weights))
-        else:
-            factor = lcm(*(len(group.members) * group.relax.denominator for group in step))
         work += n * n * (32 + bits // 32)
-        bits += factor.bit_length()
+        bits += common_factor(step).bit_length()
     return work > MAX_WORK or n * n * bits > MAX_BITS
+
+
+def common_factor(step: MixingStep) -> int:
+    """A number that makes integers of the entries of a step's mixing matrix. O(groups or edges)."""
+    if isinstance(step, Round):
+        return lcm(*(weight.denominator for weight in step.weights))
+    return lcm(*(len(group.members) * group.relax.denominator for group in step))
 
 
 def _by_norms(schedule: Schedule) -> Claim:

@@ -6,7 +6,7 @@ What is computed here is not trusted: it is rounded to integers, which the check
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, frexp, prod
+from math import frexp, prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ from preduce.topo.phase import Phase
 from preduce.topo.strategies.base import Averaging
 from preduce.verify.base import fraction_above
 from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, distinct_classes, every_class
+from preduce.verify.contraction import common_factor
 from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ MAX_ENTRIES = 2**18
 """Numbers in one claim's entry."""
 MAX_STEPS = 2**23
 """Entries of matrices times phases times instants that the checker puts through a period: about ten seconds."""
+MAX_FACTOR_BITS = 1024
+"""Bits of the number that makes integers of a phase's entries: such matrices fit into what the checker allows."""
 GUARD = 16
 """Bits that the checker keeps below those of the entry's own numbers."""
 MAX_BITS = 48
@@ -109,6 +112,8 @@ def motion_of(schedule: Schedule) -> Motion | str:
         steps = schedule.steps()
         if not all(map(_lengthens_nothing, set(steps))):
             return "a phase may lengthen differences."
+        if max(common_factor(step).bit_length() for step in steps) > MAX_FACTOR_BITS:
+            return "the factors of a phase have too long denominators for this check."
         matrices = np.stack([mixing_matrix(step) for step in steps])
         classes: tuple[ClassMotion, ...] = (ClassMotion((), 1, _off_mean(matrices)),)
     else:
@@ -141,9 +146,9 @@ def bits_for(step: float) -> int:
 
 
 def _product(matrices: Matrix) -> Matrix:
-    result = matrices[0]
+    result: Matrix = matrices[0]
     for matrix in matrices[1:]:
-        result = matrix @ result
+        result = np.asarray(matrix @ result)
     return result
 
 
@@ -157,7 +162,7 @@ def _paces_of_places(schedule: Schedule, places: int) -> npt.NDArray[np.int64] |
     if isinstance(pace, int):
         return np.full(places, pace, dtype=np.int64)
     rows = np.array(pace, dtype=np.int64).reshape(-1, places)
-    return None if (rows != rows[0]).any() else rows[0]
+    return None if (rows != rows[0]).any() else np.asarray(rows[0])
 
 
 def _lengthens_nothing(step: MixingStep) -> bool:

@@ -1,7 +1,7 @@
 """What workers add between two averagings, and how far that keeps them apart: the ground of disagreement and drift.
 
 **The model.** A round of worker i has `pace` steps. With P the largest pace a round has P equal instants: at instant
-s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P all are made, and W is applied.
+s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P it has made all, and W acts.
 Late averages come in before the steps of their round instead: x ← W·x + (steps), and otherwise x ← W·(x + steps). A
 figure is the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
 
@@ -25,7 +25,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from .claims.stochastic import weights_of_round
-from .period import after_phase, classes
+from .period import after_phase, classes, growth_bits
 from .refusal import confirm, require
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ GUARD = 16
 
 MAX_BITS = 64
 MAX_ROWS = 1024
+MAX_MATRIX_BITS = 2**30
+"""The integers of one matrix may have so many bits together."""
 
 
 class Steps(NamedTuple):
@@ -67,6 +69,8 @@ def read_steps(schedule: Schedule, place: str, work: Work) -> Steps:
         smallest = min(weights_of_round(edges, f"schedule: round {t}"))
         confirm(smallest >= 0, place, str(smallest), "no negative weight")
     paces, width = schedule.paces, schedule.width
+    longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides
+    require(width * width * longest <= MAX_MATRIX_BITS, place, "factors with too long denominators for this check")
     if len(paces) == 1:
         of_places = paces * width
     else:

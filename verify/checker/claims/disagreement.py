@@ -12,7 +12,8 @@ of the traces that X leads to bounds the sum of the traces of Σ, in the steady 
 
 *Proof.* Let M be the period off the mean, so F(X) = M·X·Mᵀ + (what is not negative), and ‖M‖₂ ≤ 1. First, X ⪰ 0: were
 its smallest eigenvalue μ negative, with v of length 1, then μ = vᵀXv > vᵀM·X·Mᵀv ≥ μ·‖Mᵀv‖² ≥ μ. Next, F is monotone
-(A ⪯ B gives F(A) ⪯ F(B)), so from 0 ⪯ X all that follows stays ⪯ F(X) ⪯ X. It grows from F(0) ⪰ 0 on, so it converges.
+(A ⪯ B gives F(A) ⪯ F(B)), so from 0 ⪯ X all that follows stays ⪯ F(X) ⪯ X. It grows from F(0) ⪰ 0 on, so it
+converges. As X ⪰ 0 and X ≻ M·X·Mᵀ, powers of M vanish: from wherever workers start they come to that steady state.
 
 **X ≻ F(X)** is seen by rows: on the diagonal of X − F(X) there stands more than the sum of the absolute values beside
 it. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest integer. That changes a matrix of g rows by a symmetric
@@ -26,7 +27,7 @@ groups are disjoint, which `conflict-free` confirms. A prologue changes no stead
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..refusal import Work, confirm
 from ..steady_state import GUARD, MAX_BITS, Steps, classes_with_counts, read_steps, rounded_after_phase
@@ -50,11 +51,12 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     triangles = as_list(entry["covariance"], f"{place}.covariance")
     as_many = len(triangles) == len(listed)
     confirm(as_many, f"{place}.covariance", len(triangles), f"{len(listed)} classes")
+    period = _Period(schedule, steps, 1 << (bits + GUARD), work)
     total = Fraction(0)
     for number, ((digits, count), triangle) in enumerate(zip(listed, triangles, strict=True)):
         at = f"{place}.covariance[{number}]"
         covariance = _symmetric(as_integers(triangle, at, -MAX_ENTRY, MAX_ENTRY), schedule.width, at)
-        total += count * _sum_of_traces(schedule, steps, digits, covariance, bits, at, work)
+        total += count * period.sum_of_traces(digits, covariance, at)
     bound = total / (schedule.num_workers * schedule.period * steps.instants)
     at_most = as_fraction(entry["at_most"], f"{place}.at_most")
     confirm(bound <= at_most, f"{place}.at_most", entry["at_most"], f"at least {float(bound):.9g}")
@@ -67,37 +69,47 @@ def _symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
     return [row + [lower[j][i] for j in range(i + 1, size)] for i, row in enumerate(lower)]
 
 
-def _sum_of_traces(
-    schedule: Schedule, steps: Steps, digits: Sequence[int], start: IntegerMatrix, bits: int, place: str, work: Work
-) -> Fraction:
-    """The sum over the instants of a period of the trace off the mean, from X = start; confirms X ≻ F(X)."""
-    size, unit = schedule.width, 1 << (bits + GUARD)
-    noise = [pace * unit for pace in steps.paces]
-    # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
-    made = sum(sum(steps.made(s)) for s in range(1, steps.instants))
-    inside = Fraction(made * (size if digits else size - 1), size)
-    total, covariance = Fraction(0), start
-    for t in range(schedule.period):
-        work.spend(100 * size * size, place)
-        total += (steps.instants - 1) * _trace(covariance, digits) / unit + inside
-        if not schedule.is_late:
-            covariance = _with_diagonal(covariance, noise)
-        covariance = rounded_after_phase(schedule, t, digits, covariance, both_sides=True)
-        covariance = _with_diagonal(covariance, [(size + 1) // 2] * size)
-        if schedule.is_late:
-            covariance = _with_diagonal(covariance, noise)
-        total += _trace(covariance, digits) / unit
-    # Both sides times size², so that all is integers where the mean is taken out.
-    sums = [0 if digits else sum(row) for row in covariance]
-    whole, square = sum(sums), size * size
-    for i, (before, after) in enumerate(zip(start, covariance, strict=True)):
-        differences = [
-            square * (old - new) + size * (sums[i] + other) - whole
-            for old, new, other in zip(before, after, sums, strict=True)
-        ]
-        own = differences[i]
-        confirm(own > sum(map(abs, differences)) - abs(own), f"{place}: row {i}", "…", "more than a period makes of it")
-    return total
+class _Period(NamedTuple):
+    """One period with its noise, for numbers of which `unit` is 1."""
+
+    schedule: Schedule
+    steps: Steps
+    unit: int
+    work: Work
+
+    def sum_of_traces(self, digits: Sequence[int], start: IntegerMatrix, place: str) -> Fraction:
+        """The sum over the instants of a period of the trace off the mean, from X = start; confirms X ≻ F(X)."""
+        schedule, steps = self.schedule, self.steps
+        size = schedule.width
+        noise = [pace * self.unit for pace in steps.paces]
+        # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
+        made = sum(sum(steps.made(s)) for s in range(1, steps.instants))
+        inside = Fraction(made * (size if digits else size - 1), size)
+        total, covariance = Fraction(0), start
+        for t in range(schedule.period):
+            self.work.spend(100 * size * size, place)
+            total += (steps.instants - 1) * _trace(covariance, digits) / self.unit + inside
+            if not schedule.is_late:
+                covariance = _with_diagonal(covariance, noise)
+            covariance = rounded_after_phase(schedule, t, digits, covariance, both_sides=True)
+            covariance = _with_diagonal(covariance, [(size + 1) // 2] * size)
+            if schedule.is_late:
+                covariance = _with_diagonal(covariance, noise)
+            total += _trace(covariance, digits) / self.unit
+        _confirm_smaller(covariance, start, digits, place)
+        return total
+
+
+def _confirm_smaller(after: IntegerMatrix, before: IntegerMatrix, digits: Sequence[int], place: str) -> None:
+    """Confirm X ≻ Q·Y·Q for Y = after and X = before, row by row; all times size², which makes integers of it."""
+    size = len(after)
+    sums = [0 if digits else sum(row) for row in after]
+    whole = sum(sums)
+    for i, (new_row, old_row) in enumerate(zip(after, before, strict=True)):
+        trios = zip(new_row, old_row, sums, strict=True)
+        row = [size * size * (old - new) + size * (sums[i] + other) - whole for new, old, other in trios]
+        beside = sum(map(abs, row)) - abs(row[i])
+        confirm(row[i] > beside, f"{place}: row {i}", "too small", "more than a period makes of it")
 
 
 def _trace(matrix: IntegerMatrix, digits: Sequence[int]) -> Fraction:
