@@ -76,13 +76,12 @@ def prove_disagreement(schedule: Schedule) -> Claim:
 
 def _after_period(motion: Motion, part: ClassMotion, covariance: Matrix) -> Matrix:
     """F(Σ): what one period with its noise makes of a covariance."""
-    for matrix in part.matrices:
-        covariance = _after_phase(motion, part, matrix, covariance)
+    for matrix, noise in zip(part.matrices, motion.noise, strict=True):
+        covariance = _after_phase(motion, part, matrix, np.diag(noise), covariance)
     return covariance
 
 
-def _after_phase(motion: Motion, part: ClassMotion, matrix: Matrix, covariance: Matrix) -> Matrix:
-    noise = np.diag(motion.paces.astype(np.float64))
+def _after_phase(motion: Motion, part: ClassMotion, matrix: Matrix, noise: Matrix, covariance: Matrix) -> Matrix:
     if not motion.is_late:
         return np.asarray(matrix @ (covariance + noise) @ matrix.T)
     return np.asarray(matrix @ covariance @ matrix.T + part.off_mean(part.off_mean(noise).T))
@@ -95,9 +94,9 @@ def _bound(motion: Motion, starts: Sequence[Matrix]) -> float:
     for part, start in zip(motion.classes, starts, strict=True):
         inside = made * (1.0 if part.digits else 1 - 1 / motion.size)
         covariance = part.off_mean(part.off_mean(start).T)
-        for matrix in part.matrices:
+        for matrix, noise in zip(part.matrices, motion.noise, strict=True):
             total += part.count * ((motion.instants - 1) * float(np.trace(covariance)) + inside)
-            covariance = _after_phase(motion, part, matrix, covariance)
+            covariance = _after_phase(motion, part, matrix, np.diag(noise), covariance)
             total += part.count * float(np.trace(covariance))
     return total / motion.num_instants
 
@@ -107,6 +106,6 @@ def _shrinks(motion: Motion, part: ClassMotion, rounded: Matrix, bits: int) -> b
     start = np.ldexp(rounded, -bits)
     difference = start - _after_period(motion, part, start)
     beside = np.abs(difference).sum(axis=1) - np.abs(np.diag(difference))
-    room = 2.0 ** -(bits + GUARD) * motion.period * motion.size * 2
+    room = 2.0 ** -(bits + GUARD) * motion.period * motion.size * 4
     room += motion.size * 1e-14 * float(np.abs(start).max(initial=0.0))
     return bool((np.diag(difference) - beside > room).all())

@@ -79,7 +79,7 @@ def _pushes(schedule: Schedule, motion: Motion, push: Literal["worker", "node"])
     if schedule.cluster.num_nodes == schedule.num_workers:
         return None
     rule = rule_view(schedule)
-    if rule is not None:
+    if motion.is_rule and rule is not None:
         sees_nodes = schedule.cluster.num_nodes == rule.num_nodes and schedule.cluster.is_regular
         return np.ones((motion.size, 1)) if sees_nodes else None
     node_of = schedule.cluster.node_of()
@@ -102,7 +102,7 @@ class _Pushed:
         """How far the steady state may be from `start`, as the checker will find, and a little more."""
         residual = float(np.linalg.norm(part.off_mean(self._after_period(part, start) - start)))
         residual += float(np.linalg.norm(start)) * 1e-14
-        rounding = (self.motion.period * (sqrt(self.pushes.size) + 1) / 2 + 3) * unit
+        rounding = (self.motion.period * (sqrt(self.pushes.size) + 1) + 3) * unit
         return (residual + rounding) * factor + rounding
 
     def bound(self, starts: Sequence[Matrix], distances: Sequence[float]) -> float:
@@ -110,10 +110,10 @@ class _Pushed:
         motion, total = self.motion, 0.0
         for part, start, distance in zip(motion.classes, starts, distances, strict=True):
             squares, state = 0.0, start
-            for matrix in part.matrices:
+            for matrix, push in zip(part.matrices, motion.push, strict=True):
                 for s in range(1, motion.instants):
                     squares += float((part.off_mean(state + motion.made(s)[:, None] * self.pushes) ** 2).sum())
-                state = self._after_phase(part, matrix, state)
+                state = self._after_phase(part, matrix, push, state)
                 squares += float((part.off_mean(state) ** 2).sum())
             # The checker takes roots upwards, in whole numbers.
             root = int(sqrt(motion.period * motion.instants)) + 1
@@ -121,12 +121,12 @@ class _Pushed:
         return total / motion.num_instants
 
     def _after_period(self, part: ClassMotion, state: Matrix) -> Matrix:
-        for matrix in part.matrices:
-            state = self._after_phase(part, matrix, state)
+        for matrix, push in zip(part.matrices, self.motion.push, strict=True):
+            state = self._after_phase(part, matrix, push, state)
         return state
 
-    def _after_phase(self, part: ClassMotion, matrix: Matrix, state: Matrix) -> Matrix:
-        move = self.motion.paces[:, None] * self.pushes
+    def _after_phase(self, part: ClassMotion, matrix: Matrix, push: Matrix, state: Matrix) -> Matrix:
+        move = push[:, None] * self.pushes
         if self.motion.is_late:
             return np.asarray(matrix @ state + part.off_mean(move))
         return np.asarray(matrix @ (state + move))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+from preduce.topo.figures.round_steps import group_paces
 from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic, mixing_matrix
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.base import Averaging
@@ -64,12 +65,18 @@ class ClassMotion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Motion:
-    """All classes of a schedule, and what its places (workers, or local ranks of a rule) add: `paces`, shape (g,)."""
+    """All classes of a schedule, and what its places (workers, or local ranks of a rule) add.
+
+    `paces` has the shape (g,), and `push`, the progress that each round averages, (T, g): the paces, or with
+    step-normalised averages the mean pace of a place's group. `is_rule` is False where places are workers.
+    """
 
     num_workers: int
     classes: tuple[ClassMotion, ...]
     paces: npt.NDArray[np.int64]
+    push: Matrix
     is_late: bool
+    is_rule: bool
 
     @property
     def size(self) -> int:
@@ -91,6 +98,11 @@ class Motion:
         return s * self.paces // self.instants
 
     @property
+    def noise(self) -> Matrix:
+        """The variance that each round averages, shape (T, g)."""
+        return np.asarray(self.push**2 / self.paces)
+
+    @property
     def num_instants(self) -> int:
         """Instants of a period times workers: what a sum over them is divided by."""
         return self.num_workers * self.period * self.instants
@@ -98,36 +110,54 @@ class Motion:
 
 def motion_of(schedule: Schedule) -> Motion | str:
     """The schedule for these claims, or why they are not made for it."""
-    rule = rule_view(schedule)
-    places = rule.workers_per_node if rule is not None else schedule.num_workers
-    paces = _paces_of_places(schedule, places)
-    if paces is None:
-        return "paces differ between nodes, so that the classes of a rule do not describe them."
+    rule, paces = rule_view(schedule), None
+    if rule is not None:
+        paces = _paces_of_ranks(schedule, rule.workers_per_node)
+    found = _by_workers(schedule) if rule is None or paces is None else _by_classes(rule, paces, schedule.period)
+    if isinstance(found, str):
+        return found
+    classes, paces = found
+    push = np.tile(paces.astype(np.float64), (schedule.period, 1))
     if schedule.mixing.averaging is Averaging.STEP_NORMALISED and (paces != paces[0]).any():
-        return "step-normalised means of different paces are not covered."
-    rounds = schedule.period * int(paces.max())
-    if rule is None:
-        if schedule.num_workers > MAX_WORKERS or rounds * schedule.num_workers**2 > MAX_STEPS:
-            return "the schedule is too large for a check that multiplies it out; write a rule."
-        steps = schedule.steps()
-        if not all(map(_lengthens_nothing, set(steps))):
-            return "a phase may lengthen differences."
-        if max(common_factor(step).bit_length() for step in steps) > MAX_FACTOR_BITS:
-            return "the factors of a phase have too long denominators for this check."
-        matrices = np.stack([mixing_matrix(step) for step in steps])
-        classes: tuple[ClassMotion, ...] = (ClassMotion((), 1, _off_mean(matrices)),)
-    else:
-        if rule.num_digits > MAX_DIGITS or places > MAX_SIZE:
-            return f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node."
-        if any(not 0 <= block.relax <= 2 for phase in rule.phases for block in phase if block.makes_groups):
-            return "a phase may lengthen differences."
-        listed = distinct_classes(rule)
-        entries = len(listed) * places**2
-        if entries > MAX_ENTRIES or entries * rounds > MAX_STEPS or len(listed) * schedule.period > MAX_ENTRIES // 64:
-            return f"the rule has {len(listed)} different classes, too many for this check."
-        counts = _class_counts(rule)
-        classes = tuple(ClassMotion(digits, counts[digits], _class_matrices(rule, digits)) for digits in listed)
-    return Motion(schedule.num_workers, classes, paces, schedule.mixing.overlap)
+        if rule is None or len(paces) > rule.workers_per_node:
+            push = group_paces(schedule.steps(), paces)
+        else:
+            for t, block in ((t, block) for t, phase in enumerate(rule.phases) for block in phase):
+                push[t, list(block.local)] = paces[list(block.local)].mean()
+    is_rule = rule is not None and len(paces) == rule.workers_per_node
+    return Motion(schedule.num_workers, classes, paces, push, schedule.mixing.overlap, is_rule)
+
+
+Classes = tuple["tuple[ClassMotion, ...]", "npt.NDArray[np.int64]"]
+"""Classes, and the paces of their places."""
+
+
+def _by_workers(schedule: Schedule) -> Classes | str:
+    paces = schedule.paces()
+    if schedule.num_workers > MAX_WORKERS:
+        return f"groups of over {MAX_WORKERS} workers that no rule describes, or of different paces, are not checked."
+    if schedule.period * int(paces.max()) * schedule.num_workers**2 > MAX_STEPS:
+        return "the schedule is too large for a check that multiplies it out; write a rule."
+    steps = schedule.steps()
+    if not all(map(_lengthens_nothing, set(steps))):
+        return "a phase may lengthen differences."
+    if max(common_factor(step).bit_length() for step in steps) > MAX_FACTOR_BITS:
+        return "the factors of a phase have too long denominators for this check."
+    return (ClassMotion((), 1, _off_mean(np.stack([mixing_matrix(step) for step in steps]))),), paces
+
+
+def _by_classes(rule: RuleView, paces: npt.NDArray[np.int64], period: int) -> Classes | str:
+    if rule.num_digits > MAX_DIGITS or len(paces) > MAX_SIZE:
+        return f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node."
+    if any(not 0 <= block.relax <= 2 for phase in rule.phases for block in phase if block.makes_groups):
+        return "a phase may lengthen differences."
+    listed = distinct_classes(rule)
+    entries = len(listed) * len(paces) ** 2
+    is_large = entries > MAX_ENTRIES or entries * period * int(paces.max()) > MAX_STEPS
+    if is_large or len(listed) * period > MAX_ENTRIES // 64:
+        return f"the rule has {len(listed)} different classes, too many for this check."
+    counts = _class_counts(rule)
+    return tuple(ClassMotion(digits, counts[digits], _class_matrices(rule, digits)) for digits in listed), paces
 
 
 def rounded_up(value: float) -> Fraction:
@@ -157,11 +187,12 @@ def _off_mean(matrices: Matrix) -> Matrix:
     return result
 
 
-def _paces_of_places(schedule: Schedule, places: int) -> npt.NDArray[np.int64] | None:
+def _paces_of_ranks(schedule: Schedule, ranks: int) -> npt.NDArray[np.int64] | None:
+    """The pace of every local rank, None where it differs between nodes."""
     pace = schedule.strategy.pace
     if isinstance(pace, int):
-        return np.full(places, pace, dtype=np.int64)
-    rows = np.array(pace, dtype=np.int64).reshape(-1, places)
+        return np.full(ranks, pace, dtype=np.int64)
+    rows = np.array(pace, dtype=np.int64).reshape(-1, ranks)
     return None if (rows != rows[0]).any() else np.asarray(rows[0])
 
 

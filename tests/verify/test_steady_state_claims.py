@@ -52,7 +52,9 @@ def random_schedule(draw: random.Random) -> Schedule:
                 blocks.append(Block(tuple(sorted(local)), across, draw.choice(RELAX)))
             phases.append(tuple(blocks))
         nodes = int(np.prod(radices))
-        pace = tuple(draw.randint(1, 3) for _ in range(size)) * nodes if draw.random() < 0.3 else draw.choice([1, 1, 3])
+        alike = tuple(draw.randint(1, 3) for _ in range(size)) * nodes
+        pace = draw.choice([1, 1, 1, 3, alike, tuple(draw.randint(1, 3) for _ in range(size * nodes))])
+        options["averaging"] = draw.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALISED])
         return Schedule(
             "r", Cluster.regular(nodes, size), Static(phases=RulePhases(radices, tuple(phases)), pace=pace, **options)
         )
@@ -62,10 +64,10 @@ def random_schedule(draw: random.Random) -> Schedule:
     nodes = [ranks[a:b] for a, b in zip([0, *cut], [*cut, n], strict=True)]
     cluster = Cluster.irregular(nodes)
     pace = tuple(draw.randint(1, 3) for _ in range(n)) if draw.random() < 0.3 else draw.choice([1, 1, 2])
-    if draw.random() < 0.1:
+    if draw.random() < 0.3:
         options["averaging"] = Averaging.STEP_NORMALISED
     if kind == "allreduce":
-        return Schedule("a", cluster, AllReduce(pace=pace if isinstance(pace, int) else pace[0], **options))
+        return Schedule("a", cluster, AllReduce(pace=pace, **options))
     if kind == "graph":
         rounds = []
         for _ in range(draw.randint(1, 3)):
@@ -116,7 +118,7 @@ def test_most_schedules_that_agree_have_every_claim():
     draw, names = random.Random(4), []
     for _ in range(60):
         schedule = random_schedule(draw)
-        if schedule.strategy.averaging is Averaging.MEAN and np.isfinite(disagreement(schedule).value):
+        if np.isfinite(disagreement(schedule).value):
             names.append(prove_disagreement(schedule).status)
             names.append(prove_drift(schedule, "worker").status)
     assert len(names) > 40
@@ -191,13 +193,7 @@ def test_schedules_beyond_the_theorems_are_not_proved():
         Static(phases=GroupPhases((Phase.from_groups(3, [Group((0, 1, 2), Fraction(9, 4))]),))),
     )
     apart = Schedule("x", Cluster.regular(4, 1), Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),))))
-    normal = Schedule(
-        "x",
-        Cluster.regular(2, 1),
-        Static(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),)), pace=(1, 2), averaging=Averaging.STEP_NORMALISED),
-    )
-    uneven = Schedule("a", Cluster.irregular([[0, 1], [2]]), AllReduce(pace=(1, 2, 1)))
-    for schedule in (far, apart, normal, uneven):
+    for schedule in (far, apart):
         assert prove_disagreement(schedule).status is Status.NOT_PROVED
         assert prove_drift(schedule, "worker").status is Status.NOT_PROVED
     assert prove_drift(Schedule("a", Cluster.irregular([[0, 1], [2]]), AllReduce()), "node") is None

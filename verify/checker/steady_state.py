@@ -2,8 +2,9 @@
 
 **The model.** A round of worker i has `pace` steps. With P the largest pace a round has P equal instants: at instant
 s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P it has made all, and W acts.
-Late averages come in before the steps of their round instead: x ← W·x + (steps), and otherwise x ← W·(x + steps). A
-figure is the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
+Late averages come in before the steps of their round instead: x ← W·x + (steps), and otherwise x ← W·(x + steps). With
+step-normalised averages what is averaged of the steps is multiplied by (mean pace of the group)/pace before. A figure is
+the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
 
 **Classes.** As in `period.py` a rule is a G × G matrix on each class of characters. Steps of unit variance, independent
 for each worker, have unit variance on every character, and what is the same on a whole node is the vector of ones
@@ -21,12 +22,16 @@ rests on it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from .claims.stochastic import weights_of_round
 from .period import after_phase, classes, growth_bits
 from .refusal import confirm, require
+from .schedule import Average
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,43 +50,86 @@ MAX_MATRIX_BITS = 2**30
 
 
 class Steps(NamedTuple):
-    """The pace of every place (worker, or local rank of a rule), and P, the number of instants in a round."""
+    """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the largest pace.
+
+    Round t averages the progress `push[t]` and the variance `noise[t]`: the paces, or with step-normalised averages
+    pace·f and pace·f², where f is the mean pace of the place's group divided by its own.
+    """
 
     paces: list[int]
     instants: int
+    push: list[list[Fraction]]
+    noise: list[list[Fraction]]
 
     def made(self, s: int) -> list[int]:
         """The steps that every place has made at instant s of a round."""
         return [s * pace // self.instants for pace in self.paces]
 
 
+def with_places(schedule: Schedule, place: str) -> Schedule:
+    """The schedule itself, or for a rule with paces that differ between nodes the same one with its groups listed.
+
+    The places of the first are the local ranks of any node, those of the other the workers.
+
+    Raises:
+        Refusal: there are too many places.
+    """
+    width = schedule.width
+    require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
+    paces = schedule.paces
+    if len(paces) == 1 or all(paces[at : at + width] == paces[:width] for at in range(0, len(paces), width)):
+        return schedule
+    require(schedule.num_workers <= MAX_ROWS, place, f"over {MAX_ROWS} workers of different pace")
+    nodes = list(product(*map(range, schedule.radices)))  # the digits of every node, counted up like an odometer
+    phases = []
+    for phase in schedule.phases:
+        groups: list[Average] = []
+        for block in phase:
+            members: dict[tuple[int, ...], list[int]] = {}  # of a group, by the digits that its nodes agree on
+            for node, digits in enumerate(nodes):
+                kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
+                members.setdefault(kept, []).extend(node * width + rank for rank in block.members)
+            groups += [Average(group, (), block.relax) for group in members.values() if len(group) > 1]
+        phases.append(groups)
+    return replace(schedule, form="groups", radices=[], phases=phases)
+
+
 def read_steps(schedule: Schedule, place: str, work: Work) -> Steps:
-    """The paces of the places of a schedule for which these figures are checked: no phase lengthens, all is small.
+    """The steps of a schedule for which these figures are checked: no phase lengthens, and all is small.
 
     Raises:
         Refusal: it is another schedule.
     """
-    require(schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
     for sizes in schedule.group_sizes():
         is_tame = all(0 <= relax <= 2 for _, relax in sizes)
         confirm(is_tame, place, "relax", "0 <= relax <= 2 in every group")
     for t, edges in enumerate(schedule.rounds):
         smallest = min(weights_of_round(edges, f"schedule: round {t}"))
         confirm(smallest >= 0, place, str(smallest), "no negative weight")
-    paces, width = schedule.paces, schedule.width
+    width = schedule.width
     longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides
     require(width * width * longest <= MAX_MATRIX_BITS, place, "factors with too long denominators for this check")
-    if len(paces) == 1:
-        of_places = paces * width
-    else:
-        of_places = paces[:width]
-        are_alike = all(paces[at : at + width] == of_places for at in range(0, len(paces), width))
-        confirm(are_alike, place, "paces", "the same paces on all nodes")
-    weighs_all_alike = not schedule.is_step_normalised or len(set(of_places)) == 1
-    confirm(weighs_all_alike, place, "step-normalised", "one pace, or plain means")
-    steps = Steps(of_places, max(of_places))
-    work.spend(200 * steps.instants * width, place)
-    return steps
+    paces = schedule.paces * width if len(schedule.paces) == 1 else schedule.paces[:width]
+    instants = max(paces)
+    work.spend(200 * (instants + schedule.period) * width, place)
+    means = [_means(schedule, t, paces) for t in range(schedule.period)]
+    noise = [[mean * mean / pace for mean, pace in zip(row, paces, strict=True)] for row in means]
+    return Steps(paces, instants, means, noise)
+
+
+def _means(schedule: Schedule, t: int, paces: Sequence[int]) -> list[Fraction]:
+    """What each place pushes in round t: its pace, or with step-normalised averages the mean pace of its group.
+
+    A place that skips is its own group, and in weighted graphs, which have no groups, all workers are one.
+    """
+    means = list(map(Fraction, paces))
+    if schedule.is_step_normalised:
+        listed = [(range(len(paces)), (), 1)] if schedule.rounds else schedule.phases[t]
+        for members, _, _ in listed:
+            mean = Fraction(sum(paces[member] for member in members), len(members))
+            for member in members:
+                means[member] = mean
+    return means
 
 
 def classes_with_counts(schedule: Schedule, place: str) -> list[tuple[list[int], int]]:

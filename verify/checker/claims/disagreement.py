@@ -4,7 +4,8 @@ Each step adds noise of unit variance to its worker, independent of all other no
 squared distance to the mean under this noise (`steady_state.py` says when it is looked at, and what classes are).
 
 Let Σ be the covariance of the workers off the mean at the start of a period. A phase makes it W·(Σ + D)·Wᵀ, or, late,
-W·Σ·Wᵀ + D, with the paces on the diagonal of D. Write F(Σ) for what a whole period makes of it, off the mean.
+W·Σ·Wᵀ + D, with the variances of its steps on the diagonal of D. Write F(Σ) for what a whole period makes of it, off
+the mean.
 
 *Theorem.* Let X be symmetric with X ≻ F(X), and let no phase lengthen a vector. Then workers that start equal, Σ = 0,
 have Σ ⪯ X at the start of every period, and Σ converges, to a steady state that is ⪯ X too. So the sum over a period
@@ -17,8 +18,8 @@ converges. As X ⪰ 0 and X ≻ M·X·Mᵀ, powers of M vanish: from wherever wo
 
 **X ≻ F(X)** is seen by rows: on the diagonal of X − F(X) there stands more than the sum of the absolute values beside
 it. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest integer. That changes a matrix of g rows by a symmetric
-matrix of row sums at most g/2, so with ⌈g/2⌉ added on the diagonal the result is ⪰ what was meant. Everything above
-holds for such larger matrices, since F is monotone.
+matrix of row sums at most g/2, so with ⌈g/2⌉ added on the diagonal the result is ⪰ what was meant; D is rounded
+upwards. Everything above holds for such larger matrices, since F is monotone.
 
 *The check is sound because* it computes the period itself, in integers; X may come from anywhere. *It assumes* that
 groups are disjoint, which `conflict-free` confirms. A prologue changes no steady state.
@@ -27,10 +28,11 @@ groups are disjoint, which `conflict-free` confirms. A prologue changes no stead
 from __future__ import annotations
 
 from fractions import Fraction
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..refusal import Work, confirm
-from ..steady_state import GUARD, MAX_BITS, Steps, classes_with_counts, read_steps, rounded_after_phase
+from ..steady_state import GUARD, MAX_BITS, Steps, classes_with_counts, read_steps, rounded_after_phase, with_places
 from ..strict_json import as_fraction, as_integer, as_integers, as_list
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ MAX_ENTRY = 2**96
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`at_most`, `bits` (the X of the class c is covariance[c] / 2^bits), `covariance` (lower triangles by rows)."""
     work = Work()
+    schedule = with_places(schedule, place)
     steps = read_steps(schedule, place, work)
     bits = as_integer(entry["bits"], f"{place}.bits", 0, MAX_BITS + 1)
     listed = classes_with_counts(schedule, place)
@@ -81,7 +84,7 @@ class _Period(NamedTuple):
         """The sum over the instants of a period of the trace off the mean, from X = start; confirms X ≻ F(X)."""
         schedule, steps = self.schedule, self.steps
         size = schedule.width
-        noise = [pace * self.unit for pace in steps.paces]
+        noises = [[ceil(variance * self.unit) for variance in row] for row in steps.noise]
         # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
         made = sum(sum(steps.made(s)) for s in range(1, steps.instants))
         inside = Fraction(made * (size if digits else size - 1), size)
@@ -90,11 +93,11 @@ class _Period(NamedTuple):
             self.work.spend(100 * size * size, place)
             total += (steps.instants - 1) * _trace(covariance, digits) / self.unit + inside
             if not schedule.is_late:
-                covariance = _with_diagonal(covariance, noise)
+                covariance = _with_diagonal(covariance, noises[t])
             covariance = rounded_after_phase(schedule, t, digits, covariance, both_sides=True)
             covariance = _with_diagonal(covariance, [(size + 1) // 2] * size)
             if schedule.is_late:
-                covariance = _with_diagonal(covariance, noise)
+                covariance = _with_diagonal(covariance, noises[t])
             total += _trace(covariance, digits) / self.unit
         _confirm_smaller(covariance, start, digits, place)
         return total

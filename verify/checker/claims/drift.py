@@ -5,7 +5,8 @@ each worker, `drift-node` one for each node; all of them are independent, with m
 mean squared distance to the mean that this leads to (`steady_state.py` says when it is looked at, and what classes
 are). With b independent its expectation is that for a matrix Z with a column for each b, which begins as U (the
 identity, or a 1 for the workers of that node), summed over columns. A phase makes Z to W·(Z + D·U), or, late, to
-W·Z + D·U, with the paces on the diagonal of D. On a class of a rule, U is the identity or one column of ones.
+W·Z + D·U, with the progress of its steps on the diagonal of D. On a class of a rule, U is the identity or one column of
+ones.
 
 *Theorem.* Let M be a period off the mean, ‖M‖₂ ≤ c < 1, and let no phase lengthen a vector. Put some Z through one
 period, and let r be the Frobenius norm, off the mean, of what it differs then from Z. The steady state Z* differs from
@@ -13,8 +14,9 @@ Z off the mean by at most r/(1 − c), since Z* − Z = M·(Z* − Z) + (that di
 S the sum over all N instants of a period of the squares of what Z leads to off the mean, the sum for Z* is at most
 (√S + √N·r/(1 − c))²: norms add up no further than that (Minkowski).
 
-**Rounding.** A phase rounds the entries of a g × k matrix to the nearest integers, which moves it by at most √(g·k)/2.
-All phases together move it by at most e = T·√(g·k)/2, so r + e stands for r, and e is added to the distance.
+**Rounding.** A phase rounds g·k entries to the nearest integers twice at most, those of D·U and those of the result,
+which moves the matrix by at most √(g·k)/2 each time. All phases together move it by at most e = T·√(g·k), so r + e
+stands for r, and e is added to the distance.
 
 *The check is sound because* it computes the period itself, in integers; Z may come from anywhere. ‖M‖₂ ≤ c is confirmed
 as for the claim `contraction` by a factor, and 1/(1 − c) ≤ 2/(1 − c²). *It assumes* that groups are disjoint, which
@@ -30,7 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import linear_algebra
 from ..period import distance_from_mean
 from ..refusal import Work, confirm
-from ..steady_state import GUARD, MAX_BITS, Steps, classes_with_counts, read_steps, rounded_after_phase
+from ..steady_state import GUARD, MAX_BITS, Steps, classes_with_counts, read_steps, rounded_after_phase, with_places
 from ..strict_json import as_fraction, as_integer, as_integers, as_list
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ MAX_ENTRY = 2**96
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`at_most`, `squared` (c²), `bits` (Z of the class c is state[c] / 2^bits), `state` (matrices by rows)."""
     work = Work()
+    schedule = with_places(schedule, place)
     steps = read_steps(schedule, place, work)
     columns = _pushed_places(schedule, entry["claim"], place)
     bits = as_integer(entry["bits"], f"{place}.bits", 0, MAX_BITS + 1)
@@ -92,12 +95,12 @@ class _Period(NamedTuple):
     unit: int
     work: Work
 
-    def pushed(self, state: IntegerMatrix, made: Sequence[int]) -> IntegerMatrix:
-        """Z + D·U, with the steps that were made on the diagonal of D."""
+    def pushed(self, state: IntegerMatrix, made: Sequence[int | Fraction]) -> IntegerMatrix:
+        """Z + D·U, with the steps that were made on the diagonal of D, rounded."""
         result = [list(row) for row in state]
         for column, places in enumerate(self.columns):
             for at in places:
-                result[at][column] += made[at] * self.unit
+                result[at][column] += round(made[at] * self.unit)
         return result
 
     def sum_of_squares(self, digits: Sequence[int], start: IntegerMatrix, squared: Fraction, place: str) -> int:
@@ -110,13 +113,13 @@ class _Period(NamedTuple):
             for s in range(1, steps.instants):
                 total += _squares(self.pushed(state, steps.made(s)), digits)
             if not schedule.is_late:
-                state = self.pushed(state, steps.paces)
+                state = self.pushed(state, steps.push[t])
             state = rounded_after_phase(schedule, t, digits, state, both_sides=False)
             if schedule.is_late:
-                state = self.pushed(state, steps.paces)
+                state = self.pushed(state, steps.push[t])
             total += _squares(state, digits)
         difference = [[new - old for new, old in zip(*pair, strict=True)] for pair in zip(state, start, strict=True)]
-        rounding = Fraction(schedule.period * (isqrt(entries) + 1), 2)
+        rounding = schedule.period * (isqrt(entries) + 1)
         residual = _root_above(_squares(difference, digits)) + rounding
         distance = residual * 2 / (1 - squared) + rounding
         num_instants = Fraction(schedule.period * steps.instants)
