@@ -3,8 +3,8 @@
 **The model.** A round of worker i has `pace` steps. With P the largest pace a round has P equal instants: at instant
 s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P it has made all, and W acts.
 Late averages come in before the steps of their round instead: x ← W·x + (steps), and otherwise x ← W·(x + steps). With
-step-normalised averages what is averaged of the steps is multiplied by (mean pace of the group)/pace before. A figure is
-the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
+step-normalised averages what is averaged of the steps is multiplied by (mean pace of the group)/pace before. A figure
+is the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
 
 **Classes.** As in `period.py` a rule is a G × G matrix on each class of characters. Steps of unit variance, independent
 for each worker, have unit variance on every character, and what is the same on a whole node is the vector of ones
