@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.topo.arithmetic import lyapunov
+from preduce.topo.figures.rate import NEVER
 from preduce.verify.base import Claim, not_proved, proved
 from preduce.verify.steady_state import GUARD, MAX_BITS, MAX_ENTRIES, as_integers, bits_for, motion_of, rounded_up
 
@@ -42,15 +43,15 @@ def prove_disagreement(schedule: Schedule) -> Claim:
         return not_proved(NAME, "the covariances of all classes are too many numbers for a certificate.")
     states, slacks = [], []
     for part in motion.classes:
+        if np.abs(np.linalg.eigvals(part.product)).max() >= NEVER:
+            return not_proved(NAME, "it is infinite: workers never agree.")
         noise = _after_period(motion, part, np.zeros((motion.size, motion.size)))
-        state, slack = (
-            lyapunov.steady_state(part.product, source, negligible=NEGLIGIBLE)
-            for source in (noise, np.eye(motion.size))
-        )
-        if not np.abs(slack.remainder).max(initial=0.0) <= NEGLIGIBLE:
-            return not_proved(NAME, "it is infinite, or workers agree too slowly for this check.")
-        states.append(state.covariance)
-        slacks.append(slack.covariance)
+        sources = np.stack([noise, np.eye(motion.size)])
+        steady = lyapunov.steady_state(part.product, sources, negligible=NEGLIGIBLE)
+        if not np.abs(steady.remainder).max(initial=0.0) <= NEGLIGIBLE:
+            return not_proved(NAME, "workers agree too slowly for this check.")
+        states.append(steady.covariance[0])
+        slacks.append(steady.covariance[1])
     value = _bound(motion, states)
     cost = _bound(motion, [a + b for a, b in zip(states, slacks, strict=True)]) - value
     epsilon = max((TIGHT if motion.size <= SMALL else LOOSE) * value, 2.0**-20) / max(cost, 1.0)
