@@ -13,7 +13,16 @@ import numpy as np
 from preduce.topo.arithmetic import lyapunov
 from preduce.topo.figures.rate import NEVER
 from preduce.verify.base import Claim, not_proved, proved
-from preduce.verify.steady_state import GUARD, MAX_BITS, MAX_ENTRIES, as_integers, bits_for, motion_of, rounded_up
+from preduce.verify.steady_state import (
+    GUARD,
+    MAX_BITS,
+    MAX_ENTRIES,
+    as_integers,
+    bits_for,
+    motion_of,
+    rounded_up,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +75,7 @@ def prove_disagreement(schedule: Schedule) -> Claim:
     exact = _bound(motion, [np.ldexp(x, -bits) for x in rounded])
     at_most = rounded_up(exact * (1 + FLOATS) + motion.size * units)
     text = (
-        f"disagreement ≤ {float(at_most):.9g}: a covariance of the workers is listed that one period with its noise "
+        f"disagreement ≤ {shown(at_most)}: a covariance of the workers is listed that one period with its noise "
         "makes smaller, and what averaging does keeps that order; so no period that starts with equal workers leads "
         "above it, nor does the steady state."
     )

@@ -15,7 +15,16 @@ import numpy as np
 from preduce.verify.base import Claim, fraction_above, not_proved, proved
 from preduce.verify.contraction import MARGIN
 from preduce.verify.disagreement import FLOATS, LOOSE, SMALL, TIGHT
-from preduce.verify.steady_state import GUARD, MAX_BITS, MAX_ENTRIES, MAX_STEPS, as_integers, motion_of, rounded_up
+from preduce.verify.steady_state import (
+    GUARD,
+    MAX_BITS,
+    MAX_ENTRIES,
+    MAX_STEPS,
+    as_integers,
+    motion_of,
+    rounded_up,
+    shown,
+)
 from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
@@ -65,7 +74,7 @@ def prove_drift(schedule: Schedule, push: Literal["worker", "node"]) -> Claim | 
     unit = 2.0 ** -(bits + GUARD)
     at_most = rounded_up(pushed.bound(starts, [pushed.distance(*pair, unit, factor) for pair in pairs]) * (1 + FLOATS))
     text = (
-        f"drift for pushes of a {push} ≤ {float(at_most):.9g}: a state is listed that one period with its pushes "
+        f"drift for pushes of a {push} ≤ {shown(at_most)}: a state is listed that one period with its pushes "
         f"changes by next to nothing, and the true steady state is at most {factor:.3g} times as far away."
     )
     numbers = [as_integers(state, 0) for state in rounded]
