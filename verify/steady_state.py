@@ -38,6 +38,8 @@ MAX_ENTRIES = 2**18
 """Numbers in one claim's entry."""
 MAX_STEPS = 2**23
 """Entries of matrices times phases times instants that the checker puts through a period: about ten seconds."""
+MAX_INSTANTS = 2**14
+"""Phases times instants of a round times classes, each of which prover and checker look at."""
 MAX_FACTOR_BITS = 1024
 """Bits of the number that makes integers of a phase's entries: such matrices fit into what the checker allows."""
 GUARD = 16
@@ -117,6 +119,8 @@ def motion_of(schedule: Schedule) -> Motion | str:
     if isinstance(found, str):
         return found
     classes, paces = found
+    if schedule.period * int(paces.max()) * len(classes) > MAX_INSTANTS:
+        return "a period has too many instants, or a rule too many classes, for this check."
     push = np.tile(paces.astype(np.float64), (schedule.period, 1))
     if schedule.mixing.averaging is Averaging.STEP_NORMALISED and (paces != paces[0]).any():
         if rule is None or len(paces) > rule.workers_per_node:
