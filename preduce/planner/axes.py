@@ -27,7 +27,6 @@ from preduce.planner.measuring import (
 )
 from preduce.planner.option import known
 from preduce.planner.preference import Costs, preference
-from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.strategies.axes import LOCKSTEP, Form, How, Late
 from preduce.topo.timing.event_graph import TimedPeriod
@@ -137,12 +136,12 @@ class Axes:
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""
         figures = self.at(setting)
-        return FITTED.extrapolates(known(figures.disagreement), pushed_by(figures.drift, self.job))
+        return self.job.steps_model.extrapolates(known(figures.disagreement), pushed_by(figures.drift, self.job))
 
     def _model(self, setting: Setting, noise: float, pushed: float) -> StepsModel:
         """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""
         if pushed <= 0 or not self.job.drift_correction:
-            return FITTED
+            return self.job.steps_model
         return steps_model(timed(self.schedule, setting.late, min(setting.pace, 2)), self.job, noise, pushed)
 
     def seconds(self, setting: Setting) -> Seconds:

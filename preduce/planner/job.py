@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.clock import Clock
 from preduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from preduce.topo.errors import InputError
@@ -13,6 +14,7 @@ from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
+    from preduce.planner.steps_model import StepsModel
     from preduce.schedulers.synthesis.problem import Push
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
@@ -91,6 +93,11 @@ class Job:
         if self.effort is not None and not 0 < self.effort < float("inf"):
             raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
         self.limits.check(self.cluster)
+
+    @property
+    def steps_model(self) -> StepsModel:
+        """What predicts the steps of a schedule without drift correction."""
+        return FITTED
 
     @property
     def hardware(self) -> Hardware:

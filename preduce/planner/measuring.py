@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preduce.planner.job import Data
 from preduce.planner.option import Option, known
-from preduce.planner.steps_model import CORRECTED, FITTED
+from preduce.planner.steps_model import CORRECTED
 from preduce.topo.errors import PreduceError
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.cost import Communication, communication
@@ -105,6 +105,7 @@ def assembled(
         drift=figures.drift,
         contraction=figures.contraction,
         stretch=model.stretch(noise, pushed, late=late),
+        model=model,
         extrapolated=model.extrapolates(noise, pushed),
         corrected=model is CORRECTED,
         status=label.status,
@@ -136,10 +137,11 @@ def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float) -> St
     """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
     from preduce.topo.figures.correction import is_correctable
 
+    usual, late = job.steps_model, schedule.strategy.overlap
     if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
-        return FITTED
-    helps = CORRECTED.stretch(noise, pushed) < FITTED.stretch(noise, pushed, late=schedule.strategy.overlap)
-    return CORRECTED if helps else FITTED
+        return usual
+    helps = CORRECTED.stretch(noise, pushed) < usual.stretch(noise, pushed, late=late)
+    return CORRECTED if helps else usual
 
 
 def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from preduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
 from preduce.planner.job import Data
 from preduce.planner.preference import preference
-from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import PreduceError, UnknownError
 from preduce.topo.strategies.axes import Form
@@ -91,7 +90,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             "say --form ring, since NCCL chooses by itself"
         )
     if chosen.corrected:
-        without = FITTED.stretch(float(chosen.disagreement), float(chosen.drift))
+        without = job.steps_model.stretch(float(chosen.disagreement), float(chosen.drift))
         said.append(
             f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
             f"{without:.2f} times All-Reduce's steps"
@@ -161,7 +160,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time limit") -> list[st
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
-        slower = FITTED.stretch(0.0, drift)
+        slower = job.steps_model.stretch(0.0, drift)
         said.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
