@@ -145,7 +145,7 @@ def _exhausted(job: Job, planned: Plan | None, error: PreduceError | None) -> li
         return [f"called infeasible ({error}), but {int(fits.sum())} schedules keep all limits"]
     if planned is None:
         return []
-    return [*_bounds(planned, every), *_optimality(planned, job, every, fits)]
+    return [*_bounds(planned, job.limits, every), *_optimality(planned, job, every, fits)]
 
 
 def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
@@ -162,13 +162,15 @@ def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
     return np.asarray(fits)
 
 
-def _bounds(planned: Plan, every: Everything) -> list[str]:
+def _bounds(planned: Plan, limits: Limits, every: Everything) -> list[str]:
     """No schedule lies below a bound that an option carries."""
     wrong = []
     for option in planned.options:
         if option.bound is None or option.schedule.strategy.pace != 1:
             continue
         within = every.communication <= option.communication * (1 + 1e-12)
+        if "of at most" in option.bound_class and limits.max_group is not None:
+            within &= every.largest <= limits.max_group
         least = float(every.disagreement[within].min(initial=math.inf))
         if least < option.bound - PROVED:
             wrong.append(f"{option.name}: bound {option.bound:.6g} at {option.communication:.6g} s, yet {least:.6g}")

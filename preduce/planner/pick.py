@@ -35,7 +35,16 @@ def pick(options: Sequence[Option], job: Job) -> Option:
         allowed = [option for option in allowed if option.is_exact]
     if not allowed:
         raise UnknownError(_nothing(options, job))
-    return min(allowed, key=lambda option: (*map(_rounded, _preference(option, job)), option.period, option.name))
+    # What the objective does not tell apart is told apart by everything else, so that nothing beats the pick.
+    return min(
+        allowed,
+        key=lambda option: (
+            *map(_rounded, _preference(option, job)),
+            *map(_rounded, _else(option)),
+            option.period,
+            option.name,
+        ),
+    )
 
 
 def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
@@ -71,14 +80,14 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     return said
 
 
-def cautions(chosen: Option, job: Job, ended: str = "its time limit") -> list[str]:
-    """What was not proved, and what the user should know; `ended` says what ended the search."""
+def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list[str]:
+    """What was not proved, and what the user should know; `ended` says why the search ended."""
     said = []
     if chosen.form is Form.TREE:
         said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
         bound = f", whose disagreement is at least {chosen.bound:.4g}" if chosen.bound is not None else ""
-        said.append(f"better schedules may exist{bound}: the search ended because of {ended}, not at a proof")
+        said.append(f"better schedules may exist{bound}: the search ended because {ended}, not at a proof")
     elif chosen.status == "catalogue":
         said.append("the pick is a published construction; that nothing better exists is not proved")
     if job.data is not Data.SHUFFLED and not job.drift_correction:
@@ -98,7 +107,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time limit") -> list[st
 
 def _rounded(value: float) -> float:
     """Nine digits: two ways to write one schedule differ by rounding, and then the shorter period is to win."""
-    return float(f"{value:.9g}")
+    return float(f"{value:.9g}") if abs(value) > 1e-12 else 0.0
 
 
 def _model(option: Option) -> StepsModel:
@@ -125,6 +134,12 @@ def _exactly(option: Option) -> Fraction | None:
         return exact_disagreement(option.schedule)
     except PreduceError:  # no rule, or one of too many local ranks
         return None
+
+
+def _else(option: Option) -> tuple[float, ...]:
+    spread = math.inf if option.disagreement.value is None else option.disagreement.value
+    drift = math.inf if option.drift.value is None else option.drift.value
+    return (option.time, option.communication, spread, drift)
 
 
 def _preference(option: Option, job: Job) -> tuple[float, ...]:

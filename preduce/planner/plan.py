@@ -179,9 +179,7 @@ def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds
     except UnknownError as error:
         if impossible := why_infeasible(job, searched, rounds):
             raise InfeasibleError(f"{impossible} (proved; {error})") from None
-        raise UnknownError(
-            f"{error} (not proved impossible: the search ended because of {clock.stopped_by()})"
-        ) from None
+        raise UnknownError(f"{error} (not proved impossible: the search ended because {clock.stopped_by()})") from None
 
 
 def _asked_first(answer: Front) -> list[Candidate]:
