@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.schedulers.synthesis.alphabet import Indices
+    from preduce.schedulers.synthesis.annealing import Target
 
     Floats = npt.NDArray[np.float64]
 
@@ -58,6 +59,10 @@ class Archive:
     def cheapest_below(self, value: float) -> tuple[float, float, Indices] | None:
         """(value, cost, indices) of the least cost at a value of at most `value`."""
         return self._least(self.costs, self.values <= value)
+
+    def best_for(self, target: Target) -> tuple[float, float, Indices] | None:
+        """(value, cost, indices) of the best for a target."""
+        return self.best_within(target.budget) if target.budget is not None else self.cheapest_below(target.value or 0.0)
 
     def _least(self, measure: Floats, permitted: npt.NDArray[np.bool_]) -> tuple[float, float, Indices] | None:
         places = np.flatnonzero(permitted & np.isfinite(self.values))

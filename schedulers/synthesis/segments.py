@@ -44,11 +44,14 @@ BEAM = 160
 """Beginnings that a beam search goes on with, about."""
 
 
-def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM) -> list[Segment]:
+def segments_of(
+    alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM, per_cost: int = PER_COST
+) -> list[Segment]:
     """Good segments of every length up to `max_length`, ending in the full average; [] if there is none.
 
-    Beam search from consensus: at each length, for each cost, the few beginnings with the least disagreement so far and
-    the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in the alphabet.
+    Beam search from consensus: at each length, for each cost, the few beginnings (`per_cost`) with the least
+    disagreement so far and the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in the
+    alphabet.
     """
     full = alphabet.full_average()
     if full is None:
@@ -70,7 +73,7 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
             break
         left = scoring.weighed(space, covariance + space.fresh, gains)  # (B, A): disagreement after each next phase
         new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + left
-        keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam)
+        keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam, per_cost)
         parent, phase = np.divmod(keep, len(alphabet))
         begun = [(*begun[p], a) for p, a in zip(parent.tolist(), phase.tolist(), strict=True)]
         matrices = alphabet.matrices[phase]
@@ -79,7 +82,9 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
     return segments
 
 
-def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> npt.NDArray[np.int64]:
+def worth_extending(
+    costs: Floats, values: Floats, later: Floats, beam: int, per_cost: int = PER_COST
+) -> npt.NDArray[np.int64]:
     """The entries worth extending: for each distinct cost the best few, then the best over a range of prices.
 
     Best is the least of `values`, what was paid so far, and `later`, an estimate of what is to come.
@@ -90,7 +95,7 @@ def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> 
     order = np.lexsort((ahead, rounded))
     first = np.r_[True, np.diff(rounded[order]) != 0]
     rank = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-    kept = order[rank < PER_COST]
+    kept = order[rank < per_cost]
     if len(kept) <= beam:
         return np.asarray(kept, dtype=np.int64)
     scale = max(float(costs.max()), 1e-12)
@@ -169,7 +174,11 @@ def compositions(
 
 
 def sketch_front(
-    segments: Sequence[Segment], limits: Limits, expired: Callable[[], bool] = lambda: False
+    segments: Sequence[Segment],
+    limits: Limits,
+    expired: Callable[[], bool] = lambda: False,
+    *,
+    bins_per_segment: int = BINS_PER_SEGMENT,
 ) -> list[Indices]:
     """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
 
@@ -179,8 +188,8 @@ def sketch_front(
     if not segments:
         return []
     longest = limits.max_period
-    unit = max(s.cost for s in segments) / BINS_PER_SEGMENT
-    bins = longest * BINS_PER_SEGMENT + 1
+    unit = max(s.cost for s in segments) / bins_per_segment
+    bins = longest * bins_per_segment + 1
     # Entry (p, b): the least sum of disagreements of p phases of costs in bin b, and the segment that ends them.
     table = np.full((longest + 1, bins), np.inf)
     choice = np.full((longest + 1, bins), -1, dtype=np.int64)
