@@ -157,7 +157,7 @@ class Adversary:
 
     def attack(self, start: Labels, *, cost: float, value: float, aim: str, until: float) -> None:
         """Anneal from `start`: the least of `aim` with the other figure no larger than that of the option."""
-        here, energy, begun = start, math.inf, time.monotonic()
+        here, begun = start, time.monotonic()
         while (now := time.monotonic()) < until:
             heat = 0.02 * (1e-2 ** ((now - begun) / max(until - begun, 1e-9)))
             trials = [here] + [self.changed(here) for _ in range(BATCH - 1)]
@@ -168,7 +168,7 @@ class Adversary:
                 values[places] = self.values([trials[k] for k in places])
             for k in range(len(trials)):
                 self.keep(costs[k], values[k], trials[k])
-            over_cost, over_value = np.log(costs / cost + 1e-12), np.log(values / value)
+            over_cost, over_value = np.log(costs / cost + 1e-12), np.log(values / value + 1e-12)
             energies = (
                 over_value + 10 * np.maximum(0, over_cost)
                 if aim == "disagreement"
@@ -177,8 +177,7 @@ class Adversary:
             energies = np.where(np.isfinite(energies), energies, 1e9)
             best = int(np.argmin(energies[1:])) + 1
             if energies[best] < energies[0] or self.rng.random() < math.exp((energies[0] - energies[best]) / heat):
-                here, energy = trials[best], float(energies[best])
-        del energy
+                here = trials[best]
 
     def keep(self, cost: float, value: float, rows: Labels) -> None:
         if not math.isfinite(value) or any(p.cost <= cost and p.value <= value + 1e-9 for p in self.points):

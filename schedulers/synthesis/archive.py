@@ -62,7 +62,9 @@ class Archive:
 
     def best_for(self, target: Target) -> tuple[float, float, Indices] | None:
         """(value, cost, indices) of the best for a target."""
-        return self.best_within(target.budget) if target.budget is not None else self.cheapest_below(target.value or 0.0)
+        return (
+            self.best_within(target.budget) if target.budget is not None else self.cheapest_below(target.value or 0.0)
+        )
 
     def _least(self, measure: Floats, permitted: npt.NDArray[np.bool_]) -> tuple[float, float, Indices] | None:
         places = np.flatnonzero(permitted & np.isfinite(self.values))

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from preduce.schedulers.synthesis.age_bound import DualBound, dual_bound
-from preduce.schedulers.synthesis.alphabet_search import SearchStage, search_alphabet, within_limits
+from preduce.schedulers.synthesis.alphabet_search import SearchStage, search_alphabet, targets_of, within_limits
 from preduce.schedulers.synthesis.candidates import bounded, candidate, class_of, nearest, pareto, preferred, primitive
 from preduce.schedulers.synthesis.cluster_shape import crossing_bound, derived_paces, is_even, node_radices
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from preduce.schedulers.synthesis.hints import budgets_of
+from preduce.schedulers.synthesis.local_search import Budget
 from preduce.schedulers.synthesis.problem import Front, Objective, Status
 from preduce.schedulers.synthesis.profile_bound import profile_bound
+from preduce.schedulers.synthesis.refinement import refine
 from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from preduce.topo.errors import InputError
 
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SEARCH_SHARE = 0.62
-"""Part of the time that goes into the search; the rest is for the figures of what was found and for bounds."""
+SEARCH_SHARE = 0.25
+"""Part of the time that goes into the search of an alphabet."""
+REFINE_SHARE = 0.37
+"""Part of the time that goes into refining what it found; the rest is for figures and for bounds."""
 REPORT_SHARE = 0.18
 """Part of the time after which no more of what was found gets its figures."""
 MAX_REPORTED = 60
@@ -75,8 +79,10 @@ def synthesise(
         archives = search_alphabet(
             alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
         )
+        refined_by = begun + (SEARCH_SHARE + REFINE_SHARE) * left
+        wider = _refined(problem, alphabet, archives[0], refined_by, seed + index)
         # The figures of what was found come before the bound: without time for both, an answer is worth more.
-        measured = _candidates(problem, alphabet, archives, before=begun + (SEARCH_SHARE + REPORT_SHARE) * left)
+        measured = _candidates(problem, wider, archives, before=refined_by + REPORT_SHARE * left)
         bound = _bound(problem, alphabet, archives[0], begun + left)
         if bound is not None:
             proofs.append(_proof(problem, bound))
@@ -94,6 +100,13 @@ def synthesise(
     seconds = time.monotonic() - start
     proof = "; ".join(proofs)
     return Front(candidates=front, best=best, status=status, seconds=seconds, seed=seed, reason=reason, proof=proof)
+
+
+def _refined(problem: Problem, alphabet: Alphabet, archive: Archive, until: float, seed: int) -> Alphabet:
+    """The alphabet with the phases that refining the archive added."""
+    asked, _ = targets_of(problem, float(alphabet.costs.max()) / alphabet.space.instants)
+    budget = Budget(expired=lambda: time.monotonic() > until)
+    return refine(alphabet, problem, archive, budget=budget, seed=seed, targets=asked)
 
 
 def impossible(problem: Problem) -> str | None:

@@ -124,9 +124,7 @@ class LocalSearch:
                 rows, costs, energy = new, new_costs, least
         return rows, energy
 
-    def _step(
-        self, rows: Labels, costs: Floats, positions: Labels, target: Target
-    ) -> tuple[Labels, Floats, float]:
+    def _step(self, rows: Labels, costs: Floats, positions: Labels, target: Target) -> tuple[Labels, Floats, float]:
         """The best of the period itself and the neighbours at some of its positions, its phases' costs, its energy."""
         space, matrices = self.alphabet.space, matrices_of(rows)
         maps = scoring.of_phases(space, matrices[:, None])
@@ -138,7 +136,7 @@ class LocalSearch:
         options = [self._around(rows[t]) for t in positions.tolist()]
         where = np.repeat(positions, [len(labels) for labels, _ in options])
         trials, seconds = np.concatenate([o for o, _ in options]), np.concatenate([s for _, s in options])
-        estimates = value + np.concatenate(_changes(space, rows, matrices, positions, options, scoring.steady(whole)))
+        estimates = value + np.concatenate(_changes(space, matrices, positions, options, scoring.steady(whole)))
         totals = (costs.sum() - costs[where] + seconds) / (len(rows) * space.instants)
         kept = self._promising(totals, np.maximum(estimates, 1e-6), target)
         where, trials, seconds = where[kept], trials[kept], seconds[kept]
@@ -163,7 +161,7 @@ class LocalSearch:
         return period(best), new_costs, float(energies[best])
 
     def _promising(self, totals: Floats, estimates: Floats, target: Target) -> Labels:
-        """The places of the best estimates for the target, and for one other price, which fill the archive around it."""
+        """The places of the best estimates for the target, and for one other price, to fill the archive around it."""
         best = np.argsort(target.energy(totals, estimates))[: SCORED * 3 // 4]
         price = float(np.exp(self.rng.uniform(-0.7, 2.0)))
         priced = np.argsort(np.log(estimates + 1e-3) + price * np.log(totals + 1e-9))[: SCORED // 4]
@@ -234,7 +232,14 @@ def rests_of(space: Space, maps: CovarianceMap) -> CovarianceMap:
     Windows of 1, 2, 4, … phases are composed for all beginnings at once: O(log T) compositions of T maps.
     """
     places = np.arange(len(maps.constant))
-    rest = scoring.CovarianceMap(*(np.repeat(part[None], len(places), axis=0) for part in _nothing(space)), 0)
+    nothing = scoring.nothing(space)
+    rest = replace(
+        nothing,
+        product=np.broadcast_to(nothing.product, maps.product.shape),
+        noise=np.broadcast_to(nothing.noise, maps.noise.shape),
+        weight=np.broadcast_to(nothing.weight, maps.weight.shape),
+        constant=np.zeros(len(places)),
+    )
     window, left = maps, len(places) - 1
     while left:
         if left & 1:
@@ -244,14 +249,8 @@ def rests_of(space: Space, maps: CovarianceMap) -> CovarianceMap:
     return rest
 
 
-def _nothing(space: Space) -> tuple[Floats, Floats, Floats, Floats]:
-    nothing = scoring.nothing(space)
-    return nothing.product, nothing.noise, nothing.weight, nothing.constant
-
-
 def _changes(
     space: Space,
-    rows: Labels,
     matrices: Floats,
     positions: Labels,
     options: list[tuple[Labels, Floats]],
@@ -261,7 +260,7 @@ def _changes(
 
     `steady` is what stands before the second phase, and the weight of it on all that follows.
     """
-    length, n = rows.shape
+    length, n = matrices.shape[:2]
     spread, ahead = (part[0] for part in steady)
     spreads, weights = np.empty((length, n, n)), np.empty((length, n, n))
     for t in (0, *range(length - 1, 0, -1)):
@@ -272,8 +271,8 @@ def _changes(
         spread = matrices[t] @ spreads[t] @ matrices[t].T
     result = []
     for t, (labels, _) in zip(positions.tolist(), options, strict=True):
-        projections = matrices_of(np.concatenate([rows[t : t + 1], labels]))  # (N + 1, n, n)
-        # ⟨U, W S W⟩ = Σ_ij (W S)_ij (W U)_ji for symmetric W. (One tall product instead would be shared out to threads.)
+        projections = np.concatenate([matrices[t : t + 1], matrices_of(labels)])  # (N + 1, n, n)
+        # ⟨U, W S W⟩ = Σ_ij (W S)_ij (W U)_ji for symmetric W. One tall product would be shared out to threads instead.
         both = projections @ np.concatenate([spreads[t], weights[t]], axis=1)
         terms = np.einsum("aij,aji->a", both[:, :, :n], both[:, :, n:])
         result.append((terms[1:] - terms[0]) / (n * length))

@@ -106,7 +106,7 @@ def neighbours(
     kept = (result != labels).any(axis=1)
     if max_group is not None:
         kept &= largest_groups(result) <= max_group
-    return result[kept]
+    return np.asarray(result[kept])
 
 
 class PartitionCosts:

@@ -37,6 +37,8 @@ BINS_PER_SEGMENT = 480
 """Bins of cost for the dearest segment: four times as fine as where the search began."""
 MAX_POOL = 96
 """Phases in use that are put together; of more, those that stand in most periods."""
+NEWCOMERS = 48
+"""Other phases, drawn at random, that are put together with those in use when these have not changed."""
 DESCENTS = 12
 """Periods of the front that are improved in one round."""
 REBUILDS = 4
@@ -61,9 +63,16 @@ def refine(
     """
     rng = np.random.default_rng(seed)
     search = LocalSearch(alphabet, problem, archive, budget, rng) if alphabet.radices is None else None
-    turn = 0
+    turn, composed = 0, set()
     while not budget() and (front := archive.front()):
-        recompose(alphabet, problem, archive, budget=budget, rng=rng, beam=BEAMS[min(turn, len(BEAMS) - 1)])
+        pool, beam = used_phases(alphabet, archive), BEAMS[min(turn, len(BEAMS) - 1)]
+        if (pool.tobytes(), beam) in composed:  # nothing new came into use, so others are given a chance
+            pool, beam = (
+                np.union1d(pool, rng.choice(len(alphabet), min(NEWCOMERS, len(alphabet)), replace=False)),
+                BEAMS[1],
+            )
+        composed.add((pool.tobytes(), beam))
+        recompose(alphabet, problem, archive, pool, budget=budget, rng=rng, beam=beam)
         chosen = [Target(budget=front[i][1]) for i in rng.permutation(len(front))[:DESCENTS].tolist()]
         chosen = [t for pair in zip(chosen, [*targets, *chosen], strict=False) for t in pair] if targets else chosen
         if search is not None:
@@ -94,13 +103,14 @@ def recompose(
     alphabet: Alphabet,
     problem: Problem,
     archive: Archive,
+    pool: npt.NDArray[np.int64],
     *,
     budget: Budget,
     rng: np.random.Generator,
     beam: tuple[int, int],
 ) -> None:
-    """The phases in use put together anew between full averages, over the whole range of costs."""
-    limits, pool = problem.limits, used_phases(alphabet, archive)
+    """The phases of a pool put together anew between full averages, over the whole range of costs."""
+    limits = problem.limits
     width, per_cost = beam
     segments = segments_of(alphabet.take(pool), limits.max_period, budget, beam=width, per_cost=per_cost)
     sketched = sketch_front(segments, limits, budget, bins_per_segment=BINS_PER_SEGMENT)
