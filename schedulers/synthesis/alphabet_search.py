@@ -182,7 +182,7 @@ class _Run:
         segments = segments_of(self.alphabet, limits.max_period, lambda: time.monotonic() > self.start + 0.3 * span)
         walk = self.walk()
         self._tell("composing", None)
-        sketched = sketch_front(segments, limits, lambda: time.monotonic() > self.start + 0.4 * span)
+        sketched = list(sketch_front(segments, limits, lambda: time.monotonic() > self.start + 0.4 * span))
         maps, tried = self.alphabet.covariance_maps(), [np.empty((0, 3))]
         for first in range(STRIDE):  # every stride spreads over the whole front
             if first and time.monotonic() > self.start + 0.5 * span:

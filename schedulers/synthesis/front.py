@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SEARCH_SHARE = 0.25
+SEARCH_SHARE = 0.18
 """Part of the time that goes into the search of an alphabet."""
-REFINE_SHARE = 0.37
+REFINE_SHARE = 0.44
 """Part of the time that goes into refining what it found; the rest is for figures and for bounds."""
 REPORT_SHARE = 0.18
 """Part of the time after which no more of what was found gets its figures."""
@@ -80,7 +81,7 @@ def synthesise(
             alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
         )
         refined_by = begun + (SEARCH_SHARE + REFINE_SHARE) * left
-        wider = _refined(problem, alphabet, archives[0], refined_by, seed + index)
+        wider = _refined(problem, alphabet, archives, refined_by, seed + index)
         # The figures of what was found come before the bound: without time for both, an answer is worth more.
         measured = _candidates(problem, wider, archives, before=refined_by + REPORT_SHARE * left)
         bound = _bound(problem, alphabet, archives[0], begun + left)
@@ -102,11 +103,22 @@ def synthesise(
     return Front(candidates=front, best=best, status=status, seconds=seconds, seed=seed, reason=reason, proof=proof)
 
 
-def _refined(problem: Problem, alphabet: Alphabet, archive: Archive, until: float, seed: int) -> Alphabet:
-    """The alphabet with the phases that refining the archive added."""
+def _refined(problem: Problem, alphabet: Alphabet, archives: list[Archive], until: float, seed: int) -> Alphabet:
+    """The alphabet with the phases that refining the archives added; the time is shared by them."""
     asked, _ = targets_of(problem, float(alphabet.costs.max()) / alphabet.space.instants)
-    budget = Budget(expired=lambda: time.monotonic() > until)
-    return refine(alphabet, problem, archive, budget=budget, seed=seed, targets=asked)
+    for index, archive in enumerate(archives):
+        now, by_drift = time.monotonic(), index > 0
+        end = now + (until - now) / (len(archives) - index)
+        budget = Budget(expired=partial(_passed, end))
+        targets = [target for target in asked if target.budget is not None or not by_drift]
+        alphabet = refine(
+            alphabet, problem, archive, budget=budget, seed=seed + index, targets=targets, by_drift=by_drift
+        )
+    return alphabet
+
+
+def _passed(end: float) -> bool:
+    return time.monotonic() > end
 
 
 def impossible(problem: Problem) -> str | None:

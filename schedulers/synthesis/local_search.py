@@ -2,10 +2,9 @@
 
 The alphabet of a cluster of more than a few workers holds patterns that treat nodes alike, so where links or nodes
 differ the best phases are often not in it. Here every phase of a period on the front is replaced by the partitions one
-change away (`partitions.neighbours`). All of them are estimated at once: with the covariance that enters a phase and
-the weight of everything later on what leaves it, both of the old period, a replacement costs one linear term, exact to
-first order. The most promising are scored exactly, as everything else is, and go to the archive; the best one, if it is
-better, is taken. At the end of a descent a few phases are changed at random, and the next one starts there.
+change away (`partitions.neighbours`). All of them are estimated at once (`first_order`). The most promising are scored
+exactly, as everything else is, and go to the archive; the best one, if it is better, is taken. At the end of a descent
+a few phases are changed at random, and the next one starts there.
 
 Iterated local search: Lourenço, Martin and Stützle, Handbook of Metaheuristics, 2003. Shapes: T phases of a period, n
 workers, N neighbours, K of them scored exactly.
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.synthesis import scoring
+from preduce.schedulers.synthesis.first_order import DisagreementChanges, DriftChanges
 from preduce.schedulers.synthesis.partitions import PartitionCosts, labels_of, matrices_of, neighbours
 from preduce.topo.phase import Phase
 
@@ -69,6 +69,7 @@ class LocalSearch:
     """Descents from periods of plain means on explicit groups, within the problem's limits.
 
     `alphabet` is the one that the archive's indices speak of; `grow` puts into it what the descents brought up.
+    `figure`, if given, replaces disagreement by the drift of whole periods, matrices (K, T, 1, n, n) → (K,).
     """
 
     alphabet: Alphabet
@@ -76,6 +77,7 @@ class LocalSearch:
     archive: Archive
     budget: Budget
     rng: np.random.Generator
+    figure: Callable[[Floats], Floats] | None = None
     costs: PartitionCosts = field(init=False)
     node_of: Labels = field(init=False)
     dearest: float = field(init=False)
@@ -130,19 +132,22 @@ class LocalSearch:
         maps = scoring.of_phases(space, matrices[:, None])
         rests = rests_of(space, maps)
         whole = scoring.compose(space, rests[0], maps[0])  # from the second phase round to the first
-        value = float(scoring.disagreement(space, whole))
+        value = float(
+            scoring.disagreement(space, whole) if self.figure is None else self.figure(matrices[None, :, None])[0]
+        )
         if not np.isfinite(value):
             return rows, costs, np.inf
+        changes = DisagreementChanges(space, matrices, whole) if self.figure is None else DriftChanges(space, matrices)
         options = [self._around(rows[t]) for t in positions.tolist()]
         where = np.repeat(positions, [len(labels) for labels, _ in options])
         trials, seconds = np.concatenate([o for o, _ in options]), np.concatenate([s for _, s in options])
-        estimates = value + np.concatenate(_changes(space, matrices, positions, options, scoring.steady(whole)))
+        replacing = matrices_of(trials)
+        estimates = value + np.concatenate([changes.at(t, replacing[where == t]) for t in positions.tolist()])
         totals = (costs.sum() - costs[where] + seconds) / (len(rows) * space.instants)
         kept = self._promising(totals, np.maximum(estimates, 1e-6), target)
         where, trials, seconds = where[kept], trials[kept], seconds[kept]
-        changed = scoring.of_phases(space, matrices_of(trials)[:, None])
-        values = scoring.disagreement(space, scoring.compose(space, rests[where], changed))
-        values, totals = np.append(values, value), np.append(totals[kept], costs.sum() / (len(rows) * space.instants))
+        values = np.append(self._values(matrices, where, replacing[kept], rests), value)
+        totals = np.append(totals[kept], costs.sum() / (len(rows) * space.instants))
         self.budget.spent += len(values)
 
         def period(index: int) -> Labels:
@@ -159,6 +164,16 @@ class LocalSearch:
         if best < len(where):
             new_costs[where[best]] = seconds[best]
         return period(best), new_costs, float(energies[best])
+
+    def _values(self, matrices: Floats, where: Labels, replacing: Floats, rests: CovarianceMap) -> Floats:
+        """The exact figures of a period with one phase replaced: K places, K matrices (K, n, n) → (K,)."""
+        space = self.alphabet.space
+        if self.figure is None:
+            maps = scoring.of_phases(space, replacing[:, None])
+            return scoring.disagreement(space, scoring.compose(space, rests[where], maps))
+        periods = np.repeat(matrices[None], len(where), axis=0)
+        periods[np.arange(len(where)), where] = replacing
+        return self.figure(periods[:, :, None])
 
     def _promising(self, totals: Floats, estimates: Floats, target: Target) -> Labels:
         """The places of the best estimates for the target, and for one other price, to fill the archive around it."""
@@ -247,33 +262,3 @@ def rests_of(space: Space, maps: CovarianceMap) -> CovarianceMap:
         window = scoring.compose(space, window, window[(places + window.length) % len(places)])
         left >>= 1
     return rest
-
-
-def _changes(
-    space: Space,
-    matrices: Floats,
-    positions: Labels,
-    options: list[tuple[Labels, Floats]],
-    steady: tuple[Floats, Floats],
-) -> list[Floats]:
-    """To first order, by how much each option changes the disagreement of the period: (N,) for each position.
-
-    `steady` is what stands before the second phase, and the weight of it on all that follows.
-    """
-    length, n = matrices.shape[:2]
-    spread, ahead = (part[0] for part in steady)
-    spreads, weights = np.empty((length, n, n)), np.empty((length, n, n))
-    for t in (0, *range(length - 1, 0, -1)):
-        weights[t] = np.eye(n) + ahead  # on what leaves phase t: by its own round and by all later ones
-        ahead = matrices[t].T @ weights[t] @ matrices[t]
-    for t in (*range(1, length), 0):
-        spreads[t] = spread + space.fresh[0]  # what enters phase t, its round's steps included
-        spread = matrices[t] @ spreads[t] @ matrices[t].T
-    result = []
-    for t, (labels, _) in zip(positions.tolist(), options, strict=True):
-        projections = np.concatenate([matrices[t : t + 1], matrices_of(labels)])  # (N + 1, n, n)
-        # ⟨U, W S W⟩ = Σ_ij (W S)_ij (W U)_ji for symmetric W. One tall product would be shared out to threads instead.
-        both = projections @ np.concatenate([spreads[t], weights[t]], axis=1)
-        terms = np.einsum("aij,aji->a", both[:, :, :n], both[:, :, n:])
-        result.append((terms[1:] - terms[0]) / (n * length))
-    return result

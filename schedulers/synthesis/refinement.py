@@ -6,30 +6,36 @@ the best orders of them. So rounds of three steps follow, all of them filling th
 * the phases in use on the front alone, put together between full averages by a beam search that is the wider the fewer
   they are (`segments`);
 * for explicit phases, `local_search`: new phases, worker by worker;
-* windows of the periods on the front built anew, and short annealing, from the phases in use.
+* single phases of the periods on the front moved, left out or repeated, windows built anew, and short annealing, from
+  the phases in use.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.synthesis.alphabet_search import COLD, HOT, within_limits
+from preduce.schedulers.synthesis import scoring
+from preduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, figure_of, within_limits
 from preduce.schedulers.synthesis.annealing import Target, Walk
 from preduce.schedulers.synthesis.local_search import LocalSearch
 from preduce.schedulers.synthesis.segments import segments_of, sketch_front
-from preduce.schedulers.synthesis.window_rebuilding import rebuild
+from preduce.schedulers.synthesis.window_rebuilding import RESCORED, rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
     from preduce.schedulers.synthesis.archive import Archive
     from preduce.schedulers.synthesis.local_search import Budget
-    from preduce.schedulers.synthesis.problem import Problem
+    from preduce.schedulers.synthesis.problem import Limits, Problem
+    from preduce.schedulers.synthesis.scoring import CovarianceMap
+
+    Ints = npt.NDArray[np.int64]
 
 BEAMS = ((640, 4), (1600, 4), (1600, 32), (6400, 100))
 """Beginnings that the beam search goes on with in the first rounds, and how many of them for each cost."""
@@ -41,12 +47,27 @@ NEWCOMERS = 48
 """Other phases, drawn at random, that are put together with those in use when these have not changed."""
 DESCENTS = 12
 """Periods of the front that are improved in one round."""
+SAME = 1e-9
+"""Difference below which two values count as equal."""
+MAX_REARRANGED = 240
+"""Rearrangements of one period that are scored together."""
+REORDERS = 6
+"""Times that the best of them is rearranged again."""
 REBUILDS = 4
 """Windows built anew for each of them."""
+SWEEPS = 3
+"""Sweeps of the annealing after that."""
 
 
 def refine(
-    alphabet: Alphabet, problem: Problem, archive: Archive, *, budget: Budget, seed: int, targets: Sequence[Target] = ()
+    alphabet: Alphabet,
+    problem: Problem,
+    archive: Archive,
+    *,
+    budget: Budget,
+    seed: int,
+    targets: Sequence[Target] = (),
+    by_drift: bool = False,
 ) -> Alphabet:
     """Improve the periods of an archive.
 
@@ -56,38 +77,21 @@ def refine(
         archive: filled with what is better, in indices of the returned alphabet.
         budget: when to stop; with a number of evaluations alone the outcome depends on nothing but the seed.
         seed: of all random draws.
-        targets: what to aim at besides what each period on the front communicates.
+        targets: what every other improvement aims at; the others aim at what some period on the front communicates.
+        by_drift: whether the archive's values are drifts instead of disagreements.
 
     Returns:
         The alphabet with new phases behind its own, if it has explicit ones.
     """
-    rng = np.random.default_rng(seed)
-    search = LocalSearch(alphabet, problem, archive, budget, rng) if alphabet.radices is None else None
-    turn, composed = 0, set()
-    while not budget() and (front := archive.front()):
-        pool, beam = used_phases(alphabet, archive), BEAMS[min(turn, len(BEAMS) - 1)]
-        if (pool.tobytes(), beam) in composed:  # nothing new came into use, so others are given a chance
-            pool, beam = (
-                np.union1d(pool, rng.choice(len(alphabet), min(NEWCOMERS, len(alphabet)), replace=False)),
-                BEAMS[1],
-            )
-        composed.add((pool.tobytes(), beam))
-        recompose(alphabet, problem, archive, pool, budget=budget, rng=rng, beam=beam)
-        chosen = [Target(budget=front[i][1]) for i in rng.permutation(len(front))[:DESCENTS].tolist()]
-        chosen = [t for pair in zip(chosen, [*targets, *chosen], strict=False) for t in pair] if targets else chosen
-        if search is not None:
-            for target in chosen:
-                best = archive.best_for(target)
-                if best is not None and not budget():
-                    search.improve(best[2], target)
-            search.grow()
-            alphabet = search.alphabet
-        shuffle(alphabet, problem, archive, chosen, budget=budget, rng=rng)
+    refinement = _Refinement(alphabet, problem, archive, budget=budget, seed=seed, by_drift=by_drift)
+    turn = 0
+    while not budget() and archive.front():
+        refinement.round(turn, targets)
         turn += 1
-    return alphabet
+    return refinement.alphabet
 
 
-def used_phases(alphabet: Alphabet, archive: Archive) -> npt.NDArray[np.int64]:
+def used_phases(alphabet: Alphabet, archive: Archive) -> Ints:
     """The phases in use on the front, the full average among them, at most MAX_POOL; their indices, ascending."""
     full = alphabet.full_average()
     uses = np.zeros(len(alphabet), dtype=np.int64)
@@ -99,70 +103,118 @@ def used_phases(alphabet: Alphabet, archive: Archive) -> npt.NDArray[np.int64]:
     return np.sort(most[uses[most] > 0])
 
 
-def recompose(
-    alphabet: Alphabet,
-    problem: Problem,
-    archive: Archive,
-    pool: npt.NDArray[np.int64],
-    *,
-    budget: Budget,
-    rng: np.random.Generator,
-    beam: tuple[int, int],
-) -> None:
-    """The phases of a pool put together anew between full averages, over the whole range of costs."""
-    limits = problem.limits
-    width, per_cost = beam
-    segments = segments_of(alphabet.take(pool), limits.max_period, budget, beam=width, per_cost=per_cost)
-    sketched = sketch_front(segments, limits, budget, bins_per_segment=BINS_PER_SEGMENT)
-    options = [tuple(int(pool[i]) for i in indices) for indices in sketched]
-    if options and not budget():
-        walk_over(alphabet, problem, archive, pool, budget=budget, rng=rng).figures_of(
-            options, alphabet.covariance_maps()
+def rearranged(indices: Indices, limits: Limits, rng: np.random.Generator) -> list[Indices]:
+    """Periods with one phase moved elsewhere, left out, or one of their phases put in; MAX_REARRANGED drawn of them."""
+    made: dict[Indices, None] = {}
+    length = len(indices)
+    for t in range(length):
+        rest = indices[:t] + indices[t + 1 :]
+        made[rest] = None
+        made |= dict.fromkeys((*rest[:u], indices[t], *rest[u:]) for u in range(length - 1))
+    for phase in sorted(set(indices)):
+        made |= dict.fromkeys((*indices[:u], phase, *indices[u:]) for u in range(length))
+    made.pop(indices, None)
+    kept = [one for one in made if limits.min_period <= len(one) <= limits.max_period]
+    if len(kept) <= MAX_REARRANGED:
+        return kept
+    return [kept[i] for i in np.sort(rng.choice(len(kept), MAX_REARRANGED, replace=False)).tolist()]
+
+
+class _Refinement:
+    """The three steps of a round, on one archive; the alphabet grows with every round."""
+
+    def __init__(
+        self, alphabet: Alphabet, problem: Problem, archive: Archive, *, budget: Budget, seed: int, by_drift: bool
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.alphabet, self.problem, self.archive, self.budget, self.rng = alphabet, problem, archive, budget, rng
+        self.by_drift = by_drift
+        figure = partial(scoring.drift, alphabet.space) if by_drift else None
+        explicit = alphabet.radices is None
+        self.search = LocalSearch(alphabet, problem, archive, budget, rng, figure) if explicit else None
+        self.composed: set[tuple[bytes, tuple[int, int]]] = set()
+
+    def round(self, turn: int, targets: Sequence[Target]) -> None:
+        """Put together, improve and shuffle, as long as the budget lasts."""
+        self.recompose(turn)
+        front = self.archive.front()
+        chosen = [Target(budget=front[i][1]) for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
+        if targets:
+            chosen = [targets[i // 2 % len(targets)] if i % 2 else chosen[i] for i in range(len(chosen))]
+        if self.search is not None:
+            for target in chosen:
+                best = self.archive.best_for(target)
+                if best is not None and not self.budget():
+                    self.search.improve(best[2], target)
+            self.search.grow()
+            self.alphabet = self.search.alphabet
+        self.shuffle(chosen)
+
+    def recompose(self, turn: int) -> None:
+        """The phases in use put together anew between full averages, over the whole range of costs."""
+        pool, beam = used_phases(self.alphabet, self.archive), BEAMS[min(turn, len(BEAMS) - 1)]
+        if (pool.tobytes(), beam) in self.composed:  # nothing new came into use, so others are given a chance
+            others = self.rng.choice(len(self.alphabet), min(NEWCOMERS, len(self.alphabet)), replace=False)
+            pool, beam = np.union1d(pool, others), BEAMS[1]
+        self.composed.add((pool.tobytes(), beam))
+        limits, (width, per_cost) = self.problem.limits, beam
+        segments = segments_of(self.alphabet.take(pool), limits.max_period, self.budget, beam=width, per_cost=per_cost)
+        sketched = sketch_front(segments, limits, self.budget, bins_per_segment=BINS_PER_SEGMENT)
+        options = self._better({tuple(pool[list(indices)].tolist()): value for indices, value in sketched.items()})
+        for first in range(STRIDE):  # every stride spreads over the whole front
+            if self.budget() or first >= len(options):
+                break
+            self._walk(pool).figures_of(options[first::STRIDE], self.alphabet.covariance_maps())
+            self.budget.spent += len(options[first::STRIDE])
+
+    def _better(self, sketched: dict[Indices, float]) -> list[Indices]:
+        """The compositions that are better than what the archive holds; values of segments simply add up."""
+        if self.by_drift:
+            return list(sketched)
+        space, archive = self.alphabet.space, self.archive
+        costs = np.array([self.alphabet.costs[list(indices)].mean() for indices in sketched]) / space.instants
+        values = space.floor + np.array([value / len(indices) for indices, value in sketched.items()])
+        bins = np.minimum(np.searchsorted(archive.edges, costs), len(archive.edges) - 1)
+        return [one for one, better in zip(sketched, values < archive.values[bins] - SAME, strict=True) if better]
+
+    def shuffle(self, targets: Sequence[Target]) -> None:
+        """For each target windows of the best period built anew, and a short annealing, from the phases in use."""
+        pool, maps = used_phases(self.alphabet, self.archive), self.alphabet.covariance_maps()
+        walk = self._walk(pool)
+        for target in targets:
+            best = self.archive.best_for(target)
+            if best is None or self.budget():
+                continue
+            indices = self.reorder(walk, best[2], target, maps)
+            for _ in range(REBUILDS):
+                indices = rebuild(walk, indices, target, maps)
+            walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
+            self.budget.spent += 3 * RESCORED * REBUILDS + SWEEPS * len(indices) * min(len(pool), walk.width)
+
+    def reorder(self, walk: Walk, indices: Indices, target: Target, maps: CovarianceMap) -> Indices:
+        """The period with single phases moved, left out or repeated, as long as that makes it better for the target."""
+        for _ in range(REORDERS):
+            options = [indices, *rearranged(indices, self.problem.limits, self.rng)]
+            values, costs = walk.figures_of(options, maps)
+            self.budget.spent += len(options)
+            best = int(np.argmin(target.energy(costs, values)))
+            if best == 0 or self.budget():
+                break
+            indices = options[best]
+        return indices
+
+    def _walk(self, pool: Ints) -> Walk:
+        """A walk within the problem's limits over the phases of a pool."""
+        limits = self.problem.limits
+        return Walk(
+            alphabet=self.alphabet,
+            archive=self.archive,
+            rng=self.rng,
+            expired=self.budget,
+            min_period=limits.min_period,
+            max_period=limits.max_period,
+            allowed=within_limits(self.alphabet, limits),
+            figure=figure_of(self.alphabet, self.problem) if self.by_drift else None,
+            width=MAX_POOL,
+            pool=pool,
         )
-        budget.spent += len(options)
-
-
-def shuffle(
-    alphabet: Alphabet,
-    problem: Problem,
-    archive: Archive,
-    targets: Sequence[Target],
-    *,
-    budget: Budget,
-    rng: np.random.Generator,
-) -> None:
-    """For each target windows of the best period built anew, and a short annealing, from the phases in use."""
-    pool, maps = used_phases(alphabet, archive), alphabet.covariance_maps()
-    walk = walk_over(alphabet, problem, archive, pool, budget=budget, rng=rng)
-    for target in targets:
-        best = archive.best_for(target)
-        if best is None or budget():
-            continue
-        indices = best[2]
-        for _ in range(REBUILDS):
-            indices = rebuild(walk, indices, target, maps)
-        walk.anneal(indices, target, num_sweeps=3, hot=HOT / 5, cold=COLD)
-        budget.spent += (REBUILDS + 3 * len(indices)) * min(len(pool), walk.width)
-
-
-def walk_over(
-    alphabet: Alphabet,
-    problem: Problem,
-    archive: Archive,
-    pool: npt.NDArray[np.int64],
-    *,
-    budget: Budget,
-    rng: np.random.Generator,
-) -> Walk:
-    """A walk within the problem's limits over the phases of a pool."""
-    return Walk(
-        alphabet=alphabet,
-        archive=archive,
-        rng=rng,
-        expired=budget,
-        min_period=problem.limits.min_period,
-        max_period=problem.limits.max_period,
-        allowed=within_limits(alphabet, problem.limits),
-        width=MAX_POOL,
-        pool=pool,
-    )

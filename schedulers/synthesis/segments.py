@@ -179,14 +179,14 @@ def sketch_front(
     expired: Callable[[], bool] = lambda: False,
     *,
     bins_per_segment: int = BINS_PER_SEGMENT,
-) -> list[Indices]:
+) -> dict[Indices, float]:
     """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
 
     Costs are rounded to bins, so single entries may miss the optimum that `compositions` finds. O(P · S · bins).
-    Periods that the time does not reach are left out.
+    Periods that the time does not reach are left out. With each goes the sum of its segments' values.
     """
     if not segments:
-        return []
+        return {}
     longest = limits.max_period
     unit = max(s.cost for s in segments) / bins_per_segment
     bins = longest * bins_per_segment + 1
@@ -207,14 +207,14 @@ def sketch_front(
             better = trial < table[period, step:] - 1e-12
             table[period, step:][better] = trial[better]
             choice[period, step:][better] = index
-    sketch: dict[Indices, None] = {}
+    sketch: dict[Indices, float] = {}
     for period in range(limits.min_period, longest + 1):
         least = np.inf
         for place in np.flatnonzero(np.isfinite(table[period])).tolist():
             if table[period, place] < least - 1e-9:
                 least = float(table[period, place])
-                sketch[_traced(segments, choice, steps, period, place)] = None
-    return list(sketch)
+                sketch[_traced(segments, choice, steps, period, place)] = least
+    return sketch
 
 
 def _traced(
