@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
     from preduce.schedulers.synthesis.annealing import Target
     from preduce.schedulers.synthesis.archive import Archive
+    from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Problem
     from preduce.schedulers.synthesis.scoring import CovarianceMap, Space
 
@@ -42,40 +43,28 @@ SCORED = 48
 """Neighbours scored exactly at a time."""
 KICKS = 3
 """Times that a descent starts again from its end, changed at random."""
-MAX_LABELS = 4_000_000
-"""Comparisons of two workers that listing the neighbours of one phase may take; more of them are drawn from."""
+MAX_WORK, LEAST_NEIGHBOURS = 30_000_000, 64
+"""Multiplications that estimating the neighbours of one phase may take; more of them are drawn from, down to these."""
 REMEMBERED = 2000
 """Phases whose neighbours are remembered with their costs."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """What a search may still spend: until `expired()`, or until `evaluations` periods have been scored exactly.
-
-    With a number of evaluations alone, the outcome of a search depends on nothing but its seed.
-    """
-
-    expired: Callable[[], bool] = lambda: False
-    evaluations: float = float("inf")
-    spent: int = 0
-
-    def __call__(self) -> bool:
-        """Whether it is used up."""
-        return self.spent >= self.evaluations or self.expired()
+PER_STEP, PER_NEIGHBOUR = 1e-3, 2e-5
+"""Nominal seconds of one step beside the matrices, and of listing and costing one neighbour."""
 
 
 @dataclass(slots=True, eq=False)
 class LocalSearch:
     """Descents from periods of plain means on explicit groups, within the problem's limits.
 
-    `alphabet` is the one that the archive's indices speak of; `grow` puts into it what the descents brought up.
+    `alphabet` is the one that the archive's indices speak of; `grow` puts into it what the descents brought up. All
+    work is charged to the clock, and ends at its position `until`.
     `figure`, if given, replaces disagreement by the drift of whole periods, matrices (K, T, 1, n, n) → (K,).
     """
 
     alphabet: Alphabet
     problem: Problem
     archive: Archive
-    budget: Budget
+    clock: Clock
+    until: float
     rng: np.random.Generator
     figure: Callable[[Floats], Floats] | None = None
     costs: PartitionCosts = field(init=False)
@@ -99,7 +88,7 @@ class LocalSearch:
         """A descent, then further ones from its end with random changes; the best end is where the next one starts."""
         best, least = self.descend(np.array([self.labels[i] for i in indices]), target)
         for _ in range(KICKS):
-            if self.budget():
+            if self.clock.passed(self.until):
                 break
             end, energy = self.descend(self._kicked(best), target)
             if energy < least:
@@ -118,7 +107,7 @@ class LocalSearch:
         """Change one phase at a time, (T, n), as long as that lowers the energy; returns the end and its energy."""
         energy, unchanged, order = np.inf, 0, self.rng.permutation(len(rows))
         costs = self._costs_of(rows)
-        while unchanged < len(rows) and not self.budget():
+        while unchanged < len(rows) and not self.clock.passed(self.until):
             positions, order = order[:POSITIONS], np.roll(order, -POSITIONS)
             new, new_costs, least = self._step(rows, costs, positions, target)
             unchanged = 0 if least < energy - 1e-9 else unchanged + len(positions)
@@ -148,7 +137,7 @@ class LocalSearch:
         where, trials, seconds = where[kept], trials[kept], seconds[kept]
         values = np.append(self._values(matrices, where, replacing[kept], rests), value)
         totals = np.append(totals[kept], costs.sum() / (len(rows) * space.instants))
-        self.budget.spent += len(values)
+        self.clock.charge(PER_STEP)
 
         def period(index: int) -> Labels:
             result = rows.copy()
@@ -188,9 +177,10 @@ class LocalSearch:
         if key not in self.around:
             if len(self.around) >= REMEMBERED:
                 self.around.clear()
-            most = MAX_LABELS // row.size**2
+            most = max(LEAST_NEIGHBOURS, MAX_WORK // row.size**3)
             options = neighbours(row, self.node_of, self.problem.limits.max_group, most=most, rng=self.rng)
             seconds = self.costs.seconds(options)
+            self.clock.charge(PER_STEP + PER_NEIGHBOUR * len(options))
             kept = seconds < self.dearest
             self.around[key] = options[kept], seconds[kept]
         return self.around[key]

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.synthesis import scoring
-from preduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, figure_of, within_limits
+from preduce.schedulers.synthesis.alphabet_search import COLD, HOT, STRIDE, best_of, figure_of, within_limits
 from preduce.schedulers.synthesis.annealing import Target, Walk
 from preduce.schedulers.synthesis.local_search import LocalSearch
-from preduce.schedulers.synthesis.segments import segments_of, sketch_front
-from preduce.schedulers.synthesis.window_rebuilding import RESCORED, rebuild
+from preduce.schedulers.synthesis.segments import PER_BEGINNING, segments_of, sketch_front
+from preduce.schedulers.synthesis.window_rebuilding import rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
     from preduce.schedulers.synthesis.archive import Archive
-    from preduce.schedulers.synthesis.local_search import Budget
+    from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Limits, Problem
     from preduce.schedulers.synthesis.scoring import CovarianceMap
 
@@ -47,6 +47,8 @@ NEWCOMERS = 48
 """Other phases, drawn at random, that are put together with those in use when these have not changed."""
 DESCENTS = 12
 """Periods of the front that are improved in one round."""
+BEAM_SHARE = 0.25
+"""Part of what is left that one beam search may take."""
 SAME = 1e-9
 """Difference below which two values count as equal."""
 MAX_REARRANGED = 240
@@ -64,7 +66,8 @@ def refine(
     problem: Problem,
     archive: Archive,
     *,
-    budget: Budget,
+    clock: Clock,
+    until: float,
     seed: int,
     targets: Sequence[Target] = (),
     by_drift: bool = False,
@@ -72,10 +75,11 @@ def refine(
     """Improve the periods of an archive.
 
     Args:
-        alphabet: the phases that the archive's indices speak of.
+        alphabet: the phases that the archive's indices speak of; its space charges the clock.
         problem: what is asked.
         archive: filled with what is better, in indices of the returned alphabet.
-        budget: when to stop; with a number of evaluations alone the outcome depends on nothing but the seed.
+        clock: what is charged for all work.
+        until: its position at which to stop.
         seed: of all random draws.
         targets: what every other improvement aims at; the others aim at what some period on the front communicates.
         by_drift: whether the archive's values are drifts instead of disagreements.
@@ -83,9 +87,11 @@ def refine(
     Returns:
         The alphabet with new phases behind its own, if it has explicit ones.
     """
-    refinement = _Refinement(alphabet, problem, archive, budget=budget, seed=seed, by_drift=by_drift)
+    if clock.passed(until) or not archive.front():
+        return alphabet
+    refinement = _Refinement(alphabet, problem, archive, clock=clock, until=until, seed=seed, by_drift=by_drift)
     turn = 0
-    while not budget() and archive.front():
+    while not clock.passed(until):
         refinement.round(turn, targets)
         turn += 1
     return refinement.alphabet
@@ -124,15 +130,27 @@ class _Refinement:
     """The three steps of a round, on one archive; the alphabet grows with every round."""
 
     def __init__(
-        self, alphabet: Alphabet, problem: Problem, archive: Archive, *, budget: Budget, seed: int, by_drift: bool
+        self,
+        alphabet: Alphabet,
+        problem: Problem,
+        archive: Archive,
+        *,
+        clock: Clock,
+        until: float,
+        seed: int,
+        by_drift: bool,
     ) -> None:
         rng = np.random.default_rng(seed)
-        self.alphabet, self.problem, self.archive, self.budget, self.rng = alphabet, problem, archive, budget, rng
+        self.alphabet, self.problem, self.archive, self.rng = alphabet, problem, archive, rng
+        self.clock, self.until = clock, until
         self.by_drift = by_drift
         figure = partial(scoring.drift, alphabet.space) if by_drift else None
         explicit = alphabet.radices is None
-        self.search = LocalSearch(alphabet, problem, archive, budget, rng, figure) if explicit else None
+        self.search = LocalSearch(alphabet, problem, archive, clock, until, rng, figure) if explicit else None
         self.composed: set[tuple[bytes, tuple[int, int]]] = set()
+
+    def _over(self) -> bool:
+        return self.clock.passed(self.until)
 
     def round(self, turn: int, targets: Sequence[Target]) -> None:
         """Put together, improve and shuffle, as long as the budget lasts."""
@@ -143,8 +161,8 @@ class _Refinement:
             chosen = [targets[i // 2 % len(targets)] if i % 2 else chosen[i] for i in range(len(chosen))]
         if self.search is not None:
             for target in chosen:
-                best = self.archive.best_for(target)
-                if best is not None and not self.budget():
+                best = best_of(self.archive, target)
+                if best is not None and not self._over():
                     self.search.improve(best[2], target)
             self.search.grow()
             self.alphabet = self.search.alphabet
@@ -152,20 +170,25 @@ class _Refinement:
 
     def recompose(self, turn: int) -> None:
         """The phases in use put together anew between full averages, over the whole range of costs."""
-        pool, beam = used_phases(self.alphabet, self.archive), BEAMS[min(turn, len(BEAMS) - 1)]
+        pool, beam = used_phases(self.alphabet, self.archive), self._beam(turn)
         if (pool.tobytes(), beam) in self.composed:  # nothing new came into use, so others are given a chance
             others = self.rng.choice(len(self.alphabet), min(NEWCOMERS, len(self.alphabet)), replace=False)
-            pool, beam = np.union1d(pool, others), BEAMS[1]
+            pool, beam = np.union1d(pool, others), min(beam, BEAMS[1])
         self.composed.add((pool.tobytes(), beam))
         limits, (width, per_cost) = self.problem.limits, beam
-        segments = segments_of(self.alphabet.take(pool), limits.max_period, self.budget, beam=width, per_cost=per_cost)
-        sketched = sketch_front(segments, limits, self.budget, bins_per_segment=BINS_PER_SEGMENT)
+        segments = segments_of(self.alphabet.take(pool), limits.max_period, self._over, beam=width, per_cost=per_cost)
+        sketched = sketch_front(segments, limits, self._over, self.clock, bins_per_segment=BINS_PER_SEGMENT)
         options = self._better({tuple(pool[list(indices)].tolist()): value for indices, value in sketched.items()})
         for first in range(STRIDE):  # every stride spreads over the whole front
-            if self.budget() or first >= len(options):
+            if self._over() or first >= len(options):
                 break
             self._walk(pool).figures_of(options[first::STRIDE], self.alphabet.covariance_maps())
-            self.budget.spent += len(options[first::STRIDE])
+
+    def _beam(self, turn: int) -> tuple[int, int]:
+        """The widest beam that the turn allows and that takes no more than its share of what is left."""
+        left = BEAM_SHARE * (self.until - self.clock.position())
+        fitting = [b for b in BEAMS[: turn + 1] if PER_BEGINNING * b[0] * self.problem.limits.max_period < left]
+        return fitting[-1] if fitting else BEAMS[0]
 
     def _better(self, sketched: dict[Indices, float]) -> list[Indices]:
         """The compositions that are better than what the archive holds; values of segments simply add up."""
@@ -182,23 +205,21 @@ class _Refinement:
         pool, maps = used_phases(self.alphabet, self.archive), self.alphabet.covariance_maps()
         walk = self._walk(pool)
         for target in targets:
-            best = self.archive.best_for(target)
-            if best is None or self.budget():
+            best = best_of(self.archive, target)
+            if best is None or self._over():
                 continue
             indices = self.reorder(walk, best[2], target, maps)
             for _ in range(REBUILDS):
                 indices = rebuild(walk, indices, target, maps)
             walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
-            self.budget.spent += 3 * RESCORED * REBUILDS + SWEEPS * len(indices) * min(len(pool), walk.width)
 
     def reorder(self, walk: Walk, indices: Indices, target: Target, maps: CovarianceMap) -> Indices:
         """The period with single phases moved, left out or repeated, as long as that makes it better for the target."""
         for _ in range(REORDERS):
             options = [indices, *rearranged(indices, self.problem.limits, self.rng)]
             values, costs = walk.figures_of(options, maps)
-            self.budget.spent += len(options)
             best = int(np.argmin(target.energy(costs, values)))
-            if best == 0 or self.budget():
+            if best == 0 or self._over():
                 break
             indices = options[best]
         return indices
@@ -210,7 +231,7 @@ class _Refinement:
             alphabet=self.alphabet,
             archive=self.archive,
             rng=self.rng,
-            expired=self.budget,
+            expired=self._over,
             min_period=limits.min_period,
             max_period=limits.max_period,
             allowed=within_limits(self.alphabet, limits),
