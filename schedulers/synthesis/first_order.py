@@ -42,7 +42,7 @@ class DisagreementChanges:
     def at(self, position: int, others: Floats) -> Floats:
         """For each of `others` (N, n, n), symmetric, in the place of one phase, the change: (N,)."""
         length, n = self.matrices.shape[:2]
-        self.space.charge(others)
+        self.space.charge(others, 0.5)
         matrices = np.concatenate([self.matrices[position : position + 1], others])
         # ⟨U, W S W⟩ = Σ_ij (W S)_ij (W U)_ji for symmetric W. One tall product would be shared out to threads instead.
         both = matrices @ np.concatenate([self.entering[position], self.weights[position]], axis=1)
@@ -83,7 +83,7 @@ class DriftChanges:
     def at(self, position: int, others: Floats) -> Floats:
         """For each of `others` (N, n, n) in the place of one phase, the change: (N,). Its own square is counted too."""
         length, n = self.matrices.shape[:2]
-        self.space.charge(others)
+        self.space.charge(others, 0.5)
         moved = (others - self.matrices[position]) @ self.entering[position]  # (N, n, K)
         change = (moved * self.adjoints[position]).sum(axis=(1, 2)) + self.space.instants * (moved**2).sum(axis=(1, 2))
         return np.asarray(change / (n * length * self.space.instants))

@@ -35,7 +35,7 @@ BOUND_SHARE = 0.2
 """Part of an alphabet's time that its bounds may take."""
 REPORT_SHARE = 0.25
 """Part of an alphabet's time that is kept at the most for the figures of what was found."""
-WHOLE_SHARE = 0.3
+WHOLE_SHARE = 0.25
 """Part of what is left after compositions and bounds that is searched with the whole alphabet, before refining."""
 MAX_REPORTED = 60
 """Candidates of one alphabet that get their figures."""
