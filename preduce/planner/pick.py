@@ -139,7 +139,7 @@ def _preference(option: Option, job: Job) -> tuple[float, ...]:
     if job.objective is Objective.WAITING:
         return (option.step_seconds, option.stretch)
     if job.objective is Objective.EXACT:
-        return (float(option.period), float(option.status != "optimal"), option.communication)
+        return (float(option.period), option.communication, float(option.status != "optimal"))
     return (option.time, option.communication)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.answer import Answer, answer_of, why_infeasible
@@ -35,6 +37,17 @@ MEASURE_SHARE = 0.2
 
 PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
 """Of the time, kept for proving the pick, and so many seconds at the most. A proof is never cut short."""
+
+LOADED = (
+    "ortools.sat.python.cp_model",
+    "scipy.sparse.linalg",
+    "preduce.schedulers.exact_rounds.fewest",
+    "preduce.schedulers.synthesis.front",
+    "preduce.topo.document.schedule",
+    "preduce.topo.figures.correction",
+    "preduce.verify.prove",
+)
+"""Modules that are otherwise imported when they are first needed."""
 
 MAX_EXACT_WORKERS = 512
 """Exact rounds come as explicit groups, whose figures need dense n×n work."""
@@ -117,11 +130,11 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
 
 
 def load_searchers() -> None:
-    """Import what the search needs, which takes about a second once, so that no time limit pays for it."""
-    import scipy.sparse.linalg  # noqa: F401
-
-    import preduce.schedulers.synthesis.front
-    import preduce.topo.figures.correction  # noqa: F401
+    """Import what planning needs, which takes a second or two once, so that no time limit pays for it."""
+    for name in LOADED:
+        # What is missing is said by whoever needs it.
+        with suppress(ImportError):
+            import_module(name)
 
 
 def _search(job: Job, clock: Clock, options: list[Option], say: Callable[[str], None]) -> Front:

@@ -17,6 +17,7 @@ from preduce.schedulers.synthesis.constraints import (
 )
 from preduce.schedulers.synthesis.cp_sat import new_model, solve
 from preduce.schedulers.synthesis.hints import group_rounds
+from preduce.schedulers.synthesis.partitions import PartitionCosts, matrices_of
 from preduce.schedulers.synthesis.scoring import Space
 from preduce.topo.phase import Phase
 from preduce.topo.switches import above
@@ -273,20 +274,33 @@ def explicit_alphabet(
             phases[_canonical(phase)] = None
     limit = problem.limits.max_group
     kept = [groups for groups in phases if limit is None or max(map(len, groups), default=0) <= limit]
+    rows = _labels(n, kept)  # (A, n)
+    costs = PartitionCosts(problem).seconds(rows)
+    # What costs as much as the full average is pruned (see `Alphabet.prune`), here before anything is made of it.
+    cheap = np.flatnonzero((costs < partition_cost((everyone,), problem)) | (rows == 0).all(axis=1))
     paces = np.array(pace, dtype=np.int64)
     node_of = cluster.node_of()
     alphabet = Alphabet(
         cluster,
         explicit_space(n, paces, node_of, problem.push),
-        tuple(Phase.from_groups(n, groups) for groups in kept),
-        np.stack([partition_matrix(n, groups) for groups in kept]),
-        np.array([partition_cost(groups, problem) for groups in kept]),
-        np.array([any(len(set(node_of[list(g)].tolist())) > 1 for g in groups) for groups in kept]),
+        tuple(Phase.from_groups(n, kept[i]) for i in cheap.tolist()),
+        matrices_of(rows[cheap])[:, None],
+        costs[cheap],
+        (node_of[rows[cheap]] != node_of).any(axis=1),
         pace=tuple(int(p) for p in paces) if len(set(pace)) > 1 else int(paces[0]),
         complete=complete,
         described=plain_means(pace),
     )
     return alphabet.prune()
+
+
+def _labels(num_workers: int, phases: Sequence[Groups]) -> npt.NDArray[np.int64]:
+    """The smallest worker of each worker's group, its own number where it skips; one row per phase, (A, n)."""
+    rows = np.tile(np.arange(num_workers), (len(phases), 1))
+    for row, groups in zip(rows, phases, strict=True):
+        for group in groups:
+            row[list(group)] = group[0]
+    return rows
 
 
 def _canonical(groups: Groups) -> Groups:
