@@ -1,6 +1,6 @@
 """Options of the search on uneven clusters against a long, independent local search that starts from each of them.
 
-    python -m benchmarks.planner.uneven [--effort 10] [--attack 45] [--seed 0] [--only 3,3,2 ...] [-o FILE]
+    python -m benchmarks.planner.uneven [--effort 20] [--attack 30] [--seed 0] [--only 3,3,2 ...] [-o FILE]
 
 For every option of the search's front (communication against disagreement, plain means, ring, periods up to 24) the
 adversary anneals explicit groups: worker by worker, with phases swapped, copied, put in and taken out. It shares no
@@ -261,8 +261,8 @@ def run(name: str, effort: float, seconds: float, seed: int, fronts: Path | None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--effort", type=float, default=10.0, help="of each search")
-    parser.add_argument("--attack", type=float, default=45.0, help="CPU seconds of the adversary for each front")
+    parser.add_argument("--effort", type=float, default=20.0, help="of each search")
+    parser.add_argument("--attack", type=float, default=30.0, help="CPU seconds of the adversary for each front")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=list(CASES), metavar="CLUSTER", choices=list(CASES))
     parser.add_argument("--fronts", type=Path, help="a folder for what the adversary found, to look into")

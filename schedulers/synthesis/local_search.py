@@ -41,7 +41,7 @@ POSITIONS = 8
 """Positions of a period whose neighbours are estimated together."""
 SCORED = 48
 """Neighbours scored exactly at a time."""
-KICKS = 3
+KICKS = 1
 """Times that a descent starts again from its end, changed at random."""
 MAX_WORK, LEAST_NEIGHBOURS = 30_000_000, 64
 """Multiplications that estimating the neighbours of one phase may take; more of them are drawn from, down to these."""

@@ -45,7 +45,7 @@ MAX_POOL = 96
 """Phases in use that are put together; of more, those that stand in most periods."""
 NEWCOMERS = 48
 """Other phases, drawn at random, that are put together with those in use when these have not changed."""
-DESCENTS = 12
+DESCENTS = 16
 """Periods of the front that are improved in one round."""
 BEAM_SHARE = 0.25
 """Part of what is left that one beam search may take."""

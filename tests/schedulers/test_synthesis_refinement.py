@@ -164,9 +164,9 @@ def test_estimates_are_the_derivative_of_the_figure(figure, paces):
 @pytest.mark.parametrize("by_drift", [False, True])
 def test_refined_values_are_exact_and_never_worse(by_drift, pace):
     asked = problem("3,4,2", objective=Objective.DRIFT if by_drift else Objective.DISAGREEMENT)
-    clock, alphabet, archive = started(asked, pace, effort=0.35, by_drift=by_drift)
+    clock, alphabet, archive = started(asked, pace, effort=0.6, by_drift=by_drift)
     before = archive.front()
-    wider = refine(alphabet, asked, archive, clock=clock, until=0.35, seed=0, by_drift=by_drift)
+    wider = refine(alphabet, asked, archive, clock=clock, until=0.6, seed=0, by_drift=by_drift)
     assert wider.phases[: len(alphabet)] == alphabet.phases
     assert len(wider) > len(alphabet)
     after = archive.front()
