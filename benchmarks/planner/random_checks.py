@@ -6,14 +6,18 @@ import json
 import math
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.planner.brute_force import all_schedules
 from preduce import Objective, plan
+from preduce.planner.limits import within_gap
+from preduce.planner.measuring import measure
 from preduce.topo.errors import InfeasibleError, InputError, PreduceError, UnknownError
+from preduce.topo.strategies.axes import LOCKSTEP, Late
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,6 +29,8 @@ OVERRUN = 2.0
 """Seconds by which a plan may overrun its time limit: figures, bounds and the proof of the pick that had begun."""
 SLACK = 1e-6
 """Figures that differ by this share are equal."""
+MAX_BASES, PACES = 12, (1, 2, 3, 5, 8, 13, 24)
+"""Schedules of one job, and steps of a round, that are measured in every form, late and in lockstep."""
 PROVED = 1e-4
 """A bound may lie this much above a disagreement: its tables are in single precision."""
 
@@ -40,8 +46,18 @@ class Outcome:
     bounded: bool = False
 
 
-def run(job: Job, *, exhaust: bool = False, again: bool = False, overrun: float = OVERRUN) -> Outcome:
-    """Plan a job and check the answer; `exhaust` compares with all short schedules, `again` with a second run."""
+def run(
+    job: Job, *, exhaust: bool = False, again: bool = False, settings: bool = False, overrun: float = OVERRUN
+) -> Outcome:
+    """Plan a job and check the answer.
+
+    Args:
+        job: what is planned.
+        exhaust: compare with all short schedules.
+        again: compare with a second run.
+        settings: compare with every form, lateness and pace of what was measured.
+        overrun: seconds that a plan may take beyond its time limit.
+    """
     begun = time.monotonic()
     planned: Plan | None = None
     error: PreduceError | None = None
@@ -58,6 +74,7 @@ def run(job: Job, *, exhaust: bool = False, again: bool = False, overrun: float 
     if planned is not None:
         outcome.capped, outcome.bounded = planned.answer.capped, planned.pick.bound is not None
         outcome.wrong += [*_pick(planned, job), *_front(planned), *_document(planned)]
+        outcome.wrong += _settings(planned, job) if settings else []
     if exhaust:
         outcome.wrong += _exhausted(job, planned, error)
     if again and job.effort is not None and planned is not None and not planned.answer.capped:
@@ -103,6 +120,28 @@ def _pick(planned: Plan, job: Job) -> list[str]:
             rival = rival and option.is_exact and option.period <= chosen.period
         if rival and _beats(option, chosen):
             wrong.append(f"{option.name} {_costs(option)} beats the pick {chosen.name} {_costs(chosen)}")
+    return wrong
+
+
+def _settings(planned: Plan, job: Job) -> list[str]:
+    """No form, lateness or pace of what was measured beats the pick within the limits."""
+    if not job.compute_times().is_fixed or job.objective is Objective.EXACT:
+        return []
+    bases = {
+        option.schedule.strategy: option.schedule
+        for option in planned.options
+        if option.schedule.strategy.pace == 1 and not option.late
+    }
+    wrong = []
+    for base in [*bases.values()][:MAX_BASES]:
+        for form, late, pace in product(job.forms, job.whens, PACES):
+            strategy = replace(base.strategy, when=Late() if late else LOCKSTEP, pace=pace)
+            schedule = replace(base, strategy=strategy)
+            if not within_gap(schedule, job.limits):
+                continue
+            option = measure(schedule, job, form=form)
+            if _keeps(option, job) and _beats(option, planned.pick):
+                wrong.append(f"{base.name} {form} late={late} pace={pace} {_costs(option)} beats {planned.pick.name}")
     return wrong
 
 
@@ -166,7 +205,7 @@ def _bounds(planned: Plan, limits: Limits, every: Everything) -> list[str]:
     """No schedule lies below a bound that an option carries."""
     wrong = []
     for option in planned.options:
-        if option.bound is None or option.schedule.strategy.pace != 1:
+        if option.bound is None or option.schedule.strategy.pace != 1 or option.late:
             continue
         within = every.communication <= option.communication * (1 + 1e-12)
         if "of at most" in option.bound_class and limits.max_group is not None:

@@ -59,7 +59,8 @@ def command(
     period: Annotated[int, typer.Option(help="Most phases in a period.", min=1, max=512)] = 24,
     max_group: Annotated[int | None, typer.Option(help="Most workers in a group.")] = None,
     max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
-    form: options.FormName = "ring",
+    form: options.FormName = options.ANY,
+    when: options.WhenName = options.ANY,
     effort: Annotated[
         str | None,
         typer.Option(
@@ -111,7 +112,8 @@ def command(
             max_group=max_group,
             max_distinct_phases=max_distinct,
         ),
-        form=options.choice(Form, form, "--form"),
+        form=None if form == options.ANY else options.choice(Form, form, "--form"),
+        late=options.late_of(when),
         disturbance=None if disturb is None else options.disturbance_of(disturb),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),

@@ -60,9 +60,24 @@ Jitter = Annotated[
 ClusterFile = Annotated[
     str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
 ]
+ANY = "any"
 _FORMS = members("ring", "tree", "hierarchical")
 FormName = Annotated[
-    str, typer.Option("--form", help="How groups average: ring, tree or hierarchical.", autocompletion=_FORMS)
+    str,
+    typer.Option(
+        "--form",
+        help="How groups average: any, ring (take it for NCCL), tree or hierarchical.",
+        autocompletion=members(ANY, "ring", "tree", "hierarchical"),
+    ),
+]
+WHENS = {ANY: None, "lockstep": False, "late": True}
+WhenName = Annotated[
+    str,
+    typer.Option(
+        "--when",
+        help="Whether a round waits for its averaging: any, lockstep, or late by one round.",
+        autocompletion=members(*WHENS),
+    ),
 ]
 FileForm = Annotated[
     str | None,
@@ -156,6 +171,17 @@ def choice(kind: type[E], text: str, option: str) -> E:
         return kind(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}", param_hint=option) from None
+
+
+def late_of(text: str) -> bool | None:
+    """What `--when` allows: True late only, False lockstep only, None either.
+
+    Raises:
+        BadParameter: another word.
+    """
+    if text not in WHENS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(WHENS)}", param_hint="--when")
+    return WHENS[text]
 
 
 def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:

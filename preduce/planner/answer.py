@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.job import Data
-from preduce.planner.pick import MAX_STRETCH_WHEN_CHEAP
+from preduce.planner.preference import MAX_STRETCH_WHEN_CHEAP
 from preduce.schedulers.synthesis.candidates import TOLERANCE, class_of
 from preduce.schedulers.synthesis.problem import ROUNDING, Objective, Status
 
@@ -82,7 +82,8 @@ def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | No
     problem, budget, spread = job.problem(), job.limits.max_communication, float(chosen.disagreement)
     if job.objective is Objective.DISAGREEMENT and spread <= ROUNDING:
         return "its disagreement is 0, and none is below"
-    if chosen.form is not job.form or chosen.schedule.strategy.overlap or not searched.bounds:
+    # The bounds are for lockstep and one form; where any form will do, that is one which no phase is cheaper without.
+    if job.form not in {None, chosen.form} or chosen.late or not searched.bounds:
         return None
     classes = "; ".join(class_of(bound, problem) for bound in searched.bounds)
     if (

@@ -60,7 +60,9 @@ class Job:
     `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
     the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names some): the
     same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no effort is given,
-    and caps the effort otherwise; without either the effort is normal.
+    and caps the effort otherwise; without either the effort is normal. `form` and `late` restrict how every
+    candidate may travel and whether its averaging may come a round late; None leaves it to the planner, which takes
+    what is best for each.
     """
 
     cluster: Cluster
@@ -68,7 +70,8 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     data: Data = Data.SHUFFLED
     drift_correction: bool = False
-    form: Form = Form.RING
+    form: Form | None = None
+    late: bool | None = None
     disturbance: Disturbance | None = None
     time_limit: float | None = None
     effort: float | None = None
@@ -99,6 +102,16 @@ class Job:
         """Which drift matters: `worker` or `node`."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms that a candidate may take, the simplest first."""
+        return (Form.RING, Form.HIERARCHICAL) if self.form is None else (self.form,)
+
+    @property
+    def whens(self) -> tuple[bool, ...]:
+        """Whether a candidate may be late: False for lockstep, True for late by one round."""
+        return (False, True) if self.late is None else (self.late,)
+
     def compute_times(self) -> ComputeTimes:
         """How long the workers compute (no time at all when the hardware does not say)."""
         return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
@@ -114,14 +127,15 @@ class Job:
     def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
         """What the search is asked; where the objective is not one of its figures, the one that the data makes matter.
 
-        `hints` are known schedules of the same cluster, from which the search starts.
+        `hints` are known schedules of the same cluster, from which the search starts. Where any form will do, costs are
+        those of the hierarchical one, since no phase costs less as rings.
         """
         by_data = Objective.DISAGREEMENT if self.data is Data.SHUFFLED else Objective.DRIFT
         return Problem(
             cluster=self.cluster,
             objective=self.objective if self.objective in SEARCHED else by_data,
             limits=self.limits,
-            form=self.form,
+            form=self.form or Form.HIERARCHICAL,
             push=self.push,
             hints=hints,
         )

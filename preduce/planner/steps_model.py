@@ -28,11 +28,11 @@ class StepsModel:
     max_disagreement: float
     max_drift: float
 
-    def stretch(self, disagreement: float, drift: float) -> float:
+    def stretch(self, disagreement: float, drift: float, *, late: bool = False) -> float:  # noqa: ARG002
         """Predicted steps to a loss, divided by All-Reduce's; both arguments ≥ 0, infinity gives infinity."""
         return 1.0 + self.a * disagreement + (self.c * drift**self.p if drift > 0 else 0.0)
 
-    def error(self, data: str) -> float:
+    def error(self, data: str, *, late: bool = False) -> float:  # noqa: ARG002
         """The relative error that 9 of 10 schedules kept on data placed like this."""
         return dict(self.errors)[data]
 

@@ -15,6 +15,8 @@ PER_ENTRY = 1e-8
 PER_SAMPLE = 3e-2
 """Sampled waiting, and PER_WORKER of it for each worker."""
 PER_WORKER = 2e-4
+SAMPLED = 4
+"""Settings of a schedule that are sampled: in lockstep, late, and the best of each."""
 
 
 def work_of(schedule: Schedule, job: Job) -> float:
@@ -23,5 +25,5 @@ def work_of(schedule: Schedule, job: Job) -> float:
     if schedule.rule() is None or not isinstance(schedule.strategy.pace, int):
         work += PER_ENTRY * schedule.num_workers**3 * max(1, schedule.period)
     if not job.compute_times().is_fixed:
-        work += PER_SAMPLE + PER_WORKER * schedule.num_workers
+        work += SAMPLED * (PER_SAMPLE + PER_WORKER * schedule.num_workers)
     return work

@@ -101,9 +101,7 @@ def test_contradicting_limits_are_infeasible_by_the_age_bound():
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_beats_figure_10_at_its_own_communication(seed):
-    front = synthesise(
-        Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=4, seed=seed
-    )
+    front = synthesise(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=4, seed=seed)
     assert front.best is not None
     assert front.best.disagreement <= 0.3542
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
