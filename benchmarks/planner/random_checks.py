@@ -100,7 +100,7 @@ def _beats(one: Option, other: Option) -> bool:
 
 def _keeps(option: Option, job: Job) -> bool:
     limits, spread = job.limits, option.disagreement.value
-    if not math.isfinite(option.stretch) or spread is None:
+    if not math.isfinite(option.stretch) or spread is None or option.late not in job.whens:
         return False
     slack = 1 + 1e-9
     budget, value = limits.max_communication, limits.max_disagreement

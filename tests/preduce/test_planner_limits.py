@@ -99,7 +99,7 @@ def test_a_clock_says_what_ended_it():
 
 
 def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
-    base = ["design", "4x4", "--model-bytes", "552MB", "--effort", "0.5", "--json"]
+    base = ["design", "4x4", "--model-bytes", "552MB", "--form", "ring", "--effort", "0.5", "--json"]
     asked = {
         "feasible": (0, []),
         "optimal": (0, ["--objective", "disagreement", "--max-communication", "207ms"]),
@@ -120,7 +120,7 @@ def test_optimal_is_a_word_about_the_question_and_names_its_class():
     assert balanced.answer.status is Status.FEASIBLE
     assert "balanced" in balanced.answer.because
     for shape, budget in (("2x1", 0.0552), ("3x1", 0.0736)):
-        asked = job(shape, effort=0.5, objective=Objective.DISAGREEMENT, max_communication=budget)
+        asked = job(shape, form=Form.RING, effort=0.5, objective=Objective.DISAGREEMENT, max_communication=budget)
         proved = plan(asked)
         assert proved.answer.status is Status.OPTIMAL
         assert "plain means, of any period, in lockstep, with sums in the form ring" in proved.answer.because
@@ -135,7 +135,7 @@ def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_sea
     with pytest.raises(InfeasibleError, match="in fewer than 4 rounds"):
         plan(job("5x1", effort=0.5, objective=Objective.EXACT, max_group=2, max_period=3))
     with pytest.raises(UnknownError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
-        plan(job("4x4", effort=0.5, max_communication=0.1104, max_disagreement=Fraction(3, 10)))
+        plan(job("4x4", form=Form.RING, effort=0.5, max_communication=0.1104, max_disagreement=Fraction(3, 10)))
 
 
 @pytest.mark.parametrize(
