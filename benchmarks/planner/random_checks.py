@@ -213,12 +213,14 @@ def _bounds(planned: Plan, limits: Limits, every: Everything) -> list[str]:
     """No schedule lies below a bound that an option carries."""
     wrong = []
     for option in planned.options:
-        if option.bound is None or option.schedule.strategy.pace != 1 or option.late:
+        if option.bound is None or option.schedule.strategy.pace != 1:
             continue
         within = every.communication <= option.communication * (1 + 1e-12)
         if "of at most" in option.bound_class and limits.max_group is not None:
             within &= every.largest <= limits.max_group
+        # Late, each holds the steps of one round more.
         least = float(every.disagreement[within].min(initial=math.inf))
+        least += (1 - 1 / option.schedule.num_workers) * option.late
         if least < option.bound - PROVED:
             wrong.append(f"{option.name}: bound {option.bound:.6g} at {option.communication:.6g} s, yet {least:.6g}")
     return wrong
