@@ -12,6 +12,7 @@ the best orders of them. So rounds of three steps follow, all of them filling th
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,8 @@ MAX_POOL = 96
 """Phases in use that are put together; of more, those that stand in most periods."""
 NEWCOMERS = 48
 """Other phases, drawn at random, that are put together with those in use when these have not changed."""
+POLISHED = 48
+"""Periods of the front that are rearranged in one round."""
 DESCENTS = 16
 """Periods of the front that are improved in one round."""
 BEAM_SHARE = 0.25
@@ -110,15 +113,20 @@ def used_phases(alphabet: Alphabet, archive: Archive) -> Ints:
 
 
 def rearranged(indices: Indices, limits: Limits, rng: np.random.Generator) -> list[Indices]:
-    """Periods with one phase moved elsewhere, left out, or one of their phases put in; MAX_REARRANGED drawn of them."""
+    """Periods with one phase moved elsewhere, left out, or one of their phases put in; MAX_REARRANGED drawn of them.
+
+    The phase that stands most often (mostly the one without groups) is not moved: that would move the others past it.
+    """
     made: dict[Indices, None] = {}
-    length = len(indices)
-    for t in range(length):
+    length, common = len(indices), Counter(indices).most_common(1)[0][0]
+    for t, phase in enumerate(indices):
         rest = indices[:t] + indices[t + 1 :]
         made[rest] = None
-        made |= dict.fromkeys((*rest[:u], indices[t], *rest[u:]) for u in range(length - 1))
+        if phase != common:
+            made |= dict.fromkeys((*rest[:u], phase, *rest[u:]) for u in range(length - 1))
     for phase in sorted(set(indices)):
-        made |= dict.fromkeys((*indices[:u], phase, *indices[u:]) for u in range(length))
+        # Beside an equal phase it is put in once, behind it.
+        made |= dict.fromkeys((*indices[:u], phase, *indices[u:]) for u in range(length) if indices[u] != phase)
     made.pop(indices, None)
     kept = [one for one in made if limits.min_period <= len(one) <= limits.max_period]
     if len(kept) <= MAX_REARRANGED:
@@ -148,6 +156,7 @@ class _Refinement:
         explicit = alphabet.radices is None
         self.search = LocalSearch(alphabet, problem, archive, clock, until, rng, figure) if explicit else None
         self.composed: set[tuple[bytes, tuple[int, int]]] = set()
+        self.polished: set[Indices] = set()
 
     def _over(self) -> bool:
         return self.clock.passed(self.until)
@@ -155,6 +164,7 @@ class _Refinement:
     def round(self, turn: int, targets: Sequence[Target]) -> None:
         """Put together, improve and shuffle, as long as the budget lasts."""
         self.recompose(turn)
+        self.polish()
         front = self.archive.front()
         chosen = [Target(budget=front[i][1]) for i in self.rng.permutation(len(front))[:DESCENTS].tolist()]
         if targets:
@@ -212,6 +222,17 @@ class _Refinement:
             for _ in range(REBUILDS):
                 indices = rebuild(walk, indices, target, maps)
             walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
+
+    def polish(self) -> None:
+        """Rearrange periods of the front, each as it is found there, until none is left that was not yet tried."""
+        walk, maps = self._walk(used_phases(self.alphabet, self.archive)), self.alphabet.covariance_maps()
+        rough = [entry for entry in self.archive.front() if entry[2] not in self.polished]
+        for place in self.rng.permutation(len(rough))[:POLISHED].tolist():
+            if self._over():
+                break
+            _, cost, indices = rough[place]
+            self.polished.add(self.reorder(walk, indices, Target(budget=cost), maps))
+            self.polished.add(indices)
 
     def reorder(self, walk: Walk, indices: Indices, target: Target, maps: CovarianceMap) -> Indices:
         """The period with single phases moved, left out or repeated, as long as that makes it better for the target."""

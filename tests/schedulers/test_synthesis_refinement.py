@@ -245,10 +245,10 @@ def test_rules_are_refined_without_new_phases():
 
 
 def test_rearrangements_move_leave_out_and_repeat_single_phases():
-    rng, limits = np.random.default_rng(0), Limits(max_period=4)
-    made = rearranged((1, 2, 3), limits, rng)
+    rng, limits = np.random.default_rng(0), Limits(max_period=5)
+    made = rearranged((0, 1, 0, 2), limits, rng)
     assert len(made) == len(set(made))
-    assert (1, 2, 3) not in made
-    assert {len(one) for one in made} == {2, 3, 4}
-    assert {(2, 1, 3), (1, 3), (1, 2, 1, 3)} <= set(made)
+    assert (0, 1, 0, 2) not in made
+    assert {len(one) for one in made} == {3, 4, 5}
+    assert {(0, 0, 1, 2), (1, 0, 2), (0, 1, 0), (0, 1, 0, 1, 2)} <= set(made)
     assert all(len(one) == 4 for one in rearranged((0, 1, 2, 3), Limits(min_period=4, max_period=4), rng))
