@@ -71,7 +71,8 @@ def competitors(
     options: list[Option] = []
     kinds = {name: registry.entry(name).kind for name in registry.names()}
     seen: set[object] = set()
-    for name in sorted(kinds, key=lambda name: (kinds[name] not in RULES_FIRST, name not in PUBLISHED)):
+    order = sorted(kinds, key=lambda name: (name != "allreduce", kinds[name] not in RULES_FIRST, name not in PUBLISHED))
+    for name in order:
         entry = registry.entry(name)
         if not _offered(entry, job):
             continue
