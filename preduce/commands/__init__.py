@@ -32,6 +32,7 @@ EXIT_CODES = {
     1: "refuted",
     2: "usage",
     3: "unknown",
+    4: "infeasible",
     65: "bad input",
     69: "unavailable",
     70: "internal error",

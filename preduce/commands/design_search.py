@@ -123,7 +123,7 @@ def _print(planned: Plan, job: Job) -> None:
     if len(planned.front) > MAX_ROWS:
         screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
     screen.print(f"\nPick ({job.objective}): {planned.pick.name}, {planned.proof.verdict}", style="bold")
-    screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}); it ended with {planned.answer.ended}")
+    screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}). {planned.answer.ended.capitalize()}.")
     for sentence in planned.reasons:
         screen.print(f"  • {sentence}")
     for sentence in planned.cautions:

@@ -32,7 +32,7 @@ from preduce.topo.strategies.axes import LOCKSTEP, Form, How, Late
 from preduce.topo.timing.event_graph import TimedPeriod
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from preduce.planner.job import Job
     from preduce.planner.option import Option
@@ -83,14 +83,19 @@ class Axes:
         period = TimedPeriod.of(base, job.hardware, job.compute_times(), form=form)
         return cls(schedule=base, job=job, form=form, cost=cost, figures=retimed(base, job.push), period=period)
 
-    def options(self, label: Label, paces: Sequence[int] = ()) -> list[Option]:
-        """One step a round and the `paces`, in lockstep, and late at one; and what the objective likes best of all."""
+    def options(
+        self, label: Label, paces: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
+    ) -> list[Option]:
+        """One step a round and the `paces`, in lockstep, and late at one; and what the objective likes best of all.
+
+        After the first, which is in lockstep where that is allowed, each only if there is time to `go_on`.
+        """
         most, allowed = self.most(), self.job.whens
         kept = {Setting(allowed[0], pace) for pace in (1, *paces) if pace <= most}
         kept |= {Setting(late, 1) for late in allowed if most}
         if self.job.objective is not Objective.EXACT:
             kept |= {best for late in allowed if (best := self.best([Setting(late, k + 1) for k in range(most)]))}
-        return [self.option(setting, label) for setting in sorted(kept)]
+        return [self.option(setting, label) for i, setting in enumerate(sorted(kept)) if not i or go_on()]
 
     def most(self) -> int:
         """The largest pace to consider: `ALWAYS`, or as far as the steps model reaches, within the largest gap."""

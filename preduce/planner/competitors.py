@@ -11,7 +11,7 @@ from preduce.planner.front import PUBLISHED
 from preduce.planner.job import Data
 from preduce.planner.limits import within_gap, within_limits
 from preduce.planner.measuring import Label, measure
-from preduce.planner.work import work_of
+from preduce.planner.work import payer, work_of, work_of_setting
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from preduce.schedulers.synthesis.cluster_shape import derived_paces
@@ -62,18 +62,17 @@ def competitors(
     """
     clock = clock or Clock(seconds=MANY_SECONDS)
 
+    pay = payer(clock, stop)
+
     def fits(schedule: Schedule) -> bool:
-        """Whether there is time for a schedule, which is counted as spent."""
-        work = work_of(schedule, job)
-        if options and not clock.fits(work, stop):
-            return False
-        clock.charge(work)
-        return True
+        """Whether there is time for a schedule; All-Reduce in every step, the first, is measured in any case."""
+        return pay(work_of(schedule, job)) or not options
 
     options: list[Option] = []
     kinds = {name: registry.entry(name).kind for name in registry.names()}
     seen: set[object] = set()
-    for name in sorted(kinds, key=lambda name: (kinds[name] not in RULES_FIRST, name not in PUBLISHED)):
+    order = sorted(kinds, key=lambda name: (name != "allreduce", kinds[name] not in RULES_FIRST, name not in PUBLISHED))
+    for name in order:
         entry = registry.entry(name)
         if not _offered(entry, job):
             continue
@@ -87,7 +86,9 @@ def competitors(
                     left_out(label)
                 continue
             plain = schedule.strategy.averages_everyone
-            options += Axes.of(schedule, job).options(Label(name=label), PLAIN_PACES if plain else ())
+            options += Axes.of(schedule, job).options(
+                Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
+            )
             options += [
                 measure(
                     timed(paced, late, paced.strategy.pace), job, label=Label(name=f"paced {label}{' late' * late}")

@@ -143,14 +143,14 @@ def _phases(option: Option) -> str:
     return f"{distinct} distinct phase{'s' * (distinct != 1)} in a period of {option.period}"
 
 
-def cautions(chosen: Option, job: Job, ended: str = "its time limit") -> list[str]:
-    """What was not proved, and what the user should know; `ended` says what ended the search."""
+def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list[str]:
+    """What was not proved, and what the user should know; `ended` says why the search ended."""
     said = []
     if chosen.form is Form.TREE:
         said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
         bound = "" if chosen.bound is None else f" of its class, with a disagreement of {chosen.bound:.4g} or more,"
-        said.append(f"better schedules{bound} may exist: the search ended because of {ended}, not at a proof")
+        said.append(f"better schedules{bound} may exist: the search ended because {ended}, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
         said.append("the pick is a published construction; that nothing better exists is not proved")
     if job.data is not Data.SHUFFLED and not job.drift_correction:

@@ -16,7 +16,7 @@ from preduce.planner.measuring import Label
 from preduce.planner.pick import cautions, gain_of, pick, reasons
 from preduce.planner.searched import options_of
 from preduce.planner.shorter import shorter
-from preduce.planner.work import work_of
+from preduce.planner.work import SETTINGS, payer, work_of
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import InfeasibleError, UnknownError
 
@@ -55,9 +55,6 @@ LOADED = (
     "preduce.verify.prove",
 )
 """Modules that are otherwise imported when they are first needed."""
-
-SETTINGS = 3
-"""Options of one candidate, about: in lockstep, late, and at more steps a round."""
 
 MAX_EXACT_WORKERS = 512
 """Exact rounds come as explicit groups, whose figures need dense n×n work."""
@@ -185,11 +182,7 @@ def _measure(searched: Front, job: Job, clock: Clock, options: list[Option]) -> 
 
 def _fits(schedule: Schedule, job: Job, clock: Clock) -> bool:
     """Whether there is time for the figures of a schedule before the proof; it is counted as spent."""
-    work = work_of(schedule, job)
-    if not clock.fits(work, clock.limit - _for_proof(clock)):
-        return False
-    clock.charge(work)
-    return True
+    return payer(clock, clock.limit - _for_proof(clock))(work_of(schedule, job, SETTINGS))
 
 
 def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:
@@ -199,9 +192,7 @@ def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds
     except UnknownError as error:
         if impossible := why_infeasible(job, searched, rounds):
             raise InfeasibleError(f"{impossible} (proved; {error})") from None
-        raise UnknownError(
-            f"{error} (not proved impossible: the search ended because of {clock.stopped_by()})"
-        ) from None
+        raise UnknownError(f"{error} (not proved impossible: the search ended because {clock.stopped_by()})") from None
 
 
 def _asked_first(answer: Front) -> list[Candidate]:

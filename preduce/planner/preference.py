@@ -19,6 +19,8 @@ MAX_STRETCH_WHEN_CHEAP = 1.25
 
 SLACK = 1 + 1e-9
 """Costs that differ by less than this factor are equal."""
+NOTHING = 1e-12
+"""What is below it is the rounding of a zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
     It never falls when the seconds of a step rise, so a lower bound of these gives one of the preference. For exact
     consensus the period decides first; the pick knows that.
     """
-    return tuple(float(f"{value:.9g}") for value in _preferred(costs, objective))
+    return tuple(float(f"{value:.9g}") if abs(value) > NOTHING else 0.0 for value in _preferred(costs, objective))
 
 
 def _preferred(costs: Costs, objective: Objective) -> tuple[float, ...]:

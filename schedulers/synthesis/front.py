@@ -10,11 +10,18 @@ from preduce.schedulers.synthesis.age_bound import DualBound, dual_bound
 from preduce.schedulers.synthesis.alphabet_search import AlphabetSearch, SearchStage, within_limits
 from preduce.schedulers.synthesis.candidates import bounded, candidate, class_of, nearest, pareto, preferred, primitive
 from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
-from preduce.schedulers.synthesis.cluster_shape import crossing_bound, derived_paces, is_even, node_radices
+from preduce.schedulers.synthesis.cluster_shape import (
+    crossing_bound,
+    derived_paces,
+    is_even,
+    largest_pace,
+    node_radices,
+)
 from preduce.schedulers.synthesis.explicit_alphabet import MAX_EXPLICIT_WORKERS, explicit_alphabet
 from preduce.schedulers.synthesis.hints import budgets_of
 from preduce.schedulers.synthesis.problem import Front, Objective, Status, up_to
 from preduce.schedulers.synthesis.profile_bound import profile_bound
+from preduce.schedulers.synthesis.refinement import refine
 from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from preduce.topo.errors import InputError
 
@@ -34,6 +41,8 @@ BOUND_SHARE = 0.2
 """Part of an alphabet's time that its bounds may take."""
 REPORT_SHARE = 0.25
 """Part of an alphabet's time that is kept at the most for the figures of what was found."""
+WHOLE_SHARE = 0.25
+"""Part of what is left after compositions and bounds that is searched with the whole alphabet, before refining."""
 MAX_REPORTED = 60
 """Candidates of one alphabet that get their figures."""
 PER_RULE = 2e-4
@@ -106,7 +115,9 @@ def search(
         tried = AlphabetSearch(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
         tried.start(start + COMPOSING_SHARE * (end - start))
         narrow, wide = _bounds(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
-        tried.go_on(end - _kept_for_figures(tried, end - start))
+        last = end - _kept_for_figures(tried, end - start)
+        tried.go_on(clock.position() + WHOLE_SHARE * (last - clock.position()))
+        _refine(problem, tried, last, seed + index)
         measured = _candidates(problem, tried, before=end)
         bounds += [] if narrow is None else [narrow]
         for bound in (wide, narrow):  # the wider class says more
@@ -134,14 +145,30 @@ def search(
     )
 
 
+def _refine(problem: Problem, tried: AlphabetSearch, until: float, seed: int) -> None:
+    """Refine the archives, which share the time; the search's alphabet gets the phases that came up."""
+    for index, archive in enumerate(tried.archives):
+        now, by_drift = tried.clock.position(), archive is tried.second
+        tried.alphabet = refine(
+            tried.alphabet,
+            problem,
+            archive,
+            clock=tried.clock,
+            until=now + (until - now) / (len(tried.archives) - index),
+            seed=seed,
+            targets=[target for target in tried.asked if target.budget is not None or not by_drift],
+            by_drift=by_drift,
+        )
+
+
 def impossible(problem: Problem) -> str | None:
     """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
     limits, least = problem.limits, crossing_bound(problem)
     if limits.max_communication is not None and not limits.allow_communication(least):
         return (
             f"max_communication: {limits.max_communication:.6g} s per step; the nodes must meet at least once in "
-            f"{limits.max_period} phases, and one pair across nodes costs {least:.6g} s per step (crossing bound); "
-            f"allow that, or a longer period"
+            f"{limits.max_period} rounds of {largest_pace(problem)} step(s), and one pair across nodes then costs "
+            f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
         )
     return None
 
