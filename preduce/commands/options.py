@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -156,6 +156,26 @@ def choice(kind: type[E], text: str, option: str) -> E:
         return kind(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}", param_hint=option) from None
+
+
+def function_of(text: str, place: str) -> Callable[..., Any]:
+    """`train.py:step` → the function.
+
+    Raises:
+        InputError: no such file or function.
+    """
+    import runpy
+
+    from preduce.topo.errors import InputError
+
+    path, _, name = text.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise InputError(f"{place} {text!r}: write FILE.py:NAME with an existing file")
+    named = runpy.run_path(path).get(name)
+    if not callable(named):
+        raise InputError(f"{place} {text!r}: {path} defines no function {name!r}")
+    function: Callable[..., Any] = named
+    return function
 
 
 def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:

@@ -6,15 +6,18 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
+    from preduce.planner.steps_model import StepsModel
     from preduce.schedulers.synthesis.problem import Push
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
+    from preduce.topo.pilot import Pilot
     from preduce.topo.schedule import Schedule
     from preduce.topo.timing.compute import Disturbance
 
@@ -37,7 +40,8 @@ class Job:
     """A cluster with its hardware, what matters, and the limits.
 
     `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
-    the step times are sampled with; `time_limit` is for the search, in seconds, and `seed` its seed.
+    the step times are sampled with; `time_limit` is for the search, in seconds, and `seed` its seed. A `pilot` of the
+    user's own job brings the prices of disagreement, drift and lateness that stand in for the shipped ones.
     """
 
     cluster: Cluster
@@ -49,12 +53,14 @@ class Job:
     disturbance: Disturbance | None = None
     time_limit: float = 30.0
     seed: int = 0
+    pilot: Pilot | None = None
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot be planned.
 
         Raises:
-            InputError: one worker, no links, no model size, no time, or limits that this cluster cannot meet.
+            InputError: one worker, no links, no model size, no time, limits that this cluster cannot meet, or a pilot
+                that says nothing about this job.
         """
         check_cluster(self.cluster)
         if not self.time_limit > 0:
@@ -62,6 +68,20 @@ class Job:
         if self.time_limit == float("inf"):
             raise InputError(f"time-limit: is {self.time_limit}; it is a finite number >= 0")
         self.limits.check(self.cluster)
+        if self.pilot is not None and self.pilot.data != self.data:
+            raise InputError(
+                f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with --data "
+                f"{self.pilot.data}, or run the pilot with --data {self.data}"
+            )
+        if self.pilot is not None and self.drift_correction:
+            raise InputError("pilot: ran without drift correction, whose prices are others; leave out one of the two")
+
+    @property
+    def steps_model(self) -> StepsModel:
+        """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
+        from preduce.planner.calibration import steps_model
+
+        return FITTED if self.pilot is None else steps_model(self.pilot)
 
     @property
     def hardware(self) -> Hardware:

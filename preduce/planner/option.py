@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.job import Data
-from preduce.planner.steps_model import CORRECTED, FITTED
+from preduce.planner.steps_model import CORRECTED
 from preduce.topo.errors import PreduceError
 from preduce.topo.timing.cost import communication
 from preduce.topo.timing.event_graph import cycle_time
@@ -108,7 +108,9 @@ def measure(
     noise = math.inf if spread.value is None else spread.value
     pushed = 0.0 if job.data is Data.SHUFFLED else (math.inf if push.value is None else push.value)
     corrected = pushed > 0 and job.drift_correction and is_correctable(schedule)
-    model = CORRECTED if corrected and CORRECTED.stretch(noise, pushed) < FITTED.stretch(noise, pushed) else FITTED
+    late, model = schedule.strategy.overlap, job.steps_model
+    if corrected and CORRECTED.stretch(noise, pushed) < model.stretch(noise, pushed, late=late):
+        model = CORRECTED
     return Option(
         name=name or schedule.name,
         schedule=schedule,
@@ -117,21 +119,17 @@ def measure(
         communication=cost.per_step,
         nic_bytes=cost.nic_bytes_per_step,
         step_seconds=step_seconds,
-        waiting=_waiting(step_seconds, computing, 0.0 if _overlaps(schedule) else cost.per_step),
+        waiting=_waiting(step_seconds, computing, 0.0 if late else cost.per_step),
         disagreement=spread,
         drift=push,
         contraction=contraction(schedule),
-        stretch=model.stretch(noise, pushed),
+        stretch=model.stretch(noise, pushed, late=late),
         extrapolated=model.extrapolates(noise, pushed),
         corrected=model is CORRECTED,
         status=status,
         bound=bound,
         bound_class=bound_class,
     )
-
-
-def _overlaps(schedule: Schedule) -> bool:
-    return schedule.strategy.overlap
 
 
 def _waiting(step_seconds: float, computing: float, communicating: float) -> float:

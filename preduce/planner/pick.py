@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from preduce.planner.job import Data
-from preduce.planner.steps_model import CORRECTED, FITTED
+from preduce.planner.steps_model import CORRECTED
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import UnknownError
 from preduce.topo.strategies.axes import Form
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from preduce.planner.job import Job
     from preduce.planner.option import Option
-    from preduce.planner.steps_model import StepsModel
     from preduce.schedulers.synthesis.problem import Limits
 
 MAX_STRETCH_WHEN_CHEAP = 1.25
@@ -51,14 +50,16 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
                 f"it is predicted to reach a loss {best.time / chosen.time:.2f} times as fast as {best.name} "
                 f"({_ms(best.step_seconds)} per step)"
             )
+    model = CORRECTED if chosen.corrected else job.steps_model
+    error = model.error(job.data, late=chosen.schedule.strategy.overlap)
     said.append(
         f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-        f"(9 of 10 measured schedules lay within {_model(chosen).error(job.data):.0%} of the prediction)"
+        f"({model.basis} lay within {error:.0%} of the prediction)"
     )
     if chosen.form is Form.HIERARCHICAL:
         said.append("its groups add up inside nodes first, as its file says: form hierarchical, which runs over gloo")
     if chosen.corrected:
-        without = FITTED.stretch(float(chosen.disagreement), float(chosen.drift))
+        without = job.steps_model.stretch(float(chosen.disagreement), float(chosen.drift))
         said.append(
             f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
             f"{without:.2f} times All-Reduce's steps"
@@ -80,14 +81,19 @@ def cautions(chosen: Option, job: Job) -> list[str]:
         said.append(f"better schedules may exist{bound}: the search ended at its time limit, not at a proof")
     elif chosen.status == "catalogue":
         said.append("the pick is a published construction; that nothing better exists is not proved")
-    if job.data is not Data.SHUFFLED and not job.drift_correction:
+    if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:
+        said.append(
+            f"the pilot had {job.pilot.num_workers} workers and this cluster has {job.cluster.num_workers}: its prices "
+            "change with the number, as docs/pilot.md shows"
+        )
+    if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
         said.append(
             "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
             "average rarely need far fewer steps on such data"
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
-        slower = FITTED.stretch(0.0, drift)
+        slower = job.steps_model.stretch(0.0, drift)
         said.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
@@ -98,10 +104,6 @@ def cautions(chosen: Option, job: Job) -> list[str]:
 def _rounded(value: float) -> float:
     """Nine digits: two ways to write one schedule differ by rounding, and then the shorter period is to win."""
     return float(f"{value:.9g}")
-
-
-def _model(option: Option) -> StepsModel:
-    return CORRECTED if option.corrected else FITTED
 
 
 def _keeps(option: Option, limits: Limits) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from preduce.planner.job import Job
     from preduce.schedulers.synthesis.alphabet_search import SearchStage
     from preduce.schedulers.synthesis.problem import Candidate, Front
+    from preduce.topo.pilot import Pilot
     from preduce.topo.schedule import Schedule
     from preduce.verify.base import Proof
 
@@ -52,6 +53,7 @@ class Plan:
     options: list[Option]
     search_status: str
     search_proof: str
+    pilot: Pilot | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `preduce design --json` prints it."""
@@ -61,6 +63,7 @@ class Plan:
             "cautions": self.cautions,
             "front": [option.to_json() for option in self.front],
             "search": {"status": self.search_status, "proof": self.search_proof},
+            **({} if self.pilot is None else {"pilot": _prices(self.pilot)}),
         }
 
 
@@ -110,7 +113,16 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         options=options,
         search_status=str(searched.status),
         search_proof=searched.proof,
+        pilot=job.pilot,
     )
+
+
+def _prices(pilot: Pilot) -> dict[str, Any]:
+    """The prices behind the predictions, as the pilot's own file has them."""
+    from preduce.topo.document.pilot import dump_pilot
+
+    document = dump_pilot(pilot)
+    return {key: document[key] for key in ("num_workers", "data", "steps", "prices")}
 
 
 def _asked_first(answer: Front) -> list[Candidate]:

@@ -34,6 +34,8 @@ class StepsModel:
     max_drift: float
     late: float = 0.0
     late_errors: tuple[tuple[str, float], ...] = ()
+    basis: str = "9 of 10 measured schedules"
+    """Whose errors these are, as the subject of a sentence."""
 
     def stretch(self, disagreement: float, drift: float, *, late: bool = False) -> float:
         """Predicted steps to a loss, divided by those of All-Reduce in each step.
