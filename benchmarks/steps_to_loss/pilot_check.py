@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,14 @@ OUTPUT = Path(__file__).parents[1] / "results" / "pilot.json"
 RATE, BATCH, LONG, TARGET = 0.3, 16, 240, 0.2
 
 
-def job(digits: Digits, seed: int) -> PilotJob:
+@cache
+def data() -> Digits:
+    return load_digits()
+
+
+def pilot(seed: int) -> PilotJob:
+    """The job; also for `preduce pilot benchmarks/steps_to_loss/pilot_check.py:pilot --workers 8`."""
+    digits = data()
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model = make_model(seed)
     own = torch.arange(rank, len(digits.train_labels), count)
@@ -64,26 +73,26 @@ def held_out(cluster: Cluster) -> list[Schedule]:
 
 def measured(workers: int, seeds: int, steps: int) -> list[list[Curve]]:
     """The curves of the pilot, of the schedules held out from it, and of the long runs; over real processes."""
-    digits, cluster = load_digits(), Cluster.parse(f"1x{workers}")
+    cluster = Cluster.parse(f"1x{workers}")
+    data()  # before the workers are forked, so that scikit-learn is imported once
     long = [held_out(cluster)[1], held_out(cluster)[4]]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "curves.pt"
+    folder = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed by the first forked worker that ends
 
-        def main() -> None:
-            def build(seed: int) -> PilotJob:
-                return job(digits, seed)
+    def main() -> None:
+        parts = [
+            run_pilot(pilot, steps=steps, seeds=range(seeds)),
+            run_pilot(pilot, steps=steps, seeds=range(seeds), schedules=held_out(cluster)),
+            run_pilot(pilot, steps=LONG, seeds=range(min(3, seeds)), schedules=long),
+        ]
+        if os.environ["RANK"] == "0":
+            torch.save(parts, folder / "curves.pt")
 
-            parts = [
-                run_pilot(build, steps=steps, seeds=range(seeds)),
-                run_pilot(build, steps=steps, seeds=range(seeds), schedules=held_out(cluster)),
-                run_pilot(build, steps=LONG, seeds=range(min(3, seeds)), schedules=long),
-            ]
-            if os.environ["RANK"] == "0":
-                torch.save(parts, path)
-
+    try:
         if launch(main, num_workers=workers, threads=1):
             sys.exit("a run failed")
-        return list(torch.load(path, weights_only=False))
+        return list(torch.load(folder / "curves.pt", weights_only=False))
+    finally:
+        shutil.rmtree(folder)
 
 
 def steps_to(target: float, curve: Curve) -> float:
@@ -114,8 +123,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     first, second, third = measured(options.workers, options.seeds, options.steps)
-    pilot = calibrated(first, data="shuffled", steps=options.steps)
-    model = steps_model(pilot)
+    found = calibrated(first, data="shuffled", steps=options.steps)
+    model = steps_model(found)
 
     def row(runs: list[Curve], stretches: list[float]) -> dict[str, object]:
         schedule = runs[0].schedule
@@ -142,10 +151,10 @@ def main() -> None:
     ]
     result = {
         "command": "python -m benchmarks.steps_to_loss.pilot_check " + " ".join(sys.argv[1:]),
-        "pilot": {**dump_pilot(pilot), "probes": "below"},
+        "pilot": {**dump_pilot(found), "probes": "below"},
         "error that the pilot states": model.error("shuffled"),
         "probes": [
-            row(runs, list(p.stretches)) for runs, p in zip(grouped(first)[1].values(), pilot.probes, strict=True)
+            row(runs, list(p.stretches)) for runs, p in zip(grouped(first)[1].values(), found.probes, strict=True)
         ],
         "held out": unseen,
         f"steps to a loss of {TARGET} in a training of {LONG} steps": trained,

@@ -33,8 +33,12 @@ def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
     lateness costs can be told from the disagreement that it brings.
 
     Raises:
-        InputError: too few steps.
+        InputError: too few steps, or data said to differ between nodes where there is one.
     """
+    if data == "per-node" and cluster.num_nodes == 1:
+        raise InputError(
+            "data: differ per node, and there is one node; start the workers on several, or with --nodes M"
+        )
     if steps < MIN_STEPS:
         raise InputError(f"steps: are {steps}; a pilot has at least {MIN_STEPS}")
     least, most = (4, 16) if data == "shuffled" else (2, LARGEST_ON_SORTED_DATA)

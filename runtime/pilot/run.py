@@ -71,14 +71,23 @@ def run_pilot(
     for number, (seed, schedule) in enumerate(itertools.product(seeds, compared)):
         say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name}, seed {seed}, {steps} steps")
         curve = _run(_built(build, seed), schedule, seed, steps=steps, warm_up=warm_up, timeout=timeout)
-        start = next((other.losses[0] for other in curves if other.seed == seed), curve.losses[0])
-        if not math.isclose(curve.losses[0], start, rel_tol=SAME):
-            raise InputError(
-                f"pilot: two jobs of seed {seed} start at losses {start:.6g} and {curve.losses[0]:.6g}; the function "
-                "must draw parameters and batches from its seed alone"
-            )
+        refuse_other_start(curves, curve)
         curves.append(curve)
     return curves
+
+
+def refuse_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
+    """Refuse a run that did not start like the earlier ones of its seed.
+
+    Raises:
+        InputError: as said.
+    """
+    start = next((other.losses[0] for other in earlier if other.seed == curve.seed), curve.losses[0])
+    if not math.isclose(curve.losses[0], start, rel_tol=SAME):
+        raise InputError(
+            f"pilot: two jobs of seed {curve.seed} start at losses {start:.6g} and {curve.losses[0]:.6g}; the function "
+            "must draw parameters and batches from its seed alone"
+        )
 
 
 def _built(build: Build, seed: int) -> PilotJob:
