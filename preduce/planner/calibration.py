@@ -5,14 +5,16 @@ Three steps, each stated in docs/pilot.md:
 1. A run's *stretch* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie on
    the run's: it minimises Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
 2. stretch = 1 + a·disagreement + c·drift^p + late is linear in the prices a, c and late (p is the shipped model's);
-   they are fitted to the mean stretches by least squares of relative errors, none below 0.
+   they are fitted to the mean stretches by least squares of relative errors, none below 0. All-Reduce's run of a seed
+   is as noisy as the others and stands in every stretch of that seed: as one more run, whose stretch is 1, it shares a
+   free common factor with them (which is generalised least squares for the covariance I + 11ᵀ of such ratios).
 3. Each seed is a whole pilot of its own, so fitting each alone gives independent estimates, whose Student's t interval
    is the prices'. What the model itself misses shows in the error on schedules that are left out of the fit.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,9 +133,9 @@ def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
         raise InputError(
             "schedules: do not tell the prices apart; take some in lockstep and some late, with different disagreement"
         )
-    means = measured.mean(axis=1)
-    values = _fitted(features, means)
-    low, high = _intervals(features, measured)
+    runs = _Runs.of(features, measured)
+    values = runs.prices()
+    low, high = runs.intervals()
     prices = [
         Price(_rounded(value), _rounded(min(value, bottom)), _rounded(max(value, top)))
         for value, bottom, top in zip(values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
@@ -142,7 +144,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str) -> Prices:
         disagreement=prices[0],
         late=prices[1],
         drift=None if data == "shuffled" else prices[2],
-        error=_rounded(max(_left_out(features, means))),
+        error=_rounded(runs.error_left_out()),
     )
 
 
@@ -154,38 +156,55 @@ def _features(probes: Sequence[Probe], data: str) -> npt.NDArray[np.float64]:
     return np.array(columns, dtype=float).T
 
 
-def _fitted(features: npt.NDArray[np.float64], stretches: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The prices ≥ 0 with the least squares of relative errors."""
-    from scipy.optimize import nnls
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """All-Reduce (first) and the probes: relative features (runs, prices), and relative excess over 1 (runs, seeds)."""
 
-    weights = 1 / stretches
-    return np.asarray(nnls(features * weights[:, None], (stretches - 1) * weights)[0], dtype=float)
+    features: npt.NDArray[np.float64]
+    excess: npt.NDArray[np.float64]
 
+    @classmethod
+    def of(cls, features: npt.NDArray[np.float64], stretches: npt.NDArray[np.float64]) -> _Runs:
+        weights = 1 / stretches.mean(axis=1, keepdims=True)
+        known = np.vstack([np.zeros((1, features.shape[1])), features * weights])
+        return cls(known, np.vstack([np.zeros((1, stretches.shape[1])), (stretches - 1) * weights]))
 
-def _intervals(
-    features: npt.NDArray[np.float64], measured: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Student's t interval of each price over the estimates of the single seeds, which may lie below 0."""
-    from scipy.stats import t
+    def levelled(self) -> _Runs:
+        """Without the factor that the runs of a seed have in common, which says nothing about prices."""
+        return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
 
-    weights = 1 / measured.mean(axis=1)
-    by_seed = np.linalg.lstsq(features * weights[:, None], (measured - 1) * weights[:, None], rcond=None)[0]
-    seeds = measured.shape[1]
-    half = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * by_seed.std(axis=1, ddof=1) / np.sqrt(seeds)
-    middle = by_seed.mean(axis=1)
-    return middle - half, middle + half
+    def without(self, index: int) -> _Runs:
+        return _Runs(np.delete(self.features, index, axis=0), np.delete(self.excess, index, axis=0))
 
+    def prices(self) -> npt.NDArray[np.float64]:
+        """Those ≥ 0 with the least squares, over the mean of the seeds."""
+        from scipy.optimize import nnls
 
-def _left_out(features: npt.NDArray[np.float64], stretches: npt.NDArray[np.float64]) -> list[float]:
-    """For each probe, the relative error of the stretch that the others predict; all of a fit that needs every one."""
-    errors = []
-    for index, stretch in enumerate(stretches):
-        others = np.delete(np.arange(len(stretches)), index)
-        if np.linalg.matrix_rank(features[others]) < features.shape[1]:
-            return [1.0]
-        predicted = 1 + features[index] @ _fitted(features[others], stretches[others])
-        errors.append(abs(float(predicted / stretch) - 1))
-    return errors
+        level = self.levelled()
+        return np.asarray(nnls(level.features, level.excess.mean(axis=1))[0], dtype=float)
+
+    def intervals(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Student's t interval of each price over the estimates of the single seeds, which may lie below 0."""
+        from scipy.stats import t
+
+        level = self.levelled()
+        by_seed = np.linalg.lstsq(level.features, level.excess, rcond=None)[0]
+        seeds = by_seed.shape[1]
+        half = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * by_seed.std(axis=1, ddof=1) / np.sqrt(seeds)
+        middle = by_seed.mean(axis=1)
+        return middle - half, middle + half
+
+    def error_left_out(self) -> float:
+        """The largest relative error of a probe that the other runs predict; all of a fit that needs every one."""
+        errors = []
+        for index in range(1, len(self.features)):
+            others = self.without(index)
+            if np.linalg.matrix_rank(others.features) < others.features.shape[1]:
+                return 1.0
+            prices = others.prices()
+            common = (others.excess.mean(axis=1) - others.features @ prices).mean()
+            errors.append(abs(self.features[index] @ prices + common - self.excess[index].mean()))
+        return float(max(errors))
 
 
 def steps_model(pilot: Pilot) -> StepsModel:
