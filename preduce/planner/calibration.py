@@ -15,6 +15,7 @@ Three steps, each stated in docs/pilot.md:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -207,6 +208,7 @@ class _Runs:
         return float(max(errors))
 
 
+@lru_cache(maxsize=8)  # asked for every candidate of a plan
 def steps_model(pilot: Pilot) -> StepsModel:
     """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one."""
     prices = pilot.prices
