@@ -210,7 +210,11 @@ class _Runs:
 
 @lru_cache(maxsize=8)  # asked for every candidate of a plan
 def steps_model(pilot: Pilot) -> StepsModel:
-    """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one."""
+    """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one.
+
+    Beyond the largest figures of its probes nothing was learned: there a unit costs what the interval allows at most,
+    and no less than shipped, so that a price of nothing is no reason to average hardly ever.
+    """
     prices = pilot.prices
     return replace(
         FITTED,
@@ -221,6 +225,8 @@ def steps_model(pilot: Pilot) -> StepsModel:
         late_errors=(),
         max_disagreement=pilot.max_disagreement,
         max_drift=pilot.max_drift,
+        a_beyond=max(prices.disagreement.high, FITTED.a),
+        c_beyond=FITTED.c if prices.drift is None else max(prices.drift.high, FITTED.c),
         basis=f"schedules left out of the fit of your pilot ({pilot.num_workers} workers, {pilot.steps} steps)",
     )
 

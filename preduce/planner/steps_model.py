@@ -14,6 +14,7 @@ shuffled data larger, so it is 0 here (`python -m benchmarks.steps_to_loss.overl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -34,6 +35,9 @@ class StepsModel:
     max_drift: float
     late: float = 0.0
     late_errors: tuple[tuple[str, float], ...] = ()
+    a_beyond: float | None = None
+    c_beyond: float | None = None
+    """The prices of what exceeds the largest figures that were tried; by default those below them."""
     basis: str = "9 of 10 measured schedules"
     """Whose errors these are, as the subject of a sentence."""
 
@@ -45,8 +49,11 @@ class StepsModel:
             drift: likewise; 0 for shuffled data.
             late: whether the averaging of a round is late by one round.
         """
-        pushed = self.c * drift**self.p if drift > 0 else 0.0
-        return 1.0 + self.a * disagreement + pushed + (self.late if late else 0.0)
+        if math.isinf(disagreement) or math.isinf(drift):
+            return math.inf
+        noise = _charged(disagreement, self.max_disagreement, self.a, self.a_beyond)
+        pushed = _charged(drift**self.p, self.max_drift**self.p, self.c, self.c_beyond) if drift > 0 else 0.0
+        return 1.0 + noise + pushed + (self.late if late else 0.0)
 
     def error(self, data: str, *, late: bool = False) -> float:
         """The relative error that 9 of 10 schedules, or 9 of 10 overlapped ones, kept on data placed like this."""
@@ -55,6 +62,13 @@ class StepsModel:
     def extrapolates(self, disagreement: float, drift: float) -> bool:
         """Whether the figures lie outside what was measured."""
         return disagreement > self.max_disagreement or drift > self.max_drift
+
+
+def _charged(amount: float, most: float, price: float, beyond: float | None) -> float:
+    """What an amount costs, of which `most` at the price and the rest at the price beyond it."""
+    if beyond is None or amount <= most:
+        return price * amount
+    return price * most + beyond * (amount - most)
 
 
 FITTED = StepsModel(

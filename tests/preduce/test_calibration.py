@@ -195,11 +195,20 @@ def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() 
     assert not model.extrapolates(2.0, 0.0)
 
 
+def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_shipped() -> None:
+    assert steps_model(PRICED).stretch(10.0, 0.0) == pytest.approx(1 + 2 * 0.5 + 8 * 0.6)
+    free = replace(PRICED, prices=replace(PRICED.prices, disagreement=Price(0.0, 0.0, 0.01)))
+    assert steps_model(free).stretch(2.0, 0.0) == 1
+    assert steps_model(free).stretch(10.0, 0.0) == pytest.approx(1 + 8 * FITTED.a)
+    assert steps_model(free).stretch(math.inf, 0.0) == steps_model(free).stretch(0.0, math.inf) == math.inf
+    assert FITTED.stretch(100.0, 0.0) == pytest.approx(1 + 100 * FITTED.a)
+
+
 def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
     planned, model = plan(job(pilot=replace(PRICED, num_workers=4))), steps_model(PRICED)
     for option in planned.options:
         spread = option.disagreement.value
-        if spread is not None and math.isfinite(spread):
+        if spread is not None:
             late = option.schedule.strategy.overlap
             assert option.stretch == pytest.approx(model.stretch(spread, 0.0, late=late))
     document = planned.to_json()
