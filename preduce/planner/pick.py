@@ -77,7 +77,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     else:
         said.append(
             f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-            f"(9 of 10 measured schedules lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
+            f"({chosen.model.basis} lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
         )
     if chosen.late:
         said.append(
@@ -153,7 +153,12 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         said.append(f"better schedules{bound} may exist: the search ended because {ended}, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
         said.append("the pick is a published construction; that nothing better exists is not proved")
-    if job.data is not Data.SHUFFLED and not job.drift_correction:
+    if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:
+        said.append(
+            f"the pilot had {job.pilot.num_workers} workers and this cluster has {job.cluster.num_workers}: its prices "
+            "change with the number, as docs/pilot.md shows"
+        )
+    if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
         said.append(
             "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
             "average rarely need far fewer steps on such data"
