@@ -2,10 +2,9 @@
 
     python -m benchmarks.explore [--all] [--only WORD] [--json FILE] [--trace FILE.svg]
 
-Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all the large ones run
-and those of the covering arrays, in which every possible triple of circumstances stands; with it those of the tests as
-well. Every property must hold, and every gap bound of Hop must be attained, or
-the script ends with exit code 1.
+Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all the large ones
+run and those of the covering arrays, in which every possible triple of circumstances stands; with it those of the tests
+as well. Every property must hold, and every gap bound of Hop must be attained, or the script ends with exit code 1.
 """
 
 from __future__ import annotations

@@ -48,9 +48,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """Message that a failure detector sends in the name of a process that has stopped for ever, or that it takes for
-    one that has: a detector that goes by silence may be wrong.
-    """
+    """Message that a failure detector sends in the name of a process that has stopped for ever, or seems to have."""
 
 
 Action = Send | Note

@@ -1,4 +1,4 @@
-"""Folded states against the orbits of all states, computed from graphs and states alone: no renaming of a machine's own."""
+"""Folded states against the orbits of all states, computed from graphs and states without a machine's renaming."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Facts:
         if isinstance(local, Gone | Stopped):
             return [(type(local).__name__, (v,), None)]
         if not isinstance(local, HopState):
-            return [("waits", (v, local.waits_for) if local.waits_for >= 0 else (v,), None), ("asked by", (v, *local.askers), None)]
+            waits = (v, local.waits_for) if local.waits_for >= 0 else (v,)
+            return [("waits", waits, None), ("asked by", (v, *local.askers), None)]
         told = [("step", (v,), (local.step, local.stage))]
         told += [("queue", (v, u), bits) for u, bits in zip(self.graph.sources[v], local.updates, strict=True)]
         for what, values in (("tokens", local.tokens), ("acked", local.acked)):

@@ -53,9 +53,7 @@ def bug(part, method, prop, **values):
 def _in_epoch(state, outcome):
     """The same outcome in the epoch of the state before."""
     after, actions = outcome
-    sent = (
-        replace(a, message=replace(a.message, epoch=state.epoch)) if isinstance(a, Send) else a for a in actions
-    )
+    sent = (replace(a, message=replace(a.message, epoch=state.epoch)) if isinstance(a, Send) else a for a in actions)
     return replace(after, epoch=state.epoch), tuple(sent)
 
 

@@ -263,9 +263,7 @@ class Watched(TwoSpinners):
 
 
 def test_a_process_that_is_taken_for_dead_goes_on():
-    went_on = PerState(
-        "is still", lambda view: "it turns" if view.processes == ("alone", 1) else None
-    )
+    went_on = PerState("is still", lambda view: "it turns" if view.processes == ("alone", 1) else None)
     found = explore(Watched(), properties=(went_on,), network=Network(suspicions=1))
     trace = found.finding("is still").trace
     assert [step.verb for step in trace.steps] in (["suspect", "step"], ["step", "suspect"])

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from helpers.orbits import fold_problem, renamings, searched
+from helpers.orbits import fold_problem, renamings
 from preduce.schedulers.protocols.digraph import Digraph, automorphisms
 from preduce.schedulers.protocols.hop import Hop, HopSetting
 from preduce.verify.explore import Network

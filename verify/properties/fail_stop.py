@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send
+from preduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send, Shiftable
 from preduce.verify.search.properties import PerPair, PerProcess
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class FailStop:
 
     def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Shiftable
         """None where the machine has no clock."""
-        return None if isinstance(state, Gone) or not hasattr(self.machine, "clock") else self.machine.clock(process, state)
+        if isinstance(state, Gone) or not isinstance(self.machine, Shiftable):
+            return None
+        return self.machine.clock(process, state)
 
     def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
         """As the machine."""

@@ -23,7 +23,7 @@ LOSSY, REORDERED, DOUBLED = "a message lost", "reordered", "a message doubled"
 
 def _possible(chosen: dict[str, Any]) -> bool:
     """A node of one worker has no groups of its own under node-then-all."""
-    return chosen["division"] != Division.NODE_THEN_ALL or chosen["nodes"] != (0, 0, 1)
+    return bool(chosen["division"] != Division.NODE_THEN_ALL or chosen["nodes"] != (0, 0, 1))
 
 
 FACTORS = Factors(
@@ -52,7 +52,7 @@ FACTORS = Factors(
     },
     _possible,
 )
-"""What is varied; the growths are those that fit the numbers of states of 304 rows best, in the least squares of logs."""
+"""What is varied; the growths fit the logarithms of the numbers of states of 304 rows, by least squares."""
 
 
 def configuration(row: Row) -> GeneratorConfiguration:

@@ -27,8 +27,9 @@ Row = tuple[int, ...]
 
 
 class Level(NamedTuple):
-    """A level of a factor: its value, its words in a configuration's name (none for what goes without saying), and by
-    how much it multiplies the states, roughly; growth only puts rows into order.
+    """A level of a factor: its value, its words in a configuration's name, and by how much it multiplies the states.
+
+    No words for what goes without saying. Growth is rough: it only says which rows are dear.
     """
 
     value: Any
@@ -128,9 +129,7 @@ def covering_rows(
     return tuple(rows[row] for row in chosen)
 
 
-def _numbered(
-    rows: npt.NDArray[np.int64], levels: Sequence[int], strength: int
-) -> tuple[npt.NDArray[np.int64], int]:
+def _numbered(rows: npt.NDArray[np.int64], levels: Sequence[int], strength: int) -> tuple[npt.NDArray[np.int64], int]:
     """The number of each combination that a row contains, and how many numbers there are."""
     columns, first = [], 0
     for factors in combinations(range(len(levels)), strength):

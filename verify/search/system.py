@@ -259,7 +259,13 @@ class System:
                         self._post(after, move.sends)
                         label = Label("repeat", target, event, place, move.label.notes)
                         yield label, self._spent(tuple(after), duplicates=1)
-        for process in range(self.size) if crashes else ():
+        if crashes:
+            yield from self._crashes(state)
+        if suspicions:
+            yield from self._wrong_suspicions(state)
+
+    def _crashes(self, state: State) -> Iterator[tuple[Label, State]]:
+        for process in range(self.size):
             if state[process] != self.stopped:
                 after = list(self._with(state, process, self.stopped))
                 for place, (source, target) in enumerate(self._ends[self.size :], start=self.size):
@@ -268,7 +274,9 @@ class System:
                     elif source == process and self.network.detect:
                         self._post(after, ((place, self.messages(Crashed())),))
                 yield Label("crash", process, None, -1, ()), self._spent(tuple(after), crashes=1)
-        for suspect, observer in self._suspects if suspicions else ():
+
+    def _wrong_suspicions(self, state: State) -> Iterator[tuple[Label, State]]:
+        for suspect, observer in self._suspects:
             if self.stopped not in (state[suspect], state[observer]):
                 move = self._suspicion(suspect, observer, state[observer])
                 after = list(self._with(state, observer, move.local))
@@ -287,9 +295,7 @@ class System:
         return (*state[:place], value, *state[place + 1 :])
 
     @staticmethod
-    def _spent(
-        state: State, *, losses: int = 0, duplicates: int = 0, crashes: int = 0, suspicions: int = 0
-    ) -> State:
+    def _spent(state: State, *, losses: int = 0, duplicates: int = 0, crashes: int = 0, suspicions: int = 0) -> State:
         left = zip(state[-4:], (losses, duplicates, crashes, suspicions), strict=True)
         return (*state[:-4], *(budget - spent for budget, spent in left))
 

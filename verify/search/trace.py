@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One thing that happens: `verb` is step, deliver, lose, repeat, crash or suspect; `source` is −1 unless a message moves."""
+    """One thing that happens: `verb` is step, deliver, lose, repeat, crash or suspect.
+
+    `source` is −1 unless a message moves.
+    """
 
     verb: str
     process: int
