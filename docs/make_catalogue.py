@@ -31,21 +31,21 @@ nodes they become explicit groups. Random constructions take a seed, are drawn o
 IMPORTS = """
 ## Schedules from elsewhere
 
-`preduce.schedulers.imports.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False, notes=None)`
+`preduce.schedulers.imports.import_schedule(path, format=None, cluster=None, weights="metropolis", one_peer=False)`
 reads {formats}. The format is recognised by suffix and content when it is not named. `from_networkx`, beside it, takes
 any networkx graph, `one_peer` runs BlueFog's one-peer rule over it, and `sampled_generator` samples any generator of
 (send ranks, receive ranks). What they return is verified like our own: BlueFog's one-peer rule on a star or a mesh, for
 example, is not doubly stochastic, and `verify` says so.
 
 A node-link, GraphML or networkx edge u→v of weight w means that v takes the share w from u; entry [i, j] of a matrix is
-what i takes from j. A line of an `.adj` file lists whom a worker sends to. A NumPy file of shape (rounds, n, n), or JSON with
-such a list under `w_list`, is a schedule, taken round by round as it stands: so are the Base-(k+1) repository's
-`graph.w_list`, while its node file names workers only and becomes our own construction.
+what i takes from j. A line of an `.adj` file lists whom a worker sends to. A NumPy file of shape (rounds, n, n), or
+JSON with such a list under `w_list`, is a schedule, taken round by round as it stands; such are the matrices of the
+Base-(k+1) repository, `graph.w_list`. Its node file names workers only, and becomes our own construction.
 
-Decimal weights become the fractions they stand for (0.333333333 is 1/3), 32-bit numbers those with denominators up to 1,000
-that they round (11184811/16777216 is 2/3). Weights that balance at every worker up to 1e-7 are balanced exactly, and own weights
-are what the others leave. Whatever was recognised or changed so is said: `preduce import` prints it as notes, and
-`import_schedule` appends it to the list given as `notes`.
+Decimal weights become the fractions they stand for (0.333333333 is 1/3), 32-bit numbers those with denominators up to
+1,000 that they round (11184811/16777216 is 2/3). Weights that balance at every worker up to 1e-7 are balanced exactly,
+and own weights are what the others leave. Whatever was recognised or changed is said: `preduce import` prints it as
+notes, and `import_schedule` appends it to a list given as `notes`.
 
 `preduce gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It asks them
 only who sends to whom: weights do not matter to it, and the nodes of an edge list need not be ranks.

@@ -105,7 +105,7 @@ FACTORS = Factors(
     # The largest graph would have 81,574 states with somebody taken for dead, five times all rows together.
     lambda chosen: bool(chosen["mishap"] != "suspicion" or len(chosen["graph"][1]) < 6),
 )
-"""A level of `graph` is (workers, edges, active ones); `extra` joins all active workers, which never ask one another."""
+"""A level of `graph` is (workers, edges, active ones); `extra` joins the active ones, who never ask one another."""
 
 
 def configuration(row: Row) -> PairingConfiguration:
