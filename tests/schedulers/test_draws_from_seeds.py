@@ -60,6 +60,20 @@ def test_a_worker_with_all_the_groups_it_may_have_meets_each_of_them(division):
     assert min(met.values()) > 60
 
 
+def test_a_division_that_may_not_draw_a_new_group_takes_any_known_one_as_often():
+    """Worker 0 may meet 1 and 2 only, and where the order gives it worker 3 it meets either as often."""
+    setting = GeneratorSetting(
+        nodes=(0, 0, 0, 0), group_size=2, division=Division.GLOBAL, slow_threshold=None, max_known=2
+    )
+    drawing, met = Drawing(setting), Counter()
+    salts = [salt_of(2, draw, 4) for draw in range(2400)]
+    for salt in (salt for salt in salts if shuffled(EVERYBODY, salt)[:2] == [0, 3]):  # 200 are expected
+        now = Situation(0, EVERYBODY, EVERYBODY, (0,) * 4, 0, KNOWN[:2], salt)
+        met.update(group for group in drawing.draw(now) if 0 in group)
+    assert set(met) == set(KNOWN[:2])
+    assert min(met.values()) > 60
+
+
 def test_the_explorer_visits_every_order_and_every_known_group():
     setting = GeneratorSetting(nodes=(0, 0, 0, 0), group_size=2, slow_threshold=None, max_known=1)
     salts = GroupSystem(setting, ways=24).salts
