@@ -38,7 +38,11 @@ PROTOCOLS = ("Hop", "group generator", "AD-PSGD")
 def configurations(*, everything: bool) -> list[tuple[str, Any]]:
     """(protocol, configuration) of all that is explored."""
     hop: list[Any] = [*hop_suite.LARGE, *hop_array.triples()]
-    generator: list[Any] = [*group_generator_suite.LARGE, *group_generator_array.triples()]
+    generator: list[Any] = [
+        *group_generator_suite.LARGE,
+        group_generator_array.TWO_VOIDS,
+        *group_generator_array.triples(),
+    ]
     if everything:
         hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.pairs(), *hop]
         generator = [

@@ -13,7 +13,8 @@ import pytest
 
 from preduce.schedulers.protocols.adpsgd import Choose, Pairing
 from preduce.schedulers.protocols.base import Send
-from preduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced
+from preduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced, Grant, Void
+from preduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker
 from preduce.topo.strategies.generated import Division, InitiatorRule
 from preduce.verify.properties import group_generator_array as generator
 from preduce.verify.properties import hop_array, pairing
@@ -129,6 +130,27 @@ def test_the_bug_is_killed_in_its_row_and_the_system_survives_it(name):
     assert configuration.run().require().holds
     found = configuration.run(seeded(configuration.system, name))
     assert prop in {finding.name for finding in found.findings if finding.verdict == "fails"}
+
+
+def test_word_that_a_group_is_void_is_never_out_of_date():
+    """The explorer found this one in the protocol, in a system with four circumstances at once."""
+    configuration = generator.TWO_VOIDS
+    system = replace(configuration.system)
+    received = system.worker.received
+
+    def hears_no_older_void(worker, state, source, message):
+        stale = isinstance(message, Void) and message.epoch < state.epoch
+        return (state, ()) if stale else received(worker, state, source, message)
+
+    system.worker.received = hears_no_older_void
+    found = configuration.run(system)
+    assert found.finding("groups that workers are in are running").verdict == "fails"
+    worker = GroupWorker(3, rounds=2)
+    state, _ = worker.start(0, None)
+    state, _ = worker.received(0, state, 3, Grant(0, 0, 7, (0, 1)))
+    for message in (Void(2, 8), Void(1, 7)):
+        state, _ = worker.received(0, state, 3, message)
+    assert (state.stage, state.epoch) == (ALONE, 2)
 
 
 def test_an_active_worker_that_asks_an_active_one_is_noticed():

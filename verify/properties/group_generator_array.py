@@ -98,6 +98,10 @@ def pairs() -> tuple[GeneratorConfiguration, ...]:
     return tuple(map(configuration, FACTORS.rows(2)))
 
 
+TWO_VOIDS = configuration(FACTORS.row(nodes=(0, 0, 0), breakers=(1,), suspicions=1, wire=REORDERED))
+"""Four circumstances at once: word that two groups are void, of two epochs, overtaking one another. 190,426 states."""
+
+
 def triples() -> tuple[GeneratorConfiguration, ...]:
     """Every possible triple of levels; 35 times the states of all pairs."""
     return tuple(map(configuration, FACTORS.rows(3)))
