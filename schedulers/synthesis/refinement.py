@@ -46,7 +46,7 @@ MAX_POOL = 96
 """Phases in use that are put together; of more, those that stand in most periods."""
 NEWCOMERS = 48
 """Other phases, drawn at random, that are put together with those in use when these have not changed."""
-POLISHED = 48
+POLISHED = 24
 """Periods of the front that are rearranged in one round."""
 DESCENTS = 16
 """Periods of the front that are improved in one round."""
@@ -171,9 +171,8 @@ class _Refinement:
             chosen = [targets[i // 2 % len(targets)] if i % 2 else chosen[i] for i in range(len(chosen))]
         if self.search is not None:
             for target in chosen:
-                best = best_of(self.archive, target)
-                if best is not None and not self._over():
-                    self.search.improve(best[2], target)
+                if not self._over():
+                    self.search.improve(self._nearest(target), target)
             self.search.grow()
             self.alphabet = self.search.alphabet
         self.shuffle(chosen)
@@ -215,10 +214,9 @@ class _Refinement:
         pool, maps = used_phases(self.alphabet, self.archive), self.alphabet.covariance_maps()
         walk = self._walk(pool)
         for target in targets:
-            best = best_of(self.archive, target)
-            if best is None or self._over():
-                continue
-            indices = self.reorder(walk, best[2], target, maps)
+            if self._over():
+                break
+            indices = self.reorder(walk, self._nearest(target), target, maps)
             for _ in range(REBUILDS):
                 indices = rebuild(walk, indices, target, maps)
             walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
@@ -244,6 +242,14 @@ class _Refinement:
                 break
             indices = options[best]
         return indices
+
+    def _nearest(self, target: Target) -> Indices:
+        """The archive's best for a target, or what misses it by the least."""
+        if (best := best_of(self.archive, target)) is not None:
+            return best[2]
+        front = self.archive.front()
+        energies = target.energy(np.array([entry[1] for entry in front]), np.array([entry[0] for entry in front]))
+        return front[int(np.argmin(energies))][2]
 
     def _walk(self, pool: Ints) -> Walk:
         """A walk within the problem's limits over the phases of a pool."""
