@@ -46,7 +46,7 @@ MAX_POOL = 96
 """Phases in use that are put together; of more, those that stand in most periods."""
 NEWCOMERS = 48
 """Other phases, drawn at random, that are put together with those in use when these have not changed."""
-POLISHED = 24
+POLISHED = 48
 """Periods of the front that are rearranged in one round."""
 DESCENTS = 16
 """Periods of the front that are improved in one round."""
