@@ -135,7 +135,7 @@ def rearranged(indices: Indices, limits: Limits, rng: np.random.Generator) -> li
 
 
 class _Refinement:
-    """The three steps of a round, on one archive; the alphabet grows with every round."""
+    """The steps of a round, on one archive; the alphabet grows with every round."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Refinement:
         return self.clock.passed(self.until)
 
     def round(self, turn: int, targets: Sequence[Target]) -> None:
-        """Put together, improve and shuffle, as long as the budget lasts."""
+        """Put together, rearrange, improve and shuffle, as long as the clock lets it."""
         self.recompose(turn)
         self.polish()
         front = self.archive.front()
@@ -222,7 +222,7 @@ class _Refinement:
             walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
 
     def polish(self) -> None:
-        """Rearrange periods of the front, each as it is found there, until none is left that was not yet tried."""
+        """Rearrange some periods of the front that were not yet, each for what it communicates."""
         walk, maps = self._walk(used_phases(self.alphabet, self.archive)), self.alphabet.covariance_maps()
         rough = [entry for entry in self.archive.front() if entry[2] not in self.polished]
         for place in self.rng.permutation(len(rough))[:POLISHED].tolist():
