@@ -284,9 +284,9 @@ def main() -> None:
     command = f"python -m benchmarks.planner.uneven --effort {options.effort:g} --attack {options.attack:g}"
     command += f" --seed {options.seed} --only " + " ".join(f'"{name}"' for name in options.only)
     about = (
-        f"`{command}`; {machine()}, shared. Options of the search that an independent annealer of explicit groups beats "
-        "by more than so much: less disagreement at no more communication, or less communication at no more "
-        "disagreement."
+        f"`{command}`; {machine()}, shared. Options of the search that an independent annealer of explicit groups "
+        "beats by more than so much: less disagreement at no more communication, or less communication at "
+        "no more disagreement."
     )
     for name in options.only:
         rows = run(name, options.effort, options.attack, options.seed, options.fronts)
