@@ -65,7 +65,8 @@ class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
 
     The first two have `phases` and the third has `rounds`; the other list is empty. `radices` are those of a rule.
-    `workers_per_node` is 0 where nodes are unequal.
+    `workers_per_node` is 0 where nodes are unequal. `paces` is one number for all workers, or one for each. `late` is
+    by how many rounds averages are late, and `normalises` whether progress is brought to a common pace.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -73,6 +74,9 @@ class Schedule:
     workers_per_node: int
     prologue: int
     sha256: str
+    late: int = 0
+    paces: list[int] = field(default_factory=lambda: [1])
+    normalises: bool = False
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
@@ -123,13 +127,12 @@ def read_schedule(document: object) -> Schedule:
     if cluster.workers_per_node:
         raw["cluster"] = {"num_nodes": cluster.num_nodes, "workers_per_node": cluster.workers_per_node}
     parts = _read_strategy(raw["strategy"], cluster)
-    prologue = _read_options(raw["strategy"], cluster)
+    options = _read_options(raw["strategy"], cluster)
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     return Schedule(
         num_workers=cluster.num_workers,
-        prologue=prologue,
         sha256=hashlib.sha256(canonical).hexdigest(),
-        **{"workers_per_node": cluster.workers_per_node, **parts},
+        **{"workers_per_node": cluster.workers_per_node, **parts, **options},
     )
 
 
@@ -187,18 +190,18 @@ def _nonempty(value: object, place: str) -> list[Any]:
     return items
 
 
-def _read_options(raw: dict[str, Any], cluster: _Cluster) -> int:
-    """Check the members that every kind may have, and leave out what equals its default; returns the prologue.
+def _read_options(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
+    """Check the members that every kind may have, leave out what equals its default, and return those that claims use.
 
-    None of them enters a claim of the checker but the prologue: a claim speaks about the groups of a round, and
-    members meet by round number (docs/certificates.md says for each claim why). Other values of `when` and `how` are
-    refused, since for them nobody has said so.
+    Most claims use none of them: they speak about the groups of a round, and members meet by round number (the head of
+    each says why). Other values of `when` and `how` are refused, since for them nobody has said so.
     """
     pace = raw.get("pace", 1)
     paces = as_integers(pace if isinstance(pace, list) else [pace], "strategy.pace", 1, LIMIT)
     needed = cluster.num_workers if isinstance(pace, list) else 1
     require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
-    raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
+    paces = paces if len(set(paces)) > 1 else paces[:1]
+    raw["pace"] = paces if len(paces) > 1 else paces[0]
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
     when = raw.get("when", "lockstep")
     if isinstance(when, dict):
@@ -209,11 +212,16 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> int:
     how = as_object(raw.get("how", {}), "strategy.how", (), ("form",))
     forms = ("ring",) if raw["kind"] == "neighbor" else ("ring", "hierarchical")
     as_choice(how.setdefault("form", "ring"), "strategy.how.form", forms)
-    prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
+    options = {
+        "prologue": as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53),
+        "late": int(isinstance(when, dict)),
+        "paces": paces,
+        "normalises": raw.get("averaging") == "step-normalised",
+    }
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
-    return prologue
+    return options
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
