@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from preduce.topo.phase import ONE
 from preduce.verify.base import Claim, not_proved, proved, refuted, some
 from preduce.verify.consensus import GROUND
-from preduce.verify.stochastic import own_weights
+from preduce.verify.stochastic import keeps_something
 from preduce.verify.view import contracts, every_relax_tame, explicit_view, rule_view
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _prove(schedule: Schedule) -> Claim:
             phase.members[low:high].tolist()
             for phase in phases
             for low, high, relax in zip(
-                phase.offsets.tolist(), phase.offsets.tolist()[1:], phase.relax or (1,) * len(phase), strict=False
+                phase.offsets.tolist(), phase.offsets.tolist()[1:], phase.relax or (ONE,) * len(phase), strict=False
             )
             if 0 < relax < 2
         ]
@@ -87,7 +88,7 @@ def _prove(schedule: Schedule) -> Claim:
 
 def _of_graphs(schedule: Schedule) -> Claim:
     n, rounds = schedule.num_workers, schedule.strategy.graphs
-    if any(min((*graph.weights, 0)) < 0 or own_weights(graph) <= 0 for graph in rounds):
+    if not all(keeps_something(graph) for graph in rounds):
         text = "a weight is negative, or a worker keeps nothing of its own, so connection does not suffice."
         return not_proved(NAME, text)
     edges = {(source, target) for graph in rounds for source, target, weight in graph.edges() if weight}
@@ -103,14 +104,15 @@ def _of_graphs(schedule: Schedule) -> Claim:
             inside = sorted(reached)
             others = [worker for worker in range(n) if worker != lost and worker not in reached]
             text = (
-                f"without worker {lost} nobody leads to all others: not even worker {root} to {some(others)}, nor these to "
-                f"it, so some survivors never agree."
+                f"without worker {lost} no survivor leads to all the others: worker {root} does not lead to "
+                f"{some(others)}, and none of these to it, so some survivors never agree."
             )
-            return refuted(NAME, text, {"worker": lost, "root": root, "reached": inside[:1000], "others": others[:1000]})
+            witness = {"worker": lost, "root": root, "reached": inside[:1000], "others": others[:1000]}
+            return refuted(NAME, text, witness)
         roots.append(root)
     text = (
-        "Own weights are positive and only grow by a loss, and for every lost worker the named survivor leads to all the "
-        "others: so they come to one value."
+        "Own weights are positive and only grow by a loss, and for every lost worker the named survivor leads to all "
+        "the others: so they come to one value."
     )
     return proved(NAME, text, method="roots", roots=roots)
 

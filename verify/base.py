@@ -71,7 +71,7 @@ class Proof:
 
     @property
     def verdict(self) -> Status:
-        """`refuted` if any claim but a property is; `proved` if every essential claim is there and proved; else `not proved`.
+        """`refuted` if a claim is that is no property; `proved` if all essential ones are proved; else `not proved`.
 
         Other claims (rates, bounds) that are "not proved" are listed only, and so are properties, however they stand.
         """

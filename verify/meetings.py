@@ -1,12 +1,12 @@
 """After how many rounds everybody has met everybody, directly or through others: for `staleness`, `queues` and `end`.
 
-The theorems stand in `verify/checker/meetings.py`: nobody is more than so many rounds ahead of another, and everything
-that a worker did is everywhere after so many rounds.
+The theorems stand in `verify/checker/meetings.py`: nobody is more than so many rounds ahead of another, and
+everything that a worker did is everywhere after so many rounds.
 """
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING
 
 from preduce.verify.view import explicit_view, rule_view
@@ -111,7 +111,9 @@ def rounds_to_meet(schedule: Schedule) -> int:
     rule = rule_view(schedule)
     if rule is None:
         return Meetings(schedule).rounds_to_meet()
-    return max(_of_rule(rule, start, rank) for start in range(len(rule.phases)) for rank in range(rule.workers_per_node))
+    return max(
+        _of_rule(rule, start, rank) for start in range(len(rule.phases)) for rank in range(rule.workers_per_node)
+    )
 
 
 def _of_phases(schedule: Schedule) -> list[list[Meeting]]:
@@ -120,7 +122,7 @@ def _of_phases(schedule: Schedule) -> list[list[Meeting]]:
         moving = phase.relax or (1,) * len(phase)
         members = phase.members.tolist()
         bounds = phase.offsets.tolist()
-        groups = (members[low:high] for low, high in zip(bounds, bounds[1:], strict=False))
+        groups = (members[low:high] for low, high in pairwise(bounds))
         result.append([(group, group) for group, relax in zip(groups, moving, strict=True) if relax])
     return result
 

@@ -1,7 +1,7 @@
 """Claim `memory`: distinct groups and connections of the busiest worker, splits, and arrays beside the parameters.
 
-What is counted, and what is assumed of the runtime, stands in `verify/checker/claims/memory.py`. Prices in descriptors,
-threads and megabytes are measurements, no claims: see `verify.budget`.
+What is counted, and what is assumed of the runtime, stands in `verify/checker/claims/memory.py`. Prices in
+descriptors, threads and megabytes are measurements, no claims: see `verify.budget`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def prove_memory(schedule: Schedule) -> Claim:
         kept = "one for the sums"
     kept += ", and one for the parameters with which a round began" if keeps_start else ""
     text = (
-        f"A worker {what}; {splits} different rounds need communicators. Beside its parameters it keeps at most {arrays} "
-        f"arrays of their size ({kept}), so {arrays} scratch bytes for each byte of parameters."
+        f"A worker {what}; {splits} different rounds of the period exchange anything. Beside its parameters it keeps "
+        f"at most {arrays} arrays of their size ({kept}), so {arrays} scratch bytes for each byte of parameters."
     )
     return proved("memory", text, groups=groups, connections=connections, splits=splits, arrays=arrays)
 

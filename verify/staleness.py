@@ -1,4 +1,4 @@
-"""Claims `staleness`, `queues` and `end`: how old parameters are when averaged, who can be how far ahead, how a run ends.
+"""Claims `staleness`, `queues` and `end`: how old what is averaged can be, who is how far ahead, how a run ends.
 
 All three rest on one number, the rounds after which everybody has met everybody (`verify.meetings`). Their theorems
 stand in the files of `verify/checker/claims/` with the same names.
@@ -12,7 +12,7 @@ import numpy as np
 
 from preduce.verify.base import Claim, not_proved, proved
 from preduce.verify.meetings import Meetings, NeverMeetError, TooManyRoundsError, rounds_to_meet
-from preduce.verify.stochastic import explicit_pairs, own_weights, rule_pairs
+from preduce.verify.stochastic import explicit_pairs, keeps_something, rule_pairs
 from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def _staleness(schedule: Schedule, reach: int) -> Claim:
     late, pace = schedule.strategy.when.lag, int(schedule.paces().max())
     age = reach - 1 + late
     direct = (
-        f"A late average takes the parameters with which its round began: it lacks the newest round of every member, at "
+        "A late average takes the parameters with which its round began: it lacks the newest round of every member, at "
         f"most {late * pace} steps"
         if late
         else "An average takes the parameters of its members after all their steps of the round"
     )
     text = (
-        f"{direct}. Any {reach} successive rounds lead from everybody to everybody, and what has arrived somewhere stays "
-        f"there. So at the end of a round everybody's parameters hold all that anybody did up to {age} rounds before, "
+        f"{direct}. Any {reach} successive rounds lead from everybody to everybody, and what has arrived "
+        f"somewhere stays there. So at the end of a round everybody's parameters hold all that anybody did up to {age} rounds before, "
         f"at most {age * pace} steps of a worker."
     )
     return proved("staleness", text, late=late, steps=late * pace, reach=reach, age=age, age_steps=age * pace)
@@ -65,7 +65,7 @@ def _staleness(schedule: Schedule, reach: int) -> Claim:
 def _keeps_own(schedule: Schedule) -> bool:
     """Whether no weight is negative and every worker keeps a positive one on itself."""
     if schedule.strategy.graphs:
-        return all(min((*graph.weights, 0)) >= 0 and own_weights(graph) > 0 for graph in schedule.strategy.graphs)
+        return all(map(keeps_something, schedule.strategy.graphs))
     rule = rule_view(schedule)
     pairs = rule_pairs(rule) if rule is not None else explicit_pairs(schedule)
     return all(relax >= 0 and relax * (size - 1) < size for size, relax in pairs)
@@ -76,8 +76,8 @@ def _end(schedule: Schedule, reach: int) -> Claim:
     text = (
         "The operations of any number of rounds complete if every worker carries out that number. So they do with data "
         f"dealt by pace: a round of all takes {steps} batches, so N batches are N div {steps} rounds for everybody. So "
-        "they do in join mode, whatever the data: every worker takes part in exactly the rounds that anybody began, and "
-        "leaves when all data have ended."
+        "they do in join mode, whatever the data: every worker takes part in exactly the rounds that anybody began, "
+        "and leaves when all data have ended."
     )
     if reach != NONE:
         text += f" Without either, one that leaves early holds up everybody at most {reach} rounds later."
@@ -115,7 +115,9 @@ def _queues(schedule: Schedule, reach: int) -> Claim:
     capacities = np.where(unbounded, NONE, most).tolist()
     free = int(unbounded.sum())
     text = f"No worker is ever more than {reach} rounds ahead of another. " if reach != NONE else ""
-    text += f"At most {max(capacities, default=0)} messages wait on an edge" + (" that has a bound" if free else "") + "."
+    text += (
+        f"At most {max(capacities, default=0)} messages wait on an edge" + (" that has a bound" if free else "") + "."
+    )
     if free:
         text += f" {free} of {len(edges)} edges have none: their target never reaches their source."
     return proved("queues", text, gap=reach, capacities=capacities)

@@ -1,10 +1,10 @@
 """Positive semidefinite, decided without fractions: a rounded factor, and what it leaves over.
 
-*Theorem.* Let A be a symmetric matrix of integers, and A − e·I = L·Lᵀ + R with a symmetric R. If e + R_ii ≥ Σ_{j≠i} |R_ij|
-for every i, then A is positive semidefinite: L·Lᵀ is, and so is e·I + R, whose rows are dominated by their diagonal
-(Gershgorin). *Any* L will do, so it may be rounded: the elimination below divides with a remainder, and R is made of
-just these remainders. Nothing is lost by rounding as long as A stays clear of the edge by more than about 2⁻⁴⁵ of its
-largest entry; a matrix closer to the edge is refused though it may be positive.
+*Theorem.* Let A be a symmetric matrix of integers, and A − e·I = L·Lᵀ + R with a symmetric R. If e + R_ii ≥ Σ_{j≠i}
+|R_ij| for every i, then A is positive semidefinite: L·Lᵀ is, and so is e·I + R, whose rows are dominated by their
+diagonal (Gershgorin). *Any* L will do, so it may be rounded: the elimination below divides with a remainder, and R is
+made of just these remainders. Nothing is lost by rounding as long as A stays clear of the edge by more than about
+2⁻⁴⁵ of its largest entry; a matrix closer to the edge is refused though it may be positive.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Let a worker *meet* another in a round if a group that holds both averages then (relax not 0), or if it takes from the
 other over an edge (weight not 0). What began at worker i before round t is, after the rounds t … s, at the *reached*
-set: i itself at first; then, round by round, whoever meets somebody in it. `rounds_to_meet` is the smallest R such that
-any R successive rounds take any worker to everybody. Two things follow from it.
+set: i itself at first; then, round by round, whoever meets somebody in it. `rounds_to_meet` is the smallest R such
+that any R successive rounds take any worker to everybody. Two things follow from it.
 
 **Nobody is more than R rounds ahead.** Let worker i be in round r, so it has not begun to exchange in round r + 1. An
 exchange completes only when all whom one meets have begun it. So whoever meets i in round r + 1 cannot leave that
@@ -13,11 +13,12 @@ nothing: they are begun with their round, and a round is not left before they ar
 
 **Everything arrives after R rounds,** if nobody gives up all of its own value: then reached sets hold whom they held.
 
-**Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank always are a union of sets "all
-nodes that agree with x outside the digits F", so a family of sets F says all: an average over the local ranks L across
-the digits D turns the families of L into their union with D added to each member. A union of proper ones never holds a
-node that differs from x in every digit, so all nodes are reached exactly when F = all digits is in the family. By
-symmetry x does not matter, and radices do not either: R is the same for every number of nodes with so many digits.
+**Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank always are a union of sets
+"all nodes that agree with x outside the digits F", so a family of sets F says all: an average over the local ranks L
+across the digits D turns the families of L into their union with D added to each member. A union of proper ones never
+holds a node that differs from x in every digit, so all nodes are reached exactly when F = all digits is in the
+family. By symmetry x does not matter, and radices do not either: R is the same for every number of nodes with so many
+digits.
 """
 
 from __future__ import annotations
@@ -118,5 +119,3 @@ def _of_rule(schedule: Schedule, start: int, place: str, work: Work) -> int:
             confirm(quiet < period, place, "rounds", "workers who all meet, directly or through others")
         slowest = max(slowest, number)
     return slowest
-
-

@@ -65,8 +65,7 @@ class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
 
     The first two have `phases` and the third has `rounds`; the other list is empty. `radices` are those of a rule.
-    `workers_per_node` is 0 where nodes are unequal. `paces` is one number for all workers, or one for each. `late` is
-    by how many rounds averages are late, and `normalises` whether progress is brought to a common pace.
+    `workers_per_node` is 0 where nodes are unequal. `paces` holds one number, or one a worker.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -74,12 +73,12 @@ class Schedule:
     workers_per_node: int
     prologue: int
     sha256: str
-    late: int = 0
-    paces: list[int] = field(default_factory=lambda: [1])
-    normalises: bool = False
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
+    paces: list[int] = field(default_factory=lambda: [1])
+    is_late: bool = False
+    is_step_normalised: bool = False
 
     @property
     def period(self) -> int:
@@ -110,6 +109,13 @@ class _Cluster(NamedTuple):
     workers_per_node: int
 
 
+class _Options(NamedTuple):
+    prologue: int
+    paces: list[int]
+    is_late: bool
+    is_step_normalised: bool
+
+
 def read_schedule(document: object) -> Schedule:
     """Read a parsed document, which is brought into canonical form in place.
 
@@ -132,7 +138,8 @@ def read_schedule(document: object) -> Schedule:
     return Schedule(
         num_workers=cluster.num_workers,
         sha256=hashlib.sha256(canonical).hexdigest(),
-        **{"workers_per_node": cluster.workers_per_node, **parts, **options},
+        **options._asdict(),
+        **{"workers_per_node": cluster.workers_per_node, **parts},
     )
 
 
@@ -190,7 +197,7 @@ def _nonempty(value: object, place: str) -> list[Any]:
     return items
 
 
-def _read_options(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
+def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     """Check the members that every kind may have, leave out what equals its default, and return those that claims use.
 
     Most claims use none of them: they speak about the groups of a round, and members meet by round number (the head of
@@ -200,8 +207,7 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
     paces = as_integers(pace if isinstance(pace, list) else [pace], "strategy.pace", 1, LIMIT)
     needed = cluster.num_workers if isinstance(pace, list) else 1
     require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
-    paces = paces if len(set(paces)) > 1 else paces[:1]
-    raw["pace"] = paces if len(paces) > 1 else paces[0]
+    raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
     when = raw.get("when", "lockstep")
     if isinstance(when, dict):
@@ -212,16 +218,12 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
     how = as_object(raw.get("how", {}), "strategy.how", (), ("form",))
     forms = ("ring",) if raw["kind"] == "neighbor" else ("ring", "hierarchical")
     as_choice(how.setdefault("form", "ring"), "strategy.how.form", forms)
-    options = {
-        "prologue": as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53),
-        "late": int(isinstance(when, dict)),
-        "paces": paces,
-        "normalises": raw.get("averaging") == "step-normalised",
-    }
+    prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
+    is_step_normalised = raw.get("averaging", "mean") != "mean"
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
-    return options
+    return _Options(prologue, paces, when != "lockstep", is_step_normalised)
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

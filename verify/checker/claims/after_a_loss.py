@@ -1,34 +1,37 @@
 """Claim `consensus-after-a-loss`: whichever one worker is lost, the schedule brings the others to consensus.
 
-Without worker w a group goes on with its other members, if it has two or more; on a weighted graph the edges of w fall
-away, and what they weighed stays with whom they led to. For groups the survivors agree on their mean. The claim says
-what the schedule can do, not that a run survives a loss: it has to leave w out of the groups, and to find out about it.
+Without worker w a group goes on with its other members, if it has two or more; on a weighted graph the edges of w
+fall away, and what they weighed stays with whom they led to. For groups the survivors agree on their mean. The claim
+says what the schedule can do, not that a run survives a loss: it has to leave w out of the groups, and to find out
+about it.
 
-**Method `order`, for groups** with 0 ≤ relax < 2, all of them. By the theorem of method `trees` (consensus.py) survivors
-agree if pairs from groups with 0 < relax < 2 connect them. Let `order` list the workers so that everybody but the first
-shares such a group with an earlier one, everybody but the last with a later one, and the first and the last share one.
-*Theorem:* then all survivors are connected, whoever is lost. Those who stand before the lost worker go from earlier to
-earlier ones and come to the first; those behind it go from later to later ones and come to the last; and these two meet,
-or one of them was lost and there is only one side. (Such an order exists iff no loss disconnects: an st-numbering.)
+**Method `order`, for groups** with 0 ≤ relax < 2, all of them. By the theorem of method `trees` (consensus.py)
+survivors agree if pairs from groups with 0 < relax < 2 connect them. Let `order` list the workers so that everybody
+but the first shares such a group with an earlier one, everybody but the last with a later one, and the first and the
+last share one. *Theorem:* then all survivors are connected, whoever is lost. Those who stand before the lost worker
+go from earlier to earlier ones and come to the first; those behind it go from later to later ones and come to the
+last; and these two meet, or one of them was lost and there is only one side. (Such an order exists iff no loss
+disconnects: an st-numbering.)
 
-*Rules.* Let Q be the graph of the local ranks of one node and of one more vertex, ZERO, for all the other nodes: a block
-inside nodes joins its local ranks, one across digits its local ranks and ZERO. *Theorem:* let the workers be connected,
-on two nodes or more. Then they stay so without any one worker iff no local rank disconnects Q; so an order of Q as above
-is enough. Suppose the loss of v = (node x, rank l) cut off some workers. Take the tree of the two-connected parts of the
-graph of all workers. Shifts of the digits carry the graph into itself and move every worker, so they fix the middle of
-that tree, which is a part B and no worker. Let H be what v cuts off from B, and shift it by any digits but 0: v comes to
-another worker as deep in the tree, so H and its image are disjoint. Hence H has no local rank twice. A group across
-nodes that meets H would hold a worker h of H and, at the same local rank, one on another node; that one would have to be
-v, and h a shift of v, as deep in the tree as v is; but h lies below v. So only groups inside node x meet H, and its local
-ranks are joined in Q to one another and to l alone: l disconnects Q. That the workers are connected is seen on the
-classes of consensus.py. So the claim holds for every number of nodes with so many digits.
+*Rules.* Let Q be the graph of the local ranks of one node and of one more vertex, ZERO, for all the other nodes: a
+block inside nodes joins its local ranks, one across digits its local ranks and ZERO. *Theorem:* let the workers be
+connected, on two nodes or more. Then they stay so without any one worker iff no local rank disconnects Q; so an order
+of Q as above is enough. Suppose the loss of v = (node x, rank l) cut off some workers. Take the tree of the
+two-connected parts of the graph of all workers. Shifts of the digits carry the graph into itself and move every
+worker, so they fix the middle of that tree, which is a part B and no worker. Let H be what v cuts off from B, and
+shift it by any digits but 0: v comes to another worker as deep in the tree, so H and its image are disjoint. Hence H
+has no local rank twice. A group across nodes that meets H would hold a worker h of H and, at the same local rank, one
+on another node; that one would have to be v, and h a shift of v, as deep in the tree as v is; but h lies below v. So
+only groups inside node x meet H, and its local ranks are joined in Q to one another and to l alone: l disconnects Q.
+That the workers are connected is seen on the classes of consensus.py. So the claim holds for every number of nodes
+with so many digits.
 
-**Method `roots`, for weighted graphs.** Own weights only grow by a loss, so the theorem of method `graph` (consensus.py)
-applies to the survivors if some survivor leads to all the others over edges of positive weight without w: `roots` names
-one for every w.
+**Method `roots`, for weighted graphs.** Own weights only grow by a loss, so the theorem of method `graph`
+(consensus.py) applies to the survivors if some survivor leads to all the others over edges of positive weight without
+w: `roots` names one for every w.
 
-*The check is sound because* it looks up every step in the schedule itself. *It assumes* that groups are disjoint, which
-`conflict-free` confirms.
+*The check is sound because* it looks up every step in the schedule itself. *It assumes* that groups are disjoint,
+which `conflict-free` confirms.
 """
 
 from __future__ import annotations
@@ -101,7 +104,9 @@ def _confirm_connected(schedule: Schedule, place: str) -> None:
 def check_by_roots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`roots`: for every lost worker one that leads to all other survivors."""
     confirm(schedule.form == "graph", place, "roots", "order")
-    confirm(all(map(keeps_something, schedule.rounds)), "schedule", "a weight", "positive weights on oneself, none negative")
+    confirm(
+        all(map(keeps_something, schedule.rounds)), "schedule", "a weight", "positive weights on oneself, none negative"
+    )
     n = schedule.num_workers
     roots = as_integers(entry["roots"], f"{place}.roots", 0, n)
     confirm(len(roots) == n, f"{place}.roots", len(roots), f"{n} roots")

@@ -1,25 +1,25 @@
 """Claim `end`: a finite run of any length ends for all workers after the same round, and nobody waits for one who left.
 
-*Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete. The operations
-of these rounds are a beginning of those of an endless run, each has all its members, and the argument of
+*Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete. The
+operations of these rounds are a beginning of those of an endless run, each has all its members, and the argument of
 `deadlock-free` never looks beyond the operation with the smallest tick.
 
 *Theorem 2, data dealt by pace.* A round of all workers takes `steps` batches, of which worker i takes its pace. So N
 batches are N div `steps` rounds, the same number for everybody, whatever the speeds; the rest is left out.
 
-*Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data ended
-says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all have ended
-and, asked after that, the next round is not declared. A worker begins round k after it completed round k − 1, so the
-declared rounds are 0 … m − 1. A worker that leaves before round k has seen that nobody can declare k any more: k = m.
-And nobody leaves later, because round m is never begun. So every worker carries out exactly the rounds 0 … m − 1, and
-theorem 1 applies.
+*Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data
+ended says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all
+have ended and, asked after that, the next round is not declared. A worker begins round k after it completed round k −
+1, so the declared rounds are 0 … m − 1. A worker that leaves before round k has seen that nobody can declare k any
+more: k = m. And nobody leaves later, because round m is never begun. So every worker carries out exactly the rounds 0
+… m − 1, and theorem 1 applies.
 
-*Theorem 4, unequal data without it.* A worker that leaves after its round r holds up everybody at most `behind` rounds
-later (the R of meetings.py), so unequal data cannot go unnoticed for longer than that. −1 where no such number is
-claimed.
+*Theorem 4, unequal data without it.* A worker that leaves after its round r holds up everybody at most `behind`
+rounds later (the R of meetings.py), so unequal data cannot go unnoticed for longer than that. −1 where no such number
+is claimed.
 
-*The check is sound because* it computes both numbers from the schedule. *It assumes* what `deadlock-free` assumes, and
-of join mode that what one worker noted is seen by all who ask later.
+*The check is sound because* it computes both numbers from the schedule. *It assumes* what `deadlock-free` assumes,
+and of join mode that what one worker noted is seen by all who ask later.
 """
 
 from __future__ import annotations

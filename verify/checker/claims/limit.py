@@ -4,16 +4,16 @@ Rows of P, one period, sum to 1; columns need not, and then the mean moves. *Cla
 converge to one value π·x, with |π_i − `weights`_i| ≤ `error` for every worker i; and differences vanish at least as
 fast as `rate`ᵏ over k periods, so that P has no other eigenvalue above `rate`.
 
-**The rate.** Let y_i = x_i − x_n be the differences to the last worker. Rows sum to 1, so one period takes y to N·y with
-N_ij = P_ij − P_nj. *Theorem:* if H is positive definite and r²·H − NᵀHN is positive semidefinite, then each period
-shrinks √(yᵀHy) by the factor r or more (Lyapunov). So the spectral radius of N, which has the eigenvalues of P but for
-one 1, is at most r; and with r < 1 all differences vanish.
+**The rate.** Let y_i = x_i − x_n be the differences to the last worker. Rows sum to 1, so one period takes y to N·y
+with N_ij = P_ij − P_nj. *Theorem:* if H is positive definite and r²·H − NᵀHN is positive semidefinite, then each
+period shrinks √(yᵀHy) by the factor r or more (Lyapunov). So the spectral radius of N, which has the eigenvalues of P
+but for one 1, is at most r; and with r < 1 all differences vanish.
 
 **The value.** Let w be the weights, Σw = 1, and d = wᵀP − wᵀ, whose entries sum to 0: so d·x = Σ_{i<n} d_i·y_i. The
-number w·x changes by d·Pᵏx in period k, hence converges, hence all workers do, to π·x say. The changes together are at
-most Σ_k ‖d‖·rᵏ·√(yᵀHy)/√u = ‖d‖·√(yᵀHy)/(√u·(1 − r)), where H − u·I is positive semidefinite and ‖d‖ is the length of
-(d_1 … d_{n−1}). Take for x the vector that is 1 at worker i and 0 elsewhere: π·x − w·x = π_i − w_i, and yᵀHy is H_ii, or
-the sum of all entries of H for the last worker. Where d = 0 the weights are exactly π, and the error is 0.
+number w·x changes by d·Pᵏx in period k, hence converges, hence all workers do, to π·x say. The changes together are
+at most Σ_k ‖d‖·rᵏ·√(yᵀHy)/√u = ‖d‖·√(yᵀHy)/(√u·(1 − r)), where H − u·I is positive semidefinite and ‖d‖ is the length
+of (d_1 … d_{n−1}). Take for x the vector that is 1 at worker i and 0 elsewhere: π·x − w·x = π_i − w_i, and yᵀHy is
+H_ii, or the sum of all entries of H for the last worker. Where d = 0 the weights are exactly π, and the error is 0.
 
 *The check is sound because* it multiplies P itself, and computes N, d and both matrices from it in integers
 (definite.py decides them). Any H, u and r that pass will do. *It assumes* nothing; pace and lateness do not enter.

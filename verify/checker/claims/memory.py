@@ -9,12 +9,13 @@
   the parameters with which a round began, where averages are late or progress is normalised; and a weighted graph
   keeps one for each in-neighbour of the largest round. So `arrays` is also scratch bytes for each byte of parameters.
 
-Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices are
-2 or more, their nodes differ. A block of one local rank across no digit makes no group.
+Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
+are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
 
-*The check is sound because* it counts in the schedule itself. *It assumes* of the runtime that it makes one communicator
-for each distinct set of members (the form `hierarchical` makes three for a group that fits it) and keeps the arrays
-above; what frameworks allocate inside an operation is not counted, nor are activations, gradients and optimizer state.
+*The check is sound because* it counts in the schedule itself. *It assumes* of the runtime that it makes one
+communicator for each distinct set of members (the form `hierarchical` makes three for a group that fits it) and keeps
+the arrays above; what frameworks allocate inside an operation is not counted, nor are activations, gradients and
+optimizer state.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`groups`, `connections`, `splits`, `arrays`."""
-    arrays = 1 + int(schedule.late > 0 or schedule.normalises)
+    arrays = 1 + int(schedule.is_late or schedule.is_step_normalised)
     if schedule.form == "graph":
         groups, connections = 0, _most_neighbours(schedule.rounds)
         splits = len({tuple(edges) for edges in schedule.rounds if edges})

@@ -1,14 +1,14 @@
 """Claim `queues`, for weighted graphs: how far workers can be apart, and how many messages can wait on an edge.
 
-*The gap.* No worker is ever more than `gap` rounds ahead of another: the R of meetings.py, with its proof; −1 where no
-bound is claimed, because some worker never hears of another.
+*The gap.* No worker is ever more than `gap` rounds ahead of another: the R of meetings.py, with its proof; −1 where
+no bound is claimed, because some worker never hears of another.
 
-*The queues.* Let worker u send over an edge (u, v) in some rounds of the period, and let v be in round s, whose message
-it has not read. Messages of rounds before s are read. Worker v has begun no exchange of round s + 1, so by the theorem
-of meetings.py u is in round s + d at most, if d successive rounds from round s + 1 on lead from v to u. *Theorem:* of
-this edge there wait at most as many messages as the rounds s … s + d have that use it; `capacities` holds the largest
-such number over all s, for every edge of the period in the order of (target, source), −1 where v never reaches u. For
-one round this is d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
+*The queues.* Let worker u send over an edge (u, v) in some rounds of the period, and let v be in round s, whose
+message it has not read. Messages of rounds before s are read. Worker v has begun no exchange of round s + 1, so by
+the theorem of meetings.py u is in round s + d at most, if d successive rounds from round s + 1 on lead from v to u.
+*Theorem:* of this edge there wait at most as many messages as the rounds s … s + d have that use it; `capacities`
+holds the largest such number over all s, for every edge of the period in the order of (target, source), −1 where v
+never reaches u. For one round this is d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
 
 *The check is sound because* it follows what arrives at whom, round by round, from every round of the period. *It
 assumes* that a worker exchanges with its neighbours of a round before it leaves that round. An edge of weight 0 sends
