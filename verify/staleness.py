@@ -56,8 +56,8 @@ def _staleness(schedule: Schedule, reach: int) -> Claim:
     )
     text = (
         f"{direct}. Any {reach} successive rounds lead from everybody to everybody, and what has arrived "
-        f"somewhere stays there. So at the end of a round everybody's parameters hold all that anybody did up to {age} rounds before, "
-        f"at most {age * pace} steps of a worker."
+        f"somewhere stays there. So at the end of a round everybody's parameters hold all that anybody did up to {age} "
+        f"rounds before, at most {age * pace} steps of a worker."
     )
     return proved("staleness", text, late=late, steps=late * pace, reach=reach, age=age, age_steps=age * pace)
 
