@@ -127,8 +127,8 @@ def _questions(strategy: Pairwise, cluster: Cluster) -> Claim:
         Status.PROVED,
         f"an active worker asks one question and waits for its answer, and {most} of them at most know a passive "
         f"worker: so at most {most} questions wait there, each is answered, and who asks waits for at most "
-        f"{max(most - 1, 0)} exchanges of others. Nobody waits for anybody's rounds, so how far one gets ahead of another "
-        "has no bound.",
+        f"{max(most - 1, 0)} exchanges of others. Nobody waits for anybody's rounds, so how far one gets ahead of "
+        "another has no bound.",
         {"questions": most, "worker": busiest, "gap": None},
     )
 

@@ -12,58 +12,16 @@ import pytest
 from benchmarks.forgery import runs
 from benchmarks.forgery.attempt import certified, refusal
 from benchmarks.forgery.oracle import dense
-from benchmarks.forgery.schedules import explicit, graph, rule, shift
+from benchmarks.forgery.schedules import explicit, graph, random_schedule, rule, shift
 from preduce.runtime.data.sampler import RoundSampler
 from preduce.runtime.transport.needed_groups import distinct_partitions, member_sets
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import AllReduce, Neighbor, Static
-from preduce.topo.strategies.axes import LOCKSTEP, Late
+from preduce.topo.strategies import AllReduce
 from preduce.verify import Status, prove
 from preduce.verify.base import Claim, Proof
-
-TIMES = (LOCKSTEP, Late())
-
-
-def random_schedule(draw: random.Random) -> Schedule:
-    """Explicit groups, a rule or a weighted graph, with paces and lateness; most of them reach consensus."""
-    kind, period = draw.randrange(3), draw.randrange(1, 5)
-    when = draw.choice(TIMES)
-    if kind == 0:
-        n = draw.randrange(2, 8)
-        phases = []
-        for _ in range(period):
-            ranks = draw.sample(range(n), n)
-            cuts = sorted(draw.sample(range(n + 1), min(draw.randrange(1, 4), n + 1)))
-            groups = [ranks[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
-            phases.append([group for group in groups if len(group) > 1])
-        pace = tuple(draw.randrange(1, 4) for _ in range(n))
-        return explicit(n, *phases, pace=pace, when=when, prologue=draw.randrange(2))
-    if kind == 1:
-        radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
-        phases = []
-        for _ in range(period):
-            locals_ = draw.sample(range(size), size)
-            cut = draw.randrange(size + 1)
-            blocks = [
-                Block(tuple(sorted(part)), tuple(d for d in range(len(radices)) if draw.random() < 0.5))
-                for part in (locals_[:cut], locals_[cut:])
-                if part
-            ]
-            phases.append(tuple(blocks))
-        made = rule(radices, size, *phases)
-        return Schedule("r", made.cluster, Static(phases=made.strategy.phases, when=when, pace=draw.randrange(1, 3)))
-    n = draw.randrange(2, 7)
-    rounds = []
-    for _ in range(draw.randrange(1, 4)):
-        pairs = draw.sample([(i, j) for i in range(n) for j in range(n) if i != j], draw.randrange(n * (n - 1) + 1))
-        if draw.random() < 0.5:
-            pairs = list({*pairs, *((i, (i + 1) % n) for i in range(n))})
-        rounds.append([(i, j, Fraction(1, draw.randrange(n, 2 * n))) for i, j in pairs])
-    made = graph(n, *rounds)
-    return Schedule("g", made.cluster, Neighbor(rounds=made.strategy.rounds, when=when, pace=draw.randrange(1, 4)))
 
 
 def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
