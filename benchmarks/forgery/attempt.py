@@ -6,7 +6,7 @@ import copy
 import json
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.forgery.schedules import SCHEDULES, modular, wide
+from benchmarks.forgery.schedules import SCHEDULES, modular, spread, wide
 from preduce.topo.document.schedule import dump_schedule
 from preduce.verify import checker, prove
 
@@ -54,7 +54,7 @@ def kind_of(entry: Document) -> str:
 def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
     """For each kind of claim (raw schedule, certificate with only what the claim rests on and the claim)."""
     result: dict[str, list[tuple[Document, Document]]] = {}
-    for name, schedule in {**SCHEDULES, "wide": wide(), "modular": modular()}.items():
+    for name, schedule in {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}.items():
         raw, certificate = certified(schedule)
         for entry in certificate["claims"]:
             kind = kind_of(entry)
@@ -65,7 +65,7 @@ def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
     return result
 
 
-LARGE = ("contraction/norms", "exact-consensus-probable")
+LARGE = ("contraction/factor", "contraction/norms", "exact-consensus-probable")
 """Kinds that need a schedule of more workers."""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.forgery.attempt import certified, kind_of, moved_to, objection, reread, single_claims
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
 from benchmarks.forgery.oracle import is_true
-from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, wide
+from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide
 from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ RANDOM_SCHEDULES = 60
 ENTRIES = 15
 """Corrupted entries for each corrupted schedule, which stands for as many attempts as it has claims."""
 
-SLOW = ("wide", "modular")
+SLOW = ("wide", "spread", "modular")
 """Schedules of many workers, which are forged for the kinds of claim alone that no small one has."""
 
 
@@ -53,7 +53,7 @@ class Tally:
 def pool(seed: int) -> list[Honest]:
     """The schedules that show every kind of claim, and random ones."""
     draw = random.Random(f"pool {seed}")
-    schedules = {**SCHEDULES, "wide": wide(), "modular": modular()}
+    schedules = {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}
     schedules |= {f"random {number}": random_schedule(draw) for number in range(RANDOM_SCHEDULES)}
     result = []
     for name, schedule in schedules.items():

@@ -74,6 +74,10 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
     if "squared" in entry and draw.random() < 0.5:
         entry["squared"] = str(Fraction(entry["squared"]) * Fraction(draw.randrange(999_999), 10**6))
         return
+    if "at_most" in entry and draw.random() < 0.5:
+        part = Fraction(draw.randrange(10**6 - 9, 10**6 + 9) if draw.random() < 0.5 else draw.randrange(10**6), 10**6)
+        entry["at_most"] = str(Fraction(entry["at_most"]) * part)
+        return
     if "at_least" in entry and draw.random() < 0.5:
         old = entry["at_least"]
         entry["at_least"] = (

@@ -10,16 +10,16 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from benchmarks.forgery.dense import Groups, Matrix
 
 Waits = tuple[tuple[frozenset[int], ...], ...]
 """For every round of the period and every worker those whom it waits for in that round."""
 
-Matrix = npt.NDArray[np.float64]
-Groups = list[list[tuple[list[int], float]]] | None
 TOLERANCE = 1e-9
 
 

@@ -77,6 +77,11 @@ def wide(n: int = 48 + 2) -> Schedule:
     return explicit(n, first, [range(0, n, 2), range(1, n, 2)])
 
 
+def spread(n: int = 48 + 2) -> Schedule:
+    """A schedule too large for exact pivots that one period does not bring to the mean."""
+    return explicit(n, [range(i, i + 5) for i in range(0, n, 5)], [[i, (i + 7) % n] for i in range(0, n - 7, 14)])
+
+
 def modular() -> Schedule:
     """Exact by relaxed pairs, too large for the exact product: the pattern of six workers, then across copies."""
     copies, base = 22, SCHEDULES["relaxed-exact"]

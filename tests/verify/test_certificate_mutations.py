@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.forgery.attempt import certified, entries_by_kind, moved_to, objection, refusal, reread, single_claims
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
-from benchmarks.forgery.oracle import is_true
+from benchmarks.forgery.oracle import STEADY, is_true
 from benchmarks.forgery.schedules import SCHEDULES
 from preduce.topo.document.canonical import schedule_sha256
 from preduce.topo.document.schedule import dump_schedule, load_schedule
@@ -19,11 +19,13 @@ from preduce.verify import checker
 
 COUNT = 1000
 CASES = entries_by_kind()
+# STEADY: the checks take milliseconds, so fewer of them are made here, and more in test_steady_state_claims.py.
 
 
 @pytest.mark.parametrize("kind", sorted(CASES))
 def test_corrupted_certificates_are_refused_or_still_true(kind):
-    count = COUNT // 4 if kind == "contraction/norms" else COUNT  # its matrices have 50 rows
+    slow = ("contraction/factor", "contraction/norms", *STEADY)  # the matrices of the first two have 50 rows
+    count = COUNT // 4 if kind in slow else COUNT
     draw = random.Random(f"certificate {kind}")
     cases = CASES[kind]
     assert cases, "every kind of claim has a schedule that shows it"
@@ -69,6 +71,8 @@ def test_certificates_of_another_schedule_are_refused_or_still_true(name):
             continue
         changed += 1
         for entry, single in single_claims(moved_to(certificate, read)):
+            if entry["claim"] in STEADY and changed % 10:
+                continue
             if objection(read, single) is None:
                 accepted += 1
                 assert is_true(entry, other), (entry["claim"], other)

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.forgery import runs
 from benchmarks.forgery.attempt import certified, refusal
-from benchmarks.forgery.oracle import dense
+from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import explicit, graph, random_schedule, rule, shift
 from preduce.runtime.data.sampler import RoundSampler
 from preduce.runtime.transport.needed_groups import distinct_partitions, member_sets

@@ -10,6 +10,8 @@ from .claims import (
     consensus,
     contraction,
     deadlock_free,
+    disagreement,
+    drift,
     end,
     exact_consensus,
     limit,
@@ -39,6 +41,7 @@ class Claim(NamedTuple):
     members: tuple[str, ...]
 
 
+DRIFT_MEMBERS = ("at_most", "squared", "bits", "state")
 GAP_MEMBERS = ("at_least", "less_than", "measure")
 
 CLAIMS: dict[str, Claim] = {
@@ -52,8 +55,12 @@ CLAIMS: dict[str, Claim] = {
     "deadlock-free": Claim(deadlock_free.check, ("ticks", "height", "prologue")),
     "end": Claim(end.check, ("steps", "behind")),
     "contraction/pivots": Claim(contraction.check_by_pivots, ("squared", "classes", "pivots", "operator")),
+    "contraction/factor": Claim(contraction.check_by_factor, ("squared", "operator")),
     "contraction/norms": Claim(contraction.check_by_norms, ("squared", "one", "infinity", "operator")),
     "limit": Claim(limit.check, ("weights", "error", "rate", "form", "floor")),
+    "disagreement": Claim(disagreement.check, ("at_most", "bits", "covariance")),
+    "drift-worker": Claim(drift.check, DRIFT_MEMBERS),
+    "drift-node": Claim(drift.check, DRIFT_MEMBERS),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ("classes",)),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
     "exact-consensus-probable": Claim(exact_consensus.check_probable, ("trials",)),

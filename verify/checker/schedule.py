@@ -65,7 +65,8 @@ class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
 
     The first two have `phases` and the third has `rounds`; the other list is empty. `radices` are those of a rule.
-    `workers_per_node` is 0 where nodes are unequal. `paces` holds one number, or one a worker.
+    `workers_per_node` is 0 where nodes are unequal. `paces` holds one number, or one a worker. `nodes` are the nodes as
+    the file lists them, empty where it says only that each has `node_size` workers, in the order of ranks.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -79,6 +80,8 @@ class Schedule:
     paces: list[int] = field(default_factory=lambda: [1])
     is_late: bool = False
     is_step_normalised: bool = False
+    nodes: list[list[int]] = field(default_factory=list)
+    node_size: int = 0
 
     @property
     def period(self) -> int:
@@ -107,6 +110,7 @@ class _Cluster(NamedTuple):
     num_workers: int
     num_nodes: int
     workers_per_node: int
+    nodes: list[list[int]]
 
 
 class _Options(NamedTuple):
@@ -138,6 +142,8 @@ def read_schedule(document: object) -> Schedule:
     return Schedule(
         num_workers=cluster.num_workers,
         sha256=hashlib.sha256(canonical).hexdigest(),
+        nodes=cluster.nodes,
+        node_size=cluster.workers_per_node,
         **options._asdict(),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
@@ -153,12 +159,12 @@ def _read_cluster(raw: dict[str, Any]) -> _Cluster:
         in_order = list(range(len(ranks)))
         require(sorted(ranks) == in_order, "cluster.nodes", "ranks are 0..n-1, each once")
         is_regular = len(set(map(len, nodes))) == 1 and ranks == in_order
-        cluster = _Cluster(len(ranks), len(nodes), len(nodes[0]) if is_regular else 0)
+        cluster = _Cluster(len(ranks), len(nodes), len(nodes[0]) if is_regular else 0, nodes)
     else:
         as_object(raw, "cluster", ("num_nodes", "workers_per_node"))
         num_nodes = as_integer(raw["num_nodes"], "cluster.num_nodes", 1, LIMIT)
         size = as_integer(raw["workers_per_node"], "cluster.workers_per_node", 1, LIMIT)
-        cluster = _Cluster(num_nodes * size, num_nodes, size)
+        cluster = _Cluster(num_nodes * size, num_nodes, size, [])
     require(1 < cluster.num_workers < LIMIT, "cluster", "needs 2 to 2147483647 workers")
     return cluster
 
@@ -198,10 +204,11 @@ def _nonempty(value: object, place: str) -> list[Any]:
 
 
 def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
-    """Check the members that every kind may have, leave out what equals its default, and return those that claims use.
+    """Check the members that every kind may have, and leave out what equals its default.
 
-    Most claims use none of them: they speak about the groups of a round, and members meet by round number (the head of
-    each says why). Other values of `when` and `how` are refused, since for them nobody has said so.
+    Most claims speak about the groups of a round, and members meet by round number (docs/certificates.md says for each
+    claim why); the head of each that uses pace, averaging or lateness says how. Other values of `when` and `how` are
+    refused, since for them nobody has said so.
     """
     pace = raw.get("pace", 1)
     paces = as_integers(pace if isinstance(pace, list) else [pace], "strategy.pace", 1, LIMIT)
@@ -219,11 +226,10 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     forms = ("ring",) if raw["kind"] == "neighbor" else ("ring", "hierarchical")
     as_choice(how.setdefault("form", "ring"), "strategy.how.form", forms)
     prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
-    is_step_normalised = raw.get("averaging", "mean") != "mean"
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
-    return _Options(prologue, paces, when != "lockstep", is_step_normalised)
+    return _Options(prologue, paces, when != "lockstep", raw.get("averaging", "mean") != "mean")
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
