@@ -17,6 +17,7 @@ from preduce.runtime.data.sampler import RoundSampler
 from preduce.runtime.transport.needed_groups import distinct_partitions, member_sets
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce
@@ -69,7 +70,7 @@ def test_limits_enclose_what_powers_of_the_period_come_to():
         edges = [(i, j, Fraction(draw.randrange(1, 50), 50 * n)) for i, j in sorted(pairs) if i != j]
         schedule = graph(n, edges, edges[: draw.randrange(1, len(edges) + 1)])
         entry = prove(schedule)["limit"].entry
-        product = dense(certified(schedule)[0])[1]
+        product = dense(dump_schedule(schedule))[1]
         product = product[1] @ product[0]
         far = np.linalg.matrix_power(product, 5000) @ (start := rng.normal(size=n))
         weights = np.array([float(Fraction(w)) for w in entry["weights"]])
@@ -178,7 +179,7 @@ def test_in_join_mode_every_worker_takes_part_in_the_same_rounds():
 
 
 def _parts(schedule: Schedule):
-    raw = certified(schedule)[0]
+    raw = dump_schedule(schedule)
     return raw, dense(raw)[0], schedule.num_workers
 
 
