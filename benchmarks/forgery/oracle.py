@@ -48,7 +48,7 @@ def is_true(entry: Document, raw: Document) -> bool:
     if name == "contraction":
         return float(Fraction(entry["squared"])) >= np.linalg.norm(off, 2) ** 2 - 1e-9
     if name in STEADY:
-        return float(Fraction(entry["at_most"])) >= steady_figures(raw, listed, matrices)[name] * (1 - 1e-9)
+        return float(Fraction(entry["at_most"])) >= steady_figures(raw, listed, matrices)[name] * (1 - 1e-9) - 1e-15
     if name.startswith("exact"):
         return bool(np.abs(off).max() < 1e-9)
     if name == "rounds":
