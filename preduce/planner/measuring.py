@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MAX_SAMPLED_WORKERS = 4096
 
+SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
+"""Steps that are sampled, whatever the pace, and rounds at the least."""
+
 
 class Seconds(NamedTuple):
     """Of one step: in all, how much of it the fastest workers compute, and the relative standard error if sampled."""
@@ -154,5 +157,6 @@ def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
         raise PreduceError(
             f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
         )
-    sampled = sample(schedule, job.hardware, job.compute_times(), form=form, seed=job.seed)
+    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // int(schedule.paces().max()))
+    sampled = sample(schedule, job.hardware, job.compute_times(), form=form, num_rounds=rounds, seed=job.seed)
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
