@@ -1,0 +1,25 @@
+"""Which tests judge which file: quick ones first, thorough ones only for what those let live.
+
+A stage is a tuple of pytest's arguments. The order within a stage matters as well: the first failing test ends it.
+"""
+
+from __future__ import annotations
+
+GENERATOR = "schedulers/protocols/group_generator/"
+EXPLORED = ("tests/schedulers/test_protocol_generator_explored.py", "tests/schedulers/test_protocol_generator_mutants.py")
+
+TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "schedulers/protocols/adpsgd.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
+    "schedulers/protocols/digraph.py": (
+        ("tests/schedulers/test_protocol_digraph.py", "tests/schedulers/test_protocol_adpsgd.py"),
+    ),
+    "schedulers/protocols/hop.py": (
+        ("tests/schedulers/test_protocol_hop.py",),
+        ("tests/verify/test_explore_hop.py", "tests/verify/test_explore_seeded_bugs.py"),
+    ),
+    GENERATOR + "buffers.py": (("tests/schedulers/test_protocol_generator_buffers.py",), EXPLORED),
+    GENERATOR + "draw.py": (("tests/schedulers/test_protocol_generator_draw.py",), EXPLORED),
+    GENERATOR + "service.py": (("tests/schedulers/test_protocol_generator_service.py",), EXPLORED),
+    GENERATOR + "system.py": (("tests/schedulers/test_protocol_generator_system.py",), EXPLORED),
+    GENERATOR + "worker.py": (("tests/schedulers/test_protocol_generator_worker.py",), EXPLORED),
+}
