@@ -2,7 +2,8 @@
 
 mutmut itself puts all mutants of a file side by side and switches between them as a process runs. Here a mutant is a whole
 source text, so that properties and module-level code take part as well. What only people read is left out: annotations,
-decorators, docstrings, messages of errors, and the functions that word events for traces (`WORDING`).
+decorators, docstrings, messages of errors, names of constants, and the functions that word events for traces (`WORDING`);
+so are assertions, `strict=` among them, which state our own invariants.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def element_dropped(node: cst.Tuple) -> Iterable[cst.Tuple]:
     if len(node.elements) > 1 and any(isinstance(element, cst.StarredElement) for element in node.elements):
         for place in range(len(node.elements)):
             rest = [*node.elements[:place], *node.elements[place + 1 :]]
-            yield node.with_changes(elements=[e.with_changes(comma=cst.Comma(cst.SimpleWhitespace(""), cst.SimpleWhitespace(" "))) for e in rest])
+            yield node.with_changes(elements=[element.with_changes(comma=cst.Comma()) for element in rest])
 
 
 def operand_dropped(node: cst.BooleanOperation) -> Iterable[cst.BaseExpression]:
@@ -104,7 +105,7 @@ class _Visitor(cst.CSTVisitor):
         self.changes: list[tuple[int, str, bytes]] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if _is_wording(node):
+        if _is_left_out(node):
             return False
         for kind, operator in OPERATORS:
             if isinstance(node, kind):
@@ -122,7 +123,8 @@ class _Visitor(cst.CSTVisitor):
         return line, name, self.source[: span.start] + text + self.source[span.start + span.length :]
 
 
-def _is_wording(node: cst.CSTNode) -> bool:
+def _is_left_out(node: cst.CSTNode) -> bool:
+    """Whether nothing in a node is changed: wording, types, and what only states an invariant of our own."""
     match node:
         case cst.Annotation() | cst.Decorator() | cst.Import() | cst.ImportFrom() | cst.Raise() | cst.Assert():
             return True
@@ -130,13 +132,15 @@ def _is_wording(node: cst.CSTNode) -> bool:
             return name in WORDING
         case cst.If(test=cst.Name(value="TYPE_CHECKING")):
             return True
-        case cst.AnnAssign(target=cst.Name(value="__all__")) | cst.ClassDef(body=cst.SimpleStatementSuite()):
-            return True
         case cst.Expr(value=cst.SimpleString() | cst.ConcatenatedString()):
             return True
-        case cst.Assign(targets=[cst.AssignTarget(target=cst.Name())], value=value):
-            return _is_type(value)
+        case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value=name))], value=value):
+            return name == "__all__" or (name.isupper() and isinstance(value, cst.SimpleString)) or _is_type(value)
+        case cst.AnnAssign(value=cst.Call(func=cst.Name(value="field")) | cst.Name(value="False")):
+            return True  # a field that is set later; a switch that is off, for which None would do as well
         case cst.Call(func=cst.Name(value="len" | "isinstance" | "field" | "TypeVar" | "cast")):
+            return True
+        case cst.Arg(keyword=cst.Name(value="strict")):
             return True
     return False
 
@@ -144,8 +148,9 @@ def _is_wording(node: cst.CSTNode) -> bool:
 def _is_type(value: cst.BaseExpression) -> bool:
     """Whether a module-level assignment names a type: `Outcome = tuple[State, …]`, `Reply = A | B`."""
     names = m.Name() | m.Attribute()
-    subscript = m.Subscript(value=m.Name("tuple") | m.Name("dict") | m.Name("list") | m.Name("Callable") | m.Name("Iterator"))
-    return m.matches(value, subscript | m.BinaryOperation(left=names | m.BinaryOperation(), operator=m.BitOr(), right=m.Name()))
+    generic = m.Name("tuple") | m.Name("dict") | m.Name("list") | m.Name("Callable") | m.Name("Iterator")
+    union = m.BinaryOperation(left=names | m.BinaryOperation(), operator=m.BitOr(), right=m.Name())
+    return m.matches(value, m.Subscript(value=generic) | union | m.Call(func=m.Name("TypeVar")))
 
 
 def mutants_of(source: str) -> Iterator[Mutant]:

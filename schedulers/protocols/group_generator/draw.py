@@ -273,5 +273,5 @@ def shuffled(workers: frozenset[int], salt: int) -> list[int]:
 
 def salt_of(seed: int, draw: int, num_workers: int) -> int:
     """The random number of draw number `draw`, from the seed alone: more bits than an order of the workers needs."""
-    bits = max(16, num_workers.bit_length() * num_workers // 8 + 16)
-    return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(bits), "big")
+    num_bytes = num_workers.bit_length() * num_workers // 8 + 16
+    return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(num_bytes), "big")

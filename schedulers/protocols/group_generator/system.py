@@ -32,6 +32,7 @@ from preduce.schedulers.protocols.group_generator.worker import (
     Retry,
     WorkerState,
 )
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -55,10 +56,14 @@ class GroupSystem:
             draws from the setting's seed, as at run time.
         retries: how often each worker may say again what may have been lost, also when nothing was.
         costs: what a round costs each worker to compute, as they report it (empty: all the same).
-        breakers: workers whose collective may fail once although nobody has died.
+        breakers: workers whose collective may fail once although nobody has died; not in endless runs, where groups
+            long past are told from one another no more, so that one that broke would be taken for met.
         timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
             that is for `verify.properties.group_generator` to check.
         restarts: how often the generator may be killed and started again from its log.
+
+    Raises:
+        InputError: an endless run with breakers.
     """
 
     setting: GeneratorSetting
@@ -70,6 +75,11 @@ class GroupSystem:
     breakers: tuple[int, ...] = ()
     timeouts: bool = False
     restarts: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what numbers counted from the oldest group cannot show."""
+        if self.rounds is None and self.breakers:
+            raise InputError(f"breakers: is {self.breakers}; an endless run has none: give rounds")
 
     @cached_property
     def generator(self) -> GroupGenerator:
