@@ -1,11 +1,13 @@
 """Change the code in small ways and say which changes no test notices.
 
     python -m benchmarks.mutants [--file FILE] [--sample N] [--seed S] [--jobs 2] [--again] [--quick] [--fresh]
+    python -m benchmarks.mutants --planted
 
-A line per file at the end: mutants judged, killed, survivors that `accepted.toml` gives a reason for, and survivors that
-nobody has named; the score is killed / (judged − equivalent), with Wilson's 95 % interval when it is of a sample. Exit code 1
-if a survivor has no name. Sessions stand in build/mutants/, a line per mutant, and go on where they stopped as long as the
-file and its tests are the same; `--again` judges the survivors of the last session, whatever has changed since.
+A line per file at the end: mutants judged, killed, survivors that `accepted.toml` gives a reason for, and survivors
+that nobody has named; the score is killed / (judged − equivalent), with Wilson's 95 % interval when it is of a sample.
+Exit code 1 if a survivor has no name. Sessions stand in build/mutants/, a line per mutant, and go on where they stopped
+as long as the file and its tests are the same; `--again` judges the survivors of the last session, whatever has changed
+since.
 """
 
 from __future__ import annotations
@@ -25,17 +27,14 @@ import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
-from benchmarks.mutants.mutations import mutants_of
+from benchmarks.mutants.mutations import Mutant, mutants_of
 from benchmarks.mutants.targets import TARGETS
-
-if TYPE_CHECKING:
-    from benchmarks.mutants.mutations import Mutant
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
+PLANTED = Path(__file__).with_name("planted.toml")
 
 
 def copied(number: int) -> Path:
@@ -61,11 +60,11 @@ def copied(number: int) -> Path:
 class Session:
     """What is known of one file's mutants, in build/mutants/; a line per mutant as it is judged."""
 
-    def __init__(self, file: str, *, stages: int, again: bool, fresh: bool) -> None:
+    def __init__(self, file: str, *, stages: int, again: bool, fresh: bool, name: str = "") -> None:
         tests = [path for stage in TARGETS[file][:stages] for name in stage for path in [ROOT / name.split("::")[0]]]
         text = b"".join(path.read_bytes() for path in (ROOT / file, *tests))
         self.digest = hashlib.sha256(text + bytes([stages])).hexdigest()
-        self.path = BUILD / (file.replace("/", ".") + ".jsonl")
+        self.path = BUILD / ((name or file).replace("/", ".") + ".jsonl")
         self.rows: dict[str, dict] = {}
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         known = json.loads(lines[0])["digest"] == self.digest if lines else False
@@ -170,6 +169,23 @@ def report(file: str, rows: list[dict], *, of: int) -> bool:
     return not unnamed
 
 
+def planted() -> bool:
+    """Judge the bugs of `planted.toml`, and print which test kills each; whether all are dead."""
+    dead = True
+    for file, bugs in tomllib.loads(PLANTED.read_text("utf-8")).items():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        for bug in bugs:
+            if source.count(bug["was"]) != 1:
+                sys.exit(f"{file}: {bug['was']!r} stands there {source.count(bug['was'])} times, not once")
+        mutants = [Mutant(0, bug["bug"], "", "", source.replace(bug["was"], bug["now"])) for bug in bugs]
+        session = Session(file, stages=1, again=False, fresh=True, name=f"planted.{file}")
+        judge(file, mutants, session, jobs=1, stages=1)
+        for row in session.rows.values():
+            print(f"{row['operator']}: {row['verdict']} by {row['by'] or 'nothing'}")
+            dead &= row["verdict"] != "survived"
+    return dead
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
@@ -180,7 +196,10 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="only the survivors of the last session")
     parser.add_argument("--quick", action="store_true", help="the quick tests only")
     parser.add_argument("--fresh", action="store_true", help="forget the last session")
+    parser.add_argument("--planted", action="store_true", help="only the bugs of planted.toml, with what kills each")
     chosen = parser.parse_args()
+    if chosen.planted:
+        sys.exit(0 if planted() else 1)
     good = True
     for file in chosen.file or TARGETS:
         stages = 1 if chosen.quick else len(TARGETS[file])

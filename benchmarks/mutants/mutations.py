@@ -1,15 +1,14 @@
 """All mutants of one file: mutmut's operators, and a few that fit frozen values and pure functions better.
 
-mutmut itself puts all mutants of a file side by side and switches between them as a process runs. Here a mutant is a whole
-source text, so that properties and module-level code take part as well. What only people read is left out: annotations,
-decorators, docstrings, messages of errors, names of constants, and the functions that word events for traces (`WORDING`);
-so are assertions, `strict=` among them, which state our own invariants.
+mutmut itself puts all mutants of a file side by side and switches between them as a process runs. Here a mutant is a
+whole source text, so that properties and module-level code take part as well. What only people read is left out:
+annotations, decorators, docstrings, sentences, messages of errors, names of constants, and the functions that word
+events for traces (`WORDING`); so are assertions, `strict=` among them, which state our own invariants.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,14 +84,19 @@ def negated(node: cst.Return) -> Iterable[cst.Return]:
         yield node.with_changes(value=cst.UnaryOperation(cst.Not(), value))
 
 
-def one_string(node: cst.BaseString) -> Iterable[cst.BaseString]:
-    """The first of mutmut's three changes of a string: in code of one house, one wrong letter is as good as another."""
-    yield from list(operator_string(node))[:1]
+def one_string(node: cst.SimpleString) -> Iterable[cst.BaseString]:
+    """The first of mutmut's three changes of a string: in code of one house, one wrong letter is as good as another.
+
+    A string with a space in it is a sentence, which people read.
+    """
+    if " " not in node.value:
+        yield from list(operator_string(node))[:1]
 
 
 OWN = (
     (cst.If, if_decided), (cst.CompFor, filter_dropped), (cst.Expr, statement_dropped), (cst.Tuple, element_dropped),
-    (cst.BooleanOperation, operand_dropped), (cst.Attribute, twin), (cst.Return, negated), (cst.BaseString, one_string),
+    (cst.BooleanOperation, operand_dropped), (cst.Attribute, twin), (cst.Return, negated),
+    (cst.SimpleString, one_string),
 )  # fmt: skip
 OPERATORS = (*((kind, change) for kind, change in mutation_operators if change is not operator_string), *OWN)
 
@@ -134,8 +138,8 @@ def _is_left_out(node: cst.CSTNode) -> bool:
             return True
         case cst.Expr(value=cst.SimpleString() | cst.ConcatenatedString()):
             return True
-        case cst.Assign(targets=[cst.AssignTarget(target=cst.Name(value=name))], value=value):
-            return name == "__all__" or (name.isupper() and isinstance(value, cst.SimpleString)) or _is_type(value)
+        case cst.Assign(targets=[cst.AssignTarget(target=target)], value=value):
+            return _names_strings(target, value) or _is_type(value)
         case cst.AnnAssign(value=cst.Call(func=cst.Name(value="field")) | cst.Name(value="False")):
             return True  # a field that is set later; a switch that is off, for which None would do as well
         case cst.Call(func=cst.Name(value="len" | "isinstance" | "field" | "TypeVar" | "cast")):
@@ -143,6 +147,16 @@ def _is_left_out(node: cst.CSTNode) -> bool:
         case cst.Arg(keyword=cst.Name(value="strict")):
             return True
     return False
+
+
+def _names_strings(target: cst.BaseAssignTargetExpression, value: cst.BaseExpression) -> bool:
+    """Whether an assignment gives constants their strings: `ASKED, DONE = "asked", "done"`, `__all__ = […]`."""
+    names = m.Name() | m.Tuple(elements=[m.AtLeastN(m.Element(m.Name()), n=1)])
+    strings = m.SimpleString() | m.Tuple(elements=[m.AtLeastN(m.Element(m.SimpleString()), n=1)])
+    if m.matches(target, m.Name("__all__")):
+        return True
+    text = cst.Module([]).code_for_node(target)
+    return text.isupper() and m.matches(target, names) and m.matches(value, strings)
 
 
 def _is_type(value: cst.BaseExpression) -> bool:
@@ -173,5 +187,10 @@ def mutants_of(source: str) -> Iterator[Mutant]:
 
 
 def _difference(before: str, after: str) -> tuple[str, str]:
-    lines = [line for line in difflib.ndiff(before.splitlines(), after.splitlines()) if line[:1] in "+-"]
-    return tuple("\n".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
+    """The lines between the first and the last that differ, in both texts."""
+    old, new = before.splitlines(), after.splitlines()
+    start = next((k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    rest = min(len(old), len(new)) - start
+    tail = next((k for k in range(rest) if old[-1 - k] != new[-1 - k]), rest)
+    was, now = old[start : len(old) - tail], new[start : len(new) - tail]
+    return "\n".join(line.strip() for line in was), "\n".join(line.strip() for line in now)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.mutants.slot FILE STAGE [STAGE …]     (in the copy; a stage is pytest's arguments, by commas)
 
-It reads `{"id": …, "source": …}` a line and answers `{"id": …, "verdict": …, "by": …, "seconds": …}`. Everything that does
-not depend on the file is imported once; each mutant is then written into the copy and its tests run in a fork, so that it
-costs the tests and little else. A mutant is `killed` by a failing test, out of `time` after several times the processor
+It reads `{"id": …, "source": …}` a line and answers `{"id": …, "verdict": …, "by": …, "seconds": …}`. Everything that
+does not depend on the file is imported once; each mutant is then written into the copy and its tests run in a fork, so
+that it costs the tests and little else. A mutant is `killed` by a failing test, out of `time` after several times the processor
 time of the unchanged file, or `survived`.
 """
 
@@ -83,7 +83,7 @@ def _run(tests: list[str], seconds: float, writer: int) -> None:
 
 def independent(modules: list[str], file: str) -> list[str]:
     """Those modules that cannot import the file: other packages', and the floors below its own."""
-    below = FLOORS[: FLOORS.index(file.split("/")[0])]
+    below = FLOORS[: FLOORS.index(file.split("/", maxsplit=1)[0])]
     kept = []
     for name in modules:
         first, _, rest = name.partition(".")

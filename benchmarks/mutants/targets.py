@@ -6,7 +6,13 @@ A stage is a tuple of pytest's arguments. The order within a stage matters as we
 from __future__ import annotations
 
 GENERATOR = "schedulers/protocols/group_generator/"
-EXPLORED = ("tests/schedulers/test_protocol_generator_explored.py", "tests/schedulers/test_protocol_generator_mutants.py")
+EXPLORED = (
+    "tests/schedulers/test_protocol_generator_explored.py",
+    "tests/schedulers/test_protocol_generator_mutants.py",
+)
+
+ORACLE = "tests/verify/test_prover_oracle.py"
+PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedulers/protocols/adpsgd.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
@@ -22,4 +28,17 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "service.py": (("tests/schedulers/test_protocol_generator_service.py",), EXPLORED),
     GENERATOR + "system.py": (("tests/schedulers/test_protocol_generator_system.py",), EXPLORED),
     GENERATOR + "worker.py": (("tests/schedulers/test_protocol_generator_worker.py",), EXPLORED),
-}
+    **{
+        f"verify/{name}.py": ((ORACLE,), PROVER)
+        for name in (
+            "base", "classes", "conflict_free", "consensus", "deadlock_free", "exact_consensus", "graph", "prove",
+            "rounds", "spectral_gap", "stochastic", "trees", "view",
+        )
+    },
+    "verify/budget.py": (PROVER,),
+    "verify/certificate.py": ((ORACLE, *PROVER),),
+    "verify/generated.py": (("tests/verify/test_generated_conditions.py", "tests/verify/test_on_request.py"),),
+    "verify/membership.py": (("tests/verify/test_membership_zoo.py",), (ORACLE, *PROVER)),
+    "verify/on_request.py": (("tests/verify/test_on_request.py",),),
+    "verify/pairing.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
+}  # fmt: skip

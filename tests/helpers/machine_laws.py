@@ -1,4 +1,4 @@
-"""Laws that every protocol machine obeys under renaming and under shifting of its step numbers, along random walks."""
+"""Random walks of protocol machines, and the law that a renamed machine does what it did, renamed."""
 
 from random import Random
 
@@ -6,7 +6,7 @@ from preduce.schedulers.protocols.base import Note, Received, Send
 
 
 class Walk:
-    """One random run of a machine: any event that is possible may come next, messages overtake one another or do not."""
+    """One random run of a machine: any event that is possible may come next, messages may overtake one another."""
 
     def __init__(self, machine, seed, *, in_order=True):
         self.machine, self.chance, self.in_order = machine, Random(seed), in_order

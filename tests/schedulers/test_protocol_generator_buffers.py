@@ -14,7 +14,7 @@ MOVES = Locking()
 
 @dataclass
 class Meeting:
-    """A group of the second model: who is left of it, and who of them has not said that it is done (None: not begun)."""
+    """A group of the second model: who is left of it, and who of them is inside still (None: it has not begun)."""
 
     seq: int
     members: list[int]
@@ -22,8 +22,11 @@ class Meeting:
 
 
 class SecondBuffers:
-    """Groups in order of arrival. A group may begin when no earlier one that has not begun shares a member with it, and
-    none of its members is inside another."""
+    """Groups in order of arrival.
+
+    A group may begin when no earlier one that has not begun shares a member with it, and none of its members is inside
+    another.
+    """
 
     def __init__(self):
         self.meetings, self.next_seq = [], 0

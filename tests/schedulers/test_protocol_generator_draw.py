@@ -157,6 +157,7 @@ def test_a_laggard_waits_with_an_idle_worker_of_its_node_else_with_its_node_else
     assert partner(slow=frozenset((0, 1))) == {2}
     assert partner(slow=frozenset((0, 1, 2))) == {3, 4, 5}
     assert partner(slow=frozenset(range(6))) == {0, 2}
+    assert partner(counts=(9, 5, 0, 9, 9, 9), idle=frozenset((1, 2, 3))) == {2}, "also one that is further behind"
     assert rules.draw(replace(lags, alive=frozenset((1,)), idle=frozenset((1,)))) == ()
 
 
@@ -252,6 +253,17 @@ def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_
     assert rules.divided(replace(one, known=((0, 1), (0, 3))), frozenset((0, 3))) == ((0, 3),)
 
 
+def test_what_is_known_already_is_drawn_as_it_comes_and_a_bounded_worker_speaks_for_itself_alone():
+    rules = drawing((0, 0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
+    now = now_of(rules.setting, known=((0, 1), (0, 2)))
+    numbers = [high << 61 for high in range(1, 60, 2) if shuffled(frozenset((0, 1, 2)), high << 61) == [0, 1, 2]]
+    assert numbers
+    assert {rules.divided(replace(now, salt=salt), frozenset((0, 1, 2))) for salt in numbers} == {((0, 1),)}
+    now = now_of(rules.setting, known=((0, 2), (0, 5), (1, 3), (1, 4)))
+    salt = next(salt for salt in range(24) if shuffled(frozenset((0, 1, 3, 4)), salt) == [0, 4, 1, 3])
+    assert rules.divided(replace(now, salt=salt), frozenset((0, 1, 3, 4))) == ((1, 4),)
+
+
 def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
     rules = drawing(division=Division.NODE_THEN_ALL, max_known=2)
     known = ((0, 1), (0, 1, 2), (0, 1, 2, 3), (3, 4, 5))
@@ -259,6 +271,7 @@ def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
     assert rules.all_of(now, frozenset((0, 1, 2))) == ((0, 1, 2),)
     assert rules.all_of(now, frozenset((0, 1, 2, 5))) == ((0, 1, 2),)
     assert rules.all_of(now, frozenset((0, 1, 5))) == ((0, 1),)
+    assert rules.all_of(now, frozenset((0, 1, 3, 4, 5))) == ((0, 1),)
     assert rules.all_of(now, frozenset((0, 5))) == ((0, 5),)
     assert rules.all_of(replace(now, initiator=5), frozenset((0, 5))) == ((0, 5),)
     assert rules.all_of(now, frozenset((1, 5))) == ((0, 1, 5),), "the initiator is in it"
@@ -279,12 +292,12 @@ def test_a_worker_is_bounded_by_the_distinct_groups_that_hold_it():
 
 def test_the_setting_of_a_schedule_is_the_strategys_with_each_worker_on_its_node():
     chosen = Generated(
-        group_size=3, division=Division.GLOBAL, initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=7, all_every=5,
+        group_size=4, division=Division.GLOBAL, initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=7, all_every=5,
         seed=11, max_known=9,
     )  # fmt: skip
     setting = GeneratorSetting.of(chosen, Cluster.regular(2, 3))
     assert setting == GeneratorSetting(
-        nodes=(0, 0, 0, 1, 1, 1), group_size=3, division=Division.GLOBAL, initiator=InitiatorRule.LAGGARD_LATE,
+        nodes=(0, 0, 0, 1, 1, 1), group_size=4, division=Division.GLOBAL, initiator=InitiatorRule.LAGGARD_LATE,
         slow_threshold=7, all_every=5, seed=11, max_known=9,
     )  # fmt: skip
     assert setting.num_workers == 6

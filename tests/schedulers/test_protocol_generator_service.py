@@ -44,6 +44,10 @@ class Service:
         self.state, actions = self.machine.handle(self.state, worker, message)
         return list(actions)
 
+    def give_up(self, worker):
+        """What others hear when a worker is taken for dead."""
+        return [a for a in self.tell(worker, Crashed()) if not (isinstance(a, Send) and a.to == worker)]
+
     def grants(self, actions):
         return {(a.to, a.message.seq) for a in actions if isinstance(a, Send) and isinstance(a.message, Grant)}
 
@@ -83,6 +87,7 @@ def test_a_member_that_is_done_waits_for_the_next_group_until_the_others_are_don
     assert service.ask(1, done=0) == [started(1, 0, 1), grant(0, 1, 0, 1, request=1), grant(1, 1, 0, 1, request=1)]
     assert service.state.waiting == ()
     assert service.state.requests == (1, 1, -1)
+    assert [group.seq for group in service.state.buffers.groups] == [1], "who has a group waiting draws no other"
 
 
 def test_who_waited_first_is_answered_first_and_who_waits_on_stays_in_order():
@@ -111,7 +116,7 @@ def test_a_repeated_request_gets_the_same_answer_in_the_present_epoch_and_change
     service = Service(3)
     first = service.ask(0)[-1]
     assert service.ask(0, request=0) == [first]
-    service.tell(2, Crashed())
+    service.give_up(2)
     before = service.state
     assert service.ask(0, request=0) == [grant(0, 0, 0, 1, epoch=1)]
     assert service.ask(0, request=2) == []  # from another life
@@ -221,13 +226,13 @@ def test_a_member_that_was_done_before_neither_hears_of_the_end_nor_sits_out():
 def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it():
     service = broken()
     service.ask(2, done=1, salt=0)  # (0, 2) waits for 0, and worker 2 for its answer
-    actions = service.tell(0, Crashed())
+    actions = service.give_up(0)
     assert actions == [Note(("void", 0, (0, 1))), Send(1, Void(1, 0)), Send(2, Alone(1, 1))]
     assert service.state.epoch == 1
     assert service.state.status == (DEAD, ACTIVE, ACTIVE, ACTIVE)
     assert service.state.answers[0] == service.state.answers[1] == Alone(0, 0)
     assert service.state.buffers.locks == (False, False, False, True)
-    assert service.tell(0, Crashed()) == []
+    assert service.give_up(0) == []
     assert service.state.epoch == 1
     assert service.ask(0) == [Send(0, Fenced(1))]
     assert service.ask(1)[-1].message.members == (1, 2), "nobody draws the dead"
@@ -238,7 +243,7 @@ def test_a_crash_while_waiting_leaves_the_queue():
     service.ask(0)
     service.ask(2, salt=0)
     assert service.state.waiting == (2,)
-    assert service.tell(2, Crashed()) == []
+    assert service.give_up(2) == []
     assert service.state.waiting == ()
     assert service.state.status == (ACTIVE, ACTIVE, DEAD)
 
@@ -248,7 +253,7 @@ def test_a_crash_lets_the_group_that_waited_for_it_start_and_a_group_it_was_done
     for worker in range(3):
         service.ask(worker)
     service.ask(0, done=0)  # (0, 1, 2) again
-    actions = service.tell(0, Crashed())
+    actions = service.give_up(0)
     assert Note(("void", 0, (0, 1, 2))) in actions
     assert {a.to for a in actions if isinstance(a, Send) and isinstance(a.message, Void)} == {1, 2}
     assert started(1, 1, 2) in actions, "what is left of the next group starts"
@@ -384,9 +389,7 @@ def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_wh
         costs=(1, 1, 1, 2),
         known=((0, 1),),
     )
-    service.state = replace(
-        service.state, buffers=service.machine.locking.pushed(service.state.buffers, (2, 3))
-    )
+    service.state = replace(service.state, buffers=service.machine.locking.pushed(service.state.buffers, (2, 3)))
     now = service.machine.situation(service.state, 0, 77)
     assert (now.initiator, now.alive, now.idle) == (0, {0, 3}, {0})
     assert (now.counts, now.alone, now.known, now.salt) == ((3, 1, 4, 1), 2, ((0, 1),), 77)

@@ -9,7 +9,7 @@ import pytest
 from helpers.machine_laws import Walk
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
-from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting, shuffled
 from preduce.schedulers.protocols.group_generator.service import (
     DEAD,
     LEFT,
@@ -49,6 +49,7 @@ LATE = GeneratorSetting(nodes=(0, 0, 1), group_size=2, initiator=InitiatorRule.L
 def test_the_processes_are_the_workers_and_behind_them_the_generator():
     system = GroupSystem(PAIRS)
     assert system.num_processes == 4
+    assert system == GroupSystem(PAIRS, rounds=2, ways=1, restarts=0)
     star = [(0, 3), (1, 3), (2, 3), (3, 0), (3, 1), (3, 2)]
     between = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert sorted(system.channels) == sorted(star + between)
@@ -74,10 +75,12 @@ def test_every_event_comes_with_every_way_that_a_draw_may_come_out():
 
     one, three, seeded = (GroupSystem(PAIRS, ways=ways, retries=1, breakers=(0,)) for ways in (1, 3, None))
     assert ready(one, GRANTED) == [Enter(0), Retry(), Broke(0)]
-    assert ready(three, GRANTED) == [Enter(0), Enter(1), Enter(2), Retry(), Broke(0), Broke(1), Broke(2)]
     assert ready(seeded, GRANTED) == [Enter(None), Retry(), Broke(None)]
-    assert ready(three, ALONE) == [NextRound(0), NextRound(1), NextRound(2)]
     assert ready(seeded, LATER) == [Computed(None)]
+    salts = [event.salt for event in ready(three, ALONE)]
+    assert ready(three, ALONE) == [NextRound(salt) for salt in salts]
+    assert ready(three, GRANTED) == [*map(Enter, salts), Retry(), *map(Broke, salts)]
+    assert len({tuple(shuffled(frozenset((0, 1, 2)), salt)) for salt in salts}) == len(salts) == 3
 
 
 def test_the_generator_may_be_restarted_so_often_and_only_while_somebody_takes_part():
@@ -148,10 +151,14 @@ def test_the_clock_is_the_oldest_group_that_is_not_over():
 def test_shifting_lowers_every_sequence_number_and_forgets_those_long_past():
     system = GroupSystem(PAIRS, rounds=None)
     state, left = system.start(3)[0]
-    buffers = GroupBuffers((Outstanding(5, (0, 1), (1,)), Outstanding(7, (1, 2))), ((), (7,), (7,)), (False, True, False), 8)
+    buffers = GroupBuffers(
+        (Outstanding(5, (0, 1), (1,)), Outstanding(7, (1, 2))), ((), (7,), (7,)), (False, True, False), 8
+    )
     state = replace(state, buffers=buffers, answers=(Grant(0, 1, 5, (0, 1)), None, Alone(0, 2)), epoch=3)
     moved, restarts = system.shifted(3, (state, left), 5)
-    lower = GroupBuffers((Outstanding(0, (0, 1), (1,)), Outstanding(2, (1, 2))), ((), (2,), (2,)), (False, True, False), 3)
+    lower = GroupBuffers(
+        (Outstanding(0, (0, 1), (1,)), Outstanding(2, (1, 2))), ((), (2,), (2,)), (False, True, False), 3
+    )
     assert moved == replace(state, buffers=lower, answers=(Grant(0, 1, 0, (0, 1)), None, Alone(0, 2)))
     assert restarts == left
     worker = replace(
@@ -160,7 +167,15 @@ def test_shifting_lowers_every_sequence_number_and_forgets_those_long_past():
     assert system.shifted(0, worker, 5) == replace(worker, seq=2, met=1, here=((0, 2), (2, 1)), ask=Ask(2, 1))
     assert system.shifted(0, worker, 50) == replace(worker, seq=-1, met=-1, here=(), ask=Ask(2, -1))
     assert system.shifted(0, worker, 8).seq == system.shifted(0, worker, 9).seq == -1
-    messages = [Ask(1, 6), Grant(0, 1, 6, (0, 1)), Void(2, 6), Here(6, answer=True), Alone(0, 1), Later(0, 1), Bye(0, 1)]
+    messages = [
+        Ask(1, 6),
+        Grant(0, 1, 6, (0, 1)),
+        Void(2, 6),
+        Here(6, answer=True),
+        Alone(0, 1),
+        Later(0, 1),
+        Bye(0, 1),
+    ]
     shifted = [system.shifted_message(message, 5) for message in messages]
     assert shifted == [Ask(1, 1), Grant(0, 1, 1, (0, 1)), Void(2, 1), Here(1, answer=True), *messages[4:]]
     assert [system.shifted_message(m, 8) for m in messages[:4]] == [
@@ -178,7 +193,9 @@ def test_an_endless_run_goes_on_after_shifting_as_it_would_have(setting, seed):
     for process, before, event, after, actions in walk.steps(250):
         by = system.clock(3, walk.states[3])
         names.add(type(event.message if isinstance(event, Received) else event).__name__)
-        moved = Received(event.source, system.shifted_message(event.message, by)) if isinstance(event, Received) else event
+        moved = (
+            Received(event.source, system.shifted_message(event.message, by)) if isinstance(event, Received) else event
+        )
         state, sent = system.step(process, system.shifted(process, before, by), moved)
         assert state == system.shifted(process, after, by)
         assert [system.shifted_message(a.message, by) for a in actions if isinstance(a, Send)] == [

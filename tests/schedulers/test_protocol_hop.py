@@ -83,10 +83,7 @@ class SecondHop:
 
     def serves(self, v, step):
         worker, late = self.workers[v], self.setting.staleness
-        fits = [
-            any(k >= step - late for k in steps) if late else step in steps
-            for steps in worker.come.values()
-        ]
+        fits = [any(k >= step - late for k in steps) if late else step in steps for steps in worker.come.values()]
         return sum(fits) >= self.asked[v]
 
     def events(self, v):

@@ -163,7 +163,7 @@ class GroupSystem:
                 ask=self.shifted_message(state.ask, by),
             )
         inner: GeneratorState = state[0]
-        answers = tuple(None if answer is None else self.shifted_message(answer, by) for answer in inner.answers)
+        answers = tuple(self.shifted_message(answer, by) for answer in inner.answers)
         return replace(inner, buffers=_lowered(inner.buffers, by), answers=answers), state[1]
 
     def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
