@@ -206,7 +206,9 @@ def main() -> None:
         everything = list(mutants_of((ROOT / file).read_text(encoding="utf-8")))
         picked = everything
         if chosen.sample is not None and chosen.sample < len(everything):
-            picked = random.Random(chosen.seed).sample(everything, chosen.sample)
+            picked = list(everything)
+            random.Random(chosen.seed).shuffle(picked)  # so that a larger sample holds the smaller one
+            picked = picked[: chosen.sample]
         session = Session(file, stages=stages, again=chosen.again, fresh=chosen.fresh)
         keys = {_key(asdict(mutant)): mutant for mutant in picked}
         todo = [m for k, m in keys.items() if k not in session.rows]

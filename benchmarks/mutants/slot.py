@@ -4,8 +4,8 @@
 
 It reads `{"id": …, "source": …}` a line and answers `{"id": …, "verdict": …, "by": …, "seconds": …}`. Everything that
 does not depend on the file is imported once; each mutant is then written into the copy and its tests run in a fork, so
-that it costs the tests and little else. A mutant is `killed` by a failing test, out of `time` after several times the processor
-time of the unchanged file, or `survived`.
+that it costs the tests and little else. A mutant is `killed` by a failing test, out of `time` after several times the
+processor time of the unchanged file, or `survived`.
 """
 
 from __future__ import annotations

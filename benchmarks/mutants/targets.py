@@ -12,7 +12,10 @@ EXPLORED = (
 )
 
 ORACLE = "tests/verify/test_prover_oracle.py"
+GROUPS = (f"{ORACLE}::test_explicit_groups", f"{ORACLE}::test_rules")
+GRAPHS = (f"{ORACLE}::test_graphs",)
 PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
+AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "schedulers/protocols/adpsgd.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
@@ -29,16 +32,31 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "system.py": (("tests/schedulers/test_protocol_generator_system.py",), EXPLORED),
     GENERATOR + "worker.py": (("tests/schedulers/test_protocol_generator_worker.py",), EXPLORED),
     **{
-        f"verify/{name}.py": ((ORACLE,), PROVER)
+        f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER))
         for name in (
-            "base", "classes", "conflict_free", "consensus", "deadlock_free", "exact_consensus", "graph", "prove",
-            "rounds", "spectral_gap", "stochastic", "trees", "view",
+            "classes",
+            "conflict_free",
+            "consensus",
+            "deadlock_free",
+            "exact_consensus",
+            "rounds",
+            "trees",
+            "view",
         )
     },
+    **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph", "spectral_gap")},
+    **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("base", "prove", "stochastic")},
     "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((ORACLE, *PROVER),),
     "verify/generated.py": (("tests/verify/test_generated_conditions.py", "tests/verify/test_on_request.py"),),
     "verify/membership.py": (("tests/verify/test_membership_zoo.py",), (ORACLE, *PROVER)),
     "verify/on_request.py": (("tests/verify/test_on_request.py",),),
     "verify/pairing.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
-}  # fmt: skip
+    **{
+        f"runtime/averaging/{name}.py": (("tests/runtime/test_commit.py",), AVERAGED)
+        for name in ("commit", "gradients", "riders")
+    },
+    "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
+    "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
+    "runtime/averaging/verdicts.py": (("tests/runtime/test_device_path.py",),),
+}
