@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 import libcst.matchers as m
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, PositionProvider
-from mutmut.mutation.mutators import mutation_operators, operator_match, operator_string
+from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, operator_match, operator_string
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,12 +93,24 @@ def one_string(node: cst.SimpleString) -> Iterable[cst.BaseString]:
         yield from list(operator_string(node))[:1]
 
 
+def argument_dropped(node: cst.Call) -> Iterable[cst.Call]:
+    """mutmut's change of arguments, but for `strict=`."""
+    for changed in operator_arg_removal(node):
+        if _strictness(changed) == _strictness(node):
+            yield changed
+
+
+def _strictness(node: cst.Call) -> list[str]:
+    return [arg.value.value for arg in node.args if arg.keyword is not None and arg.keyword.value == "strict"]
+
+
 OWN = (
     (cst.If, if_decided), (cst.CompFor, filter_dropped), (cst.Expr, statement_dropped), (cst.Tuple, element_dropped),
     (cst.BooleanOperation, operand_dropped), (cst.Attribute, twin), (cst.Return, negated),
-    (cst.SimpleString, one_string),
+    (cst.SimpleString, one_string), (cst.Call, argument_dropped),
 )  # fmt: skip
-OPERATORS = (*((kind, change) for kind, change in mutation_operators if change is not operator_string), *OWN)
+REPLACED = (operator_string, operator_arg_removal)
+OPERATORS = (*((kind, change) for kind, change in mutation_operators if change not in REPLACED), *OWN)
 
 
 class _Visitor(cst.CSTVisitor):
@@ -144,6 +156,8 @@ def _is_left_out(node: cst.CSTNode) -> bool:
             return True  # a field that is set later; a switch that is off, for which None would do as well
         case cst.Call(func=cst.Name(value="len" | "isinstance" | "field" | "TypeVar" | "cast")):
             return True
+        case cst.FormattedString(parts=parts):
+            return any(isinstance(part, cst.FormattedStringText) and " " in part.value for part in parts)
         case cst.Arg(keyword=cst.Name(value="strict")):
             return True
     return False

@@ -66,6 +66,16 @@ def test_automorphisms_are_all_permutations_that_keep_edges_and_labels(seed):
     assert len(result) == len(right)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_automorphisms_of_directed_cycles_keep_every_edge_both_ways(seed):
+    """All workers look alike: each sends to one and hears from one."""
+    n = 4 + seed % 3
+    onward = Random(seed).sample(range(n), n)
+    graph = Digraph.of(n, enumerate(onward))
+    right = {p for p in permutations(range(n)) if keeps(graph, "a" * n, p)}
+    assert set(automorphisms(graph, "a" * n, limit=720)) == right
+
+
 def test_with_too_many_automorphisms_only_cyclic_shifts_come_back():
     shifts = {tuple((v + k) % 4 for v in range(4)) for k in range(4)}
     assert len(automorphisms(complete(4), "aaaa", limit=24)) == 24

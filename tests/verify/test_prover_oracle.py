@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 
 import numpy as np
@@ -116,8 +116,8 @@ def graph_matrix(listed, n):
     return matrix
 
 
-def norm_off_mean(product):
-    return np.linalg.norm(np.array(product, dtype=float) - 1 / len(product), 2)
+def norm_off_mean(period):
+    return np.linalg.norm(np.array(period, dtype=float) - 1 / len(period), 2)
 
 
 def parts_of(groups, n):
@@ -140,9 +140,9 @@ def confirm(schedule, proof):
     assert len(answers) == len(certificate["claims"])
 
 
-def check_exact(schedule, proof, product):
+def check_exact(schedule, proof, period):
     n = schedule.num_workers
-    is_exact = all(entry == Fraction(1, n) for row in product for entry in row)
+    is_exact = all(entry == Fraction(1, n) for row in period for entry in row)
     assert ("exact-consensus" in proof) == is_exact
     if is_exact:
         assert proof["exact-consensus"].status is Status.PROVED
@@ -150,8 +150,8 @@ def check_exact(schedule, proof, product):
     return is_exact
 
 
-def check_contraction(proof, product):
-    norm = norm_off_mean(product)
+def check_contraction(proof, period):
+    norm = norm_off_mean(period)
     squared = float(Fraction(proof["contraction"].entry["squared"]))
     assert norm**2 <= squared * (1 + 1e-9) + 1e-12
     assert squared <= norm**2 + 1e-5
@@ -183,7 +183,24 @@ def check_clash_of_blocks(schedule):
     assert worker in twice[t]
     assert all(worker in group for group in claim.witness["groups"])
     assert all(f"{worker}" in block for block in claim.witness["blocks"])
+    blocks = [block for block in schedule.rule().phases[t] if worker in block.local]
+    first_groups = [group_on_the_first_node(schedule, block) for block in blocks]
+    assert sorted(claim.witness["groups"]) == sorted(first_groups)
+    check_words(prove(schedule))
     return True
+
+
+def group_on_the_first_node(schedule, block):
+    """The workers of a block's group that holds node 0: nodes whose digits that are not averaged over are all 0."""
+    rule = schedule.rule()
+    nodes = enumerate(product(*(range(radix) for radix in rule.radices)))
+    near = [m for m, digits in nodes if not any(x for d, x in enumerate(digits) if d not in block.across)]
+    return [m * rule.workers_per_node + local for m in near for local in sorted(block.local)]
+
+
+def check_words(proof):
+    """Every claim says why."""
+    assert all(claim.explanation.count(" ") > 3 and "None" not in claim.explanation for claim in proof.claims)
 
 
 def check_groups(schedule):
@@ -192,6 +209,7 @@ def check_groups(schedule):
     n, phases, proof = schedule.num_workers, groups_of(schedule), prove(schedule)
     clash = [[v for v in range(n) if sum(v in members for members, _ in groups) > 1] for groups in phases]
     assert (proof["conflict-free"].status is Status.REFUTED) == any(clash)
+    check_words(proof)
     if any(clash):
         t, witness = next(t for t, workers in enumerate(clash) if workers), proof["conflict-free"].witness
         assert (witness["phase"], witness["worker"]) == (t, clash[t][0])
@@ -204,13 +222,13 @@ def check_groups(schedule):
         assert all(claim.status is Status.NOT_PROVED for claim in later)
         return
     confirm(schedule, proof)
-    product = product_of([group_matrix(groups, n) for groups in phases], n)
+    period = product_of([group_matrix(groups, n) for groups in phases], n)
     relaxes = [Fraction(t) for groups in phases for _, t in groups]
     entries = [min(t / len(m), 1 - t + t / len(m)) for groups in phases for m, t in groups for t in [Fraction(t)]]
     smallest = min(entries, default=Fraction(0))
     sums = proof["doubly-stochastic" if smallest >= 0 else "unit-sums"]
     assert sums.entry == {"claim": sums.claim, "smallest_weight": str(smallest)}
-    norm = check_contraction(proof, product)
+    norm = check_contraction(proof, period)
     parts = parts_of([members for groups in phases for members, t in groups if t != 0], n)
     tame = all(0 <= t < 2 for t in relaxes)
     status = proof["consensus"].status
@@ -236,7 +254,7 @@ def check_groups(schedule):
         assert ticks["ticks"] == short
         assert ticks["height"] == max((tick for listed in expected for tick in listed), default=0)
         assert proof["conflict-free"].entry["phases"] == [[len(g), sum(len(m) for m, _ in g)] for g in phases]
-    exact = check_exact(schedule, proof, product)
+    exact = check_exact(schedule, proof, period)
     check_rounds(schedule, proof, phases, relaxes, exact=exact)
     assert ("membership" in proof) == (schedule.rule() is not None)
 
@@ -298,8 +316,9 @@ def test_graphs(seed):
     schedule = random_graph(seed)
     n, proof = schedule.num_workers, prove(schedule)
     matrices = [graph_matrix(listed, n) for listed in schedule.strategy.graphs]
-    product = product_of(matrices, n)
+    period = product_of(matrices, n)
     confirm(schedule, proof)
+    check_words(proof)
     smallest = min(entry for matrix in matrices for row in matrix for entry in row)
     columns = [[sum(column) for column in zip(*matrix, strict=True)] for matrix in matrices]
     moved = [(t, v, total) for t, sums in enumerate(columns) for v, total in enumerate(sums) if total != 1]
@@ -314,21 +333,21 @@ def test_graphs(seed):
         given = [matrix[v][v] for matrix in matrices for v in range(n)]
         given += [weight for listed in schedule.strategy.graphs for _, _, weight in listed.edges()]
         assert proof[name].entry == {"claim": name, "smallest_weight": str(min(given))}
-        check_contraction(proof, product)
-        check_exact(schedule, proof, product)
-    values = np.sort(np.abs(np.linalg.eigvals(np.array(product, dtype=float))))
+        check_contraction(proof, period)
+        check_exact(schedule, proof, period)
+    values = np.sort(np.abs(np.linalg.eigvals(np.array(period, dtype=float))))
     converges = bool(values[-2] < 1 - 1e-9)
     consensus = proof["consensus"]
     assert (consensus.status is Status.PROVED) <= converges
     assert (consensus.status is Status.REFUTED) <= (not converges)
     if smallest >= 0:
         assert (consensus.status is Status.REFUTED) == (not converges)
-        check_refutation(consensus, [[entry > 0 for entry in row] for row in product])
+        check_refutation(consensus, [[entry > 0 for entry in row] for row in period])
     if smallest >= 0 and converges and all(matrix[i][i] > 0 for matrix in matrices for i in range(n)):
         assert consensus.entry["method"] == "graph"
-    period = schedule.period
+    rounds = schedule.period
     assert proof["deadlock-free"].entry == {
-        "claim": "deadlock-free", "ticks": list(range(1, period + 1)), "height": period, "prologue": 0,
+        "claim": "deadlock-free", "ticks": list(range(1, rounds + 1)), "height": rounds, "prologue": 0,
     }  # fmt: skip
     check_gaps(schedule, proof, matrices)
 
