@@ -109,7 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
-        heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process)
+        heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process, lifelines=agreed.lifelines)
         if not alone:
             _prepare(reached, self.schedule, heartbeat, own_process=own_process)
         self.run = _run(

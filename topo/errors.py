@@ -7,6 +7,7 @@
     │   └── HandshakeError            65   workers that disagree before the first step; names rank and field
     ├── RefutedError                   1   a claim that is false; carries the witness
     ├── UnknownError                   3   a limit (time, size) was reached before an answer was
+    ├── InfeasibleError                4   proved: nothing of a named class keeps the limits
     ├── UnavailableError              69   a worker, service or store that never answered; names it
     │   ├── PeerLostError             69   a group operation that failed or timed out; names step and group
     │   └── StoreLostError            75   the run's store is gone or silent: nobody is to blame but its host
@@ -67,6 +68,12 @@ class UnknownError(PreduceError):
     """A limit was reached before an answer was."""
 
     exit_code: ClassVar[int] = 3
+
+
+class InfeasibleError(PreduceError):
+    """Proved: no answer within the limits exists in the class that the message names."""
+
+    exit_code: ClassVar[int] = 4
 
 
 class UnavailableError(PreduceError):

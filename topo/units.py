@@ -121,6 +121,20 @@ def parse_factor(text: str) -> float:
     return float(value)
 
 
+def parse_number(text: str) -> float | Fraction:
+    """A number >= 0: a fraction of whole numbers exactly (`8/7`), a decimal as the nearest float.
+
+    Raises:
+        InputError: no such number.
+    """
+    match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text.strip())
+    if match is None:
+        return float(_parse(text, {"": Fraction(1)}, "a number", "0.5 or 8/7"))
+    if int(match[2]) == 0:
+        raise InputError(f"{_shown(text)} has the denominator 0; write a fraction such as 8/7")
+    return Fraction(int(match[1]), int(match[2]))
+
+
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
     """The shortest `number + unit` that means exactly `value`, or None when none of at most 6 digits does."""
     if value and not 1e-12 <= value <= 1e18:

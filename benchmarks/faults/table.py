@@ -26,24 +26,23 @@ BEGIN = "<!-- written by benchmarks/faults/table.py; do not edit below -->"
 
 
 def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
-    """Append a campaign's cells to those that are kept."""
-    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"campaigns": [], "cells": []}
-    rows = [row_of(outcome) for outcome in outcomes]
+    """Add a campaign's cells to those that are kept, counted by kind, fault and launcher."""
+    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"campaigns": [], "counts": {}}
     describe = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(describe, capture_output=True, text=True, check=False, cwd=HOME).stdout.strip()
-    content["campaigns"].append({"seed": seed, "commit": commit, "faults": len(rows)})
-    content["cells"] += rows
+    outcomes = list(outcomes)
+    content["campaigns"].append({"seed": seed, "commit": commit, "faults": len(outcomes)})
+    for outcome in outcomes:
+        kind, fault, launcher, _ = outcome.cell.name.split("/")
+        count = content["counts"].setdefault(
+            f"{kind}/{fault}/{launcher}", {"number": 0, "ended": {}, "seconds": [], "violations": {}}
+        )
+        count["number"] += 1
+        count["ended"][outcome.ended] = count["ended"].get(outcome.ended, 0) + 1
+        count["seconds"] += [round(seconds, 2) for seconds in outcome.detection.values()]
+        if outcome.violations:
+            count["violations"][outcome.cell.name] = "; ".join(outcome.violations)[:300]
     RESULTS.write_text(compact.text(content))
-
-
-def row_of(outcome: Outcome) -> dict[str, Any]:
-    """What is kept of a cell."""
-    return {
-        "cell": outcome.cell.name,
-        "ended": outcome.ended,
-        "seconds": [round(seconds, 3) for seconds in outcome.detection.values()],
-        "violations": [violation[:200] for violation in outcome.violations],
-    }
 
 
 def write_page() -> None:
@@ -54,11 +53,12 @@ def write_page() -> None:
 
 def page(content: dict[str, Any]) -> str:
     """The tables and the list of violations."""
-    cells = content["cells"]
-    bad = [cell for cell in cells if cell["violations"]]
+    counts = content["counts"]
+    bad = {name: text for count in counts.values() for name, text in count["violations"].items()}
     campaigns = ", ".join(f"seed {c['seed']} at {c['commit']} ({c['faults']})" for c in content["campaigns"])
+    number = sum(count["number"] for count in counts.values())
     lines = [
-        f"{len(cells)} faults fired, {len(bad)} cells with a violation. Campaigns: {campaigns}.",
+        f"{number} faults fired, {len(bad)} cells with a violation. Campaigns: {campaigns}.",
         "",
         "## Fault by fault",
         "",
@@ -67,46 +67,44 @@ def page(content: dict[str, Any]) -> str:
         "| fault | launcher | number | finished | reported | ended by the launcher | violations | seconds p50 | p99 |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for (fault, launcher), listed in _by(cells, 1, 2).items():
+    for (fault, launcher), listed in _by(counts, 1, 2).items():
         lines.append(f"| {fault} | {launcher} | {_counts(listed)} | {_seconds(listed)} |")
     lines += ["", "## Kind by fault", "", "Number of faults; in brackets those with a violation.", ""]
-    lines += _matrix(cells)
+    lines += _matrix(counts)
     lines += ["", "## Violations", ""]
-    lines += [f"* `{cell['cell']}`: {'; '.join(cell['violations'])[:300]}".replace("|", "\\|") for cell in bad] or [
-        "None."
-    ]
+    lines += [f"* `{name}`: {text}".replace("|", "\\|") for name, text in bad.items()] or ["None."]
     return "\n".join(lines) + "\n"
 
 
-def _violation(cell: dict[str, Any]) -> str:
-    return f"* `{cell['cell']}`: {'; '.join(cell['violations'])}"
-
-
-def _by(cells: list[dict[str, Any]], *places: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
-    """Cells by parts of their names, in the order of FAULTS and KINDS."""
+def _by(counts: dict[str, Any], *places: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Counts by parts of their names, in the order of FAULTS and KINDS."""
     order = [*KINDS, *FAULTS, "run", "torchrun", "by hand", "nodes"]
     grouped: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for cell in cells:
-        parts = cell["cell"].split("/")
-        grouped[tuple(parts[place] for place in places)].append(cell)
+    for name, count in counts.items():
+        parts = name.split("/")
+        grouped[tuple(parts[place] for place in places)].append(count)
     return dict(sorted(grouped.items(), key=lambda entry: [order.index(part) for part in entry[0]]))
 
 
-def _counts(cells: list[dict[str, Any]]) -> str:
-    ended = [cell["ended"] for cell in cells]
-    bad = sum(bool(cell["violations"]) for cell in cells)
-    return f"{len(cells)} | {ended.count('finished')} | {ended.count('named error')} | {ended.count('ended')} | {bad}"
+def _number(listed: list[dict[str, Any]], ended: str | None = None) -> int:
+    return sum(count["number"] if ended is None else count["ended"].get(ended, 0) for count in listed)
 
 
-def _seconds(cells: list[dict[str, Any]]) -> str:
-    seconds = [value for cell in cells for value in cell["seconds"]]
+def _counts(listed: list[dict[str, Any]]) -> str:
+    bad = sum(len(count["violations"]) for count in listed)
+    ends = " | ".join(str(_number(listed, ended)) for ended in ("finished", "named error", "ended"))
+    return f"{_number(listed)} | {ends} | {bad}"
+
+
+def _seconds(listed: list[dict[str, Any]]) -> str:
+    seconds = [value for count in listed for value in count["seconds"]]
     if not seconds:
         return "– | –"
     return f"{np.percentile(seconds, 50):.2f} | {np.percentile(seconds, 99):.2f}"
 
 
-def _matrix(cells: list[dict[str, Any]]) -> list[str]:
-    grouped = _by(cells, 0, 1)
+def _matrix(counts: dict[str, Any]) -> list[str]:
+    grouped = _by(counts, 0, 1)
     faults = [fault for fault in FAULTS if any(key[1] == fault for key in grouped)]
     kinds = [kind for kind in KINDS if any(key[0] == kind for key in grouped)]
     lines = ["| | " + " | ".join(kinds) + " |", "|---|" + "---:|" * len(kinds)]
@@ -114,7 +112,7 @@ def _matrix(cells: list[dict[str, Any]]) -> list[str]:
         entries = []
         for kind in kinds:
             listed = grouped.get((kind, fault), [])
-            bad = sum(bool(cell["violations"]) for cell in listed)
-            entries.append((str(len(listed)) + (f" ({bad})" if bad else "")) if listed else "")
+            bad = sum(len(count["violations"]) for count in listed)
+            entries.append((str(_number(listed)) + (f" ({bad})" if bad else "")) if listed else "")
         lines.append(f"| {fault} | " + " | ".join(entries) + " |")
     return lines

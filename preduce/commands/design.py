@@ -53,12 +53,25 @@ def command(
     max_communication: Annotated[
         str | None, typer.Option(help="Budget per step, such as 110ms.", metavar="TIME")
     ] = None,
-    max_disagreement: Annotated[float | None, typer.Option(help="Largest disagreement to accept.", min=0)] = None,
+    max_disagreement: Annotated[
+        str | None, typer.Option(help="Largest disagreement to accept, such as 0.5 or 8/7.", metavar="X")
+    ] = None,
     period: Annotated[int, typer.Option(help="Most phases in a period.", min=1, max=512)] = 24,
     max_group: Annotated[int | None, typer.Option(help="Most workers in a group.")] = None,
     max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
     form: options.FormName = "ring",
-    time_limit: Annotated[str, typer.Option(help="For the search.", metavar="TIME")] = "30s",
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            help="How much to compute: quick, normal (unless --time-limit is given), thorough, or a number of nominal "
+            "seconds. Counted, so the same answer each time.",
+            autocompletion=options.members("quick", "normal", "thorough"),
+            metavar="EFFORT",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option(help="Ends it after so long, whatever the effort; such as 30s.", metavar="TIME")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
     front: Annotated[Path | None, typer.Option(help="Where to write the whole front as JSON.")] = None,
@@ -75,11 +88,11 @@ def command(
     from dataclasses import replace
 
     from preduce.commands.design_search import search
-    from preduce.planner.job import Data, Job
+    from preduce.planner.job import Data, Job, effort_of
     from preduce.schedulers.synthesis.problem import Limits, Objective
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.strategies.axes import Form
-    from preduce.topo.units import parse_time
+    from preduce.topo.units import parse_number, parse_time
 
     place = load_cluster(cluster)
     hardware = options.hardware_of(
@@ -93,14 +106,15 @@ def command(
         drift_correction=drift_correction,
         limits=Limits(
             max_communication=options.optional("--max-communication", parse_time, max_communication),
-            max_disagreement=max_disagreement,
+            max_disagreement=options.optional("--max-disagreement", parse_number, max_disagreement),
             max_period=period,
             max_group=max_group,
             max_distinct_phases=max_distinct,
         ),
         form=options.choice(Form, form, "--form"),
         disturbance=None if disturb is None else options.disturbance_of(disturb),
-        time_limit=options.quantity("--time-limit", parse_time, time_limit),
+        time_limit=options.optional("--time-limit", parse_time, time_limit),
+        effort=options.optional("--effort", effort_of, effort),
         seed=seed,
     )
     search(job, name=name, output=output, front=front, plot=plot, as_json=as_json)

@@ -25,12 +25,20 @@ def search(
     from preduce.console import claim_stdout, console, emit_json, write_text
     from preduce.planner.plan import plan
     from preduce.report.front import draw_front
+    from preduce.schedulers.synthesis.problem import Status
     from preduce.topo.document.writer import write_schedule
+    from preduce.topo.errors import InfeasibleError, UnknownError
 
     claim_stdout(output, front, as_json=as_json)
     _refuse_lost_work(output, front, plot)
-    with _progress(as_json=as_json) as say:
-        planned = plan(job, progress=say)
+    try:
+        with _progress(as_json=as_json) as say:
+            planned = plan(job, progress=say)
+    except (InfeasibleError, UnknownError) as error:
+        if as_json:
+            status = Status.INFEASIBLE if isinstance(error, InfeasibleError) else Status.UNKNOWN
+            emit_json({"answer": {"status": str(status), "because": str(error)}})
+        raise
     schedule = replace(planned.pick.schedule, name=name or planned.pick.schedule.name)
     if output is not None:
         write_schedule(output, schedule.with_certificate(planned.proof.certificate))
@@ -109,6 +117,7 @@ def _print(planned: Plan, job: Job) -> None:
     if len(planned.front) > MAX_ROWS:
         screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
     screen.print(f"\nPick ({job.objective}): {planned.pick.name}, {planned.proof.verdict}", style="bold")
+    screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}); it ended with {planned.answer.ended}")
     for sentence in planned.reasons:
         screen.print(f"  • {sentence}")
     for sentence in planned.cautions:

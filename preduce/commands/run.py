@@ -21,6 +21,10 @@ SETTINGS = {
 }
 
 
+MAX_PROVED_WORKERS = 64
+"""More than this run on no single machine for long; up to here a proof takes well under a second."""
+
+
 def command(
     script: Annotated[Path, typer.Argument(help="A Python script; what follows it are its own arguments.")],
     context: typer.Context,
@@ -50,6 +54,7 @@ def command(
         if nodes == 1 and loaded.cluster.is_regular:
             nodes = loaded.cluster.num_nodes
         generated = loaded.strategy.needs_generator
+        _say_if_refuted(schedule, loaded)
     if workers is None:
         raise typer.BadParameter("is needed, or --schedule", param_hint="--workers")
     require("torch", purpose="running workers")
@@ -77,6 +82,23 @@ def command(
             )
     except Terminated as ended:
         return ended.exit_code
+
+
+def _say_if_refuted(path: Path, schedule: "Schedule") -> None:
+    """One line where a proof refutes what is about to run: a script may want to see just that."""
+    from preduce.console import console
+    from preduce.verify.base import Status
+    from preduce.verify.prove import prove
+
+    if schedule.num_workers > MAX_PROVED_WORKERS:
+        return
+    proof = prove(schedule)
+    if proof.verdict == Status.REFUTED:
+        claim = next(claim for claim in proof.claims if claim.status is Status.REFUTED)
+        console(errors=True).print(
+            f"preduce: {path}: {claim.claim} is refuted: {claim.explanation} `preduce verify {path}` says more.",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager

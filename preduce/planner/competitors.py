@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from preduce.planner.job import Data
 from preduce.planner.option import Option, measure
+from preduce.planner.work import work_of
 from preduce.schedulers import registry
+from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from preduce.schedulers.synthesis.cluster_shape import derived_paces
 from preduce.topo.errors import PreduceError
 from preduce.topo.schedule import Schedule
@@ -43,12 +44,29 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
 }
 
 
-def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None] | None = None) -> list[Option]:
+def competitors(
+    job: Job,
+    *,
+    until: float = inf,
+    stop: float = inf,
+    clock: Clock | None = None,
+    left_out: Callable[[str], None] | None = None,
+) -> list[Option]:
     """Every catalogue entry that fits the cluster, in all its forms, measured; entries that cannot run are left out.
 
-    Rules and All-Reduce are always measured. Others only while `monotonic()` is below `until`; the name of each that
-    the time did not reach goes to `left_out`.
+    Rules and All-Reduce are measured until the clock's position `stop`, All-Reduce in every step in any case, others
+    until `until`; the name of each that the time did not reach goes to `left_out`.
     """
+    clock = clock or Clock(seconds=MANY_SECONDS)
+
+    def fits(schedule: Schedule) -> bool:
+        """Whether there is time for a schedule, which is counted as spent."""
+        work = work_of(schedule, job)
+        if options and not clock.fits(work, stop):
+            return False
+        clock.charge(work)
+        return True
+
     options: list[Option] = []
     kinds = {name: registry.entry(name).kind for name in registry.names()}
     seen: set[object] = set()
@@ -56,16 +74,20 @@ def competitors(job: Job, *, until: float = inf, left_out: Callable[[str], None]
         entry = registry.entry(name)
         if not _offered(entry, job):
             continue
-        if entry.kind not in RULES_FIRST and monotonic() > until:
+        if options and clock.passed(until if entry.kind not in RULES_FIRST else stop):
             if left_out is not None:
                 left_out(name)
             continue
         for label, schedule in _schedules(entry, job, seen):
+            if not fits(schedule):
+                if left_out is not None:
+                    left_out(label)
+                continue
             options.append(measure(schedule, job, name=label))
             options += [
                 measure(paced, job, name=f"paced {label}")
                 for paced in _paced(schedule, job)
-                if _within_gap(paced, job.limits)
+                if _within_gap(paced, job.limits) and fits(paced)
             ]
             if label in {"allreduce", "allreduce(every=1)"} and job.form is not Form.HIERARCHICAL:
                 options.append(measure(schedule, job, name="allreduce hierarchical", form=Form.HIERARCHICAL))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def front(options: Sequence[Option]) -> list[Option]:
-    """The non-dominated options over communication, disagreement, drift and step time, by rising communication.
+    """The non-dominated options over communication, disagreement, drift, step time and steps, by rising communication.
 
     Of options with equal figures the one with the shortest period stays. Options that never reach consensus are
     left out. O(k²) for k options.
@@ -23,10 +23,11 @@ def front(options: Sequence[Option]) -> list[Option]:
     return non_dominated(usable, _costs, lambda option: (option.period, option.name))
 
 
-def _costs(option: Option) -> tuple[float, float, float, float]:
+def _costs(option: Option) -> tuple[float, ...]:
     return (
         option.communication,
         math.inf if option.disagreement.value is None else option.disagreement.value,
         math.inf if option.drift.value is None else option.drift.value,
         option.step_seconds,
+        option.stretch,
     )

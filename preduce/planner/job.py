@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from preduce.schedulers.synthesis.clock import Clock
 from preduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.axes import Form
@@ -17,6 +18,26 @@ if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
     from preduce.topo.timing.compute import Disturbance
+
+
+EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
+"""Efforts by name, in nominal seconds: about what one quiet core takes."""
+LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
+"""The time limit where only an effort is given: so many seconds, and so many times the effort."""
+
+
+def effort_of(text: str) -> float:
+    """What an effort's name or number means, in nominal seconds.
+
+    Raises:
+        InputError: neither a known name nor a number.
+    """
+    if text in EFFORTS:
+        return EFFORTS[text]
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{text[:40]!a} is no effort; write {', '.join(EFFORTS)} or a number such as 20") from None
 
 
 class Data(StrEnum):
@@ -37,7 +58,9 @@ class Job:
     """A cluster with its hardware, what matters, and the limits.
 
     `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
-    the step times are sampled with; `time_limit` is for the search, in seconds, and `seed` its seed.
+    the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names some): the
+    same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no effort is given,
+    and caps the effort otherwise; without either the effort is normal.
     """
 
     cluster: Cluster
@@ -47,20 +70,23 @@ class Job:
     drift_correction: bool = False
     form: Form = Form.RING
     disturbance: Disturbance | None = None
-    time_limit: float = 30.0
+    time_limit: float | None = None
+    effort: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot be planned.
 
         Raises:
-            InputError: one worker, no links, no model size, no time, or limits that this cluster cannot meet.
+            InputError: one worker, no links, no model size, no time or effort, or limits that this cluster cannot meet.
         """
         check_cluster(self.cluster)
-        if not self.time_limit > 0:
+        if self.time_limit is not None and not self.time_limit > 0:
             raise InputError(f"time-limit: is {self.time_limit} s; give the search some time, such as 30s")
         if self.time_limit == float("inf"):
-            raise InputError(f"time-limit: is {self.time_limit}; it is a finite number >= 0")
+            raise InputError(f"time-limit: is {self.time_limit}; it is a finite number > 0")
+        if self.effort is not None and not 0 < self.effort < float("inf"):
+            raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
         self.limits.check(self.cluster)
 
     @property
@@ -76,6 +102,14 @@ class Job:
     def compute_times(self) -> ComputeTimes:
         """How long the workers compute (no time at all when the hardware does not say)."""
         return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
+
+    def clock(self) -> Clock:
+        """A clock that starts now, with the effort and the time limit that hold."""
+        if self.effort is None and self.time_limit is not None:
+            return Clock(seconds=self.time_limit)
+        effort = EFFORTS["normal"] if self.effort is None else self.effort
+        cap = max(LEAST_CAP, CAP_PER_EFFORT * effort) if self.time_limit is None else self.time_limit
+        return Clock(seconds=cap, effort=effort)
 
     def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
         """What the search is asked; where the objective is not one of its figures, the one that the data makes matter.

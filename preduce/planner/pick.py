@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from preduce.planner.job import Data
 from preduce.planner.steps_model import CORRECTED, FITTED
 from preduce.schedulers.synthesis.problem import Objective
-from preduce.topo.errors import UnknownError
+from preduce.topo.errors import PreduceError, UnknownError
 from preduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     from preduce.planner.job import Job
     from preduce.planner.option import Option
@@ -70,14 +71,14 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     return said
 
 
-def cautions(chosen: Option, job: Job) -> list[str]:
-    """What was not proved, and what the user should know."""
+def cautions(chosen: Option, job: Job, ended: str = "its time limit") -> list[str]:
+    """What was not proved, and what the user should know; `ended` says what ended the search."""
     said = []
     if chosen.form is Form.TREE:
         said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
     if chosen.status == "feasible":
         bound = f", whose disagreement is at least {chosen.bound:.4g}" if chosen.bound is not None else ""
-        said.append(f"better schedules may exist{bound}: the search ended at its time limit, not at a proof")
+        said.append(f"better schedules may exist{bound}: the search ended because of {ended}, not at a proof")
     elif chosen.status == "catalogue":
         said.append("the pick is a published construction; that nothing better exists is not proved")
     if job.data is not Data.SHUFFLED and not job.drift_correction:
@@ -108,11 +109,22 @@ def _keeps(option: Option, limits: Limits) -> bool:
     """Whether the option reaches consensus and its figures keep the limits, up to rounding."""
     if not math.isfinite(option.stretch):
         return False
-    slack = 1 + 1e-9
-    if limits.max_communication is not None and option.communication > limits.max_communication * slack:
+    if not limits.allow_communication(option.communication):
         return False
     spread = option.disagreement.value
-    return limits.max_disagreement is None or (spread is not None and spread <= limits.max_disagreement * slack)
+    if spread is None:
+        return limits.max_disagreement is None
+    return limits.allow_disagreement(spread, lambda: _exactly(option))
+
+
+def _exactly(option: Option) -> Fraction | None:
+    """The disagreement as a fraction where it can be had."""
+    from preduce.topo.figures import exact_disagreement
+
+    try:
+        return exact_disagreement(option.schedule)
+    except PreduceError:  # no rule, or one of too many local ranks
+        return None
 
 
 def _preference(option: Option, job: Job) -> tuple[float, ...]:
@@ -127,7 +139,7 @@ def _preference(option: Option, job: Job) -> tuple[float, ...]:
     if job.objective is Objective.WAITING:
         return (option.step_seconds, option.stretch)
     if job.objective is Objective.EXACT:
-        return (float(option.period), float(option.status != "optimal"), option.communication)
+        return (float(option.period), option.communication, float(option.status != "optimal"))
     return (option.time, option.communication)
 
 

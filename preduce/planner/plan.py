@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from preduce.planner.answer import Answer, answer_of, why_infeasible
 from preduce.planner.competitors import competitors, within_limits
 from preduce.planner.front import front
 from preduce.planner.option import Option, measure
 from preduce.planner.pick import cautions, pick, reasons
+from preduce.planner.work import work_of
 from preduce.schedulers.synthesis.problem import Objective
+from preduce.topo.errors import InfeasibleError, UnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.planner.job import Job
+    from preduce.schedulers.exact_rounds.fewest import ExactAnswer
     from preduce.schedulers.synthesis.alphabet_search import SearchStage
+    from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Candidate, Front
-    from preduce.topo.schedule import Schedule
     from preduce.verify.base import Proof
 
 CATALOGUE_SHARE = 0.25
-"""Of the time limit, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
+"""Of the time, after which the catalogue's graphs are no longer measured, so that the search gets its part."""
 
-MEASURE_SHARE = 0.08
-"""Of the time limit, kept for measuring what the search found."""
+RULES_SHARE = 0.5
+"""Of the time, after which its rules are no longer measured either."""
 
-PROOF_SHARE = 0.08
-"""Of the time limit, kept for proving the pick."""
+MEASURE_SHARE = 0.2
+"""Of the time, kept at the most for measuring what the search found."""
 
-MIN_SEARCH_SECONDS = 1.0
-"""What the search gets at least, when measuring a large catalogue has used up the time."""
+PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
+"""Of the time, kept for proving the pick, and so many seconds at the most. A proof is never cut short."""
+
+LOADED = (
+    "ortools.sat.python.cp_model",
+    "scipy.sparse.linalg",
+    "preduce.schedulers.exact_rounds.fewest",
+    "preduce.schedulers.synthesis.front",
+    "preduce.topo.document.schedule",
+    "preduce.topo.figures.correction",
+    "preduce.verify.prove",
+)
+"""Modules that are otherwise imported when they are first needed."""
 
 MAX_EXACT_WORKERS = 512
 """Exact rounds come as explicit groups, whose figures need dense n×n work."""
@@ -41,7 +57,8 @@ MAX_EXACT_WORKERS = 512
 class Plan:
     """The answer: the pick with its proof, the front, and all competitors that were measured.
 
-    `search_status` is the synthesiser's word about its problem as a whole; `search_proof` says what its bound covers.
+    `answer` says how good the pick is known to be, and why the search ended. `search_status` is the synthesiser's word
+    about its own problem, which minimises a figure where the objective is none, `search_proof` what its bound covers.
     """
 
     pick: Option
@@ -50,12 +67,14 @@ class Plan:
     cautions: list[str]
     front: list[Option]
     options: list[Option]
+    answer: Answer
     search_status: str
     search_proof: str
 
     def to_json(self) -> dict[str, Any]:
-        """As `preduce design --json` prints it."""
+        """As `preduce design --json` prints it; the same for the same job, unless seconds decided (`answer.capped`)."""
         return {
+            "answer": self.answer.to_json(),
             "pick": {**self.pick.to_json(), "verdict": self.proof.verdict},
             "reasons": self.reasons,
             "cautions": self.cautions,
@@ -67,24 +86,79 @@ class Plan:
 def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     """Measure the catalogue, search for better schedules, keep the front, pick one and prove it.
 
+    The job's effort and time limit are kept: the clock starts when everything is imported, nothing begins that is not
+    likely to end in time, and only the proof of the pick is never cut short.
+
     Raises:
         InputError: the job cannot be.
+        InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
         UnknownError: nothing within the limits was found in the time.
     """
     from preduce.verify.prove import prove
 
+    load_searchers()
     say = progress or (lambda _: None)
-    started = monotonic()
+    clock = job.clock()
     say("measuring the catalogue")
     left_out: list[str] = []
-    options = competitors(job, until=started + CATALOGUE_SHARE * job.time_limit, left_out=left_out.append)
-    left = (1 - MEASURE_SHARE - PROOF_SHARE) * job.time_limit - (monotonic() - started)
+    options = competitors(
+        job,
+        until=CATALOGUE_SHARE * clock.limit,
+        stop=RULES_SHARE * clock.limit,
+        clock=clock,
+        left_out=left_out.append,
+    )
+    searched = _search(job, clock, options, say)
+    unmeasured = _measure(searched, job, clock, options)
+    rounds = _exact(job, options) if job.objective is Objective.EXACT else None
+    chosen = _pick(options, job, searched, clock, rounds)
+    say(f"proving {chosen.name}")
+    proof = prove(chosen.schedule)
+    kept = front(options)
+    answer = answer_of(chosen, job, searched, clock, rounds)
+    return Plan(
+        pick=chosen,
+        proof=proof,
+        reasons=reasons(chosen, options, job),
+        cautions=[*cautions(chosen, job, answer.ended), *_unmeasured(left_out, unmeasured)],
+        front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
+        options=options,
+        answer=answer,
+        search_status=str(searched.status),
+        search_proof=searched.proof,
+    )
+
+
+def load_searchers() -> None:
+    """Import what planning needs, which takes a second or two once, so that no time limit pays for it."""
+    for name in LOADED:
+        # What is missing is said by whoever needs it.
+        with suppress(ImportError):
+            import_module(name)
+
+
+def _search(job: Job, clock: Clock, options: list[Option], say: Callable[[str], None]) -> Front:
+    """Search for as long as what it finds can still be measured: a figure takes as long as the catalogue's did."""
+    from preduce.schedulers.synthesis.front import MAX_REPORTED, search
+
+    each = clock.position() / max(1, len(options))
+    kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each) + _for_proof(clock)
     hints = tuple(option.schedule for option in front(options))
-    searched = _search(job, hints, max(MIN_SEARCH_SECONDS, left), say)
-    until = started + (1 - PROOF_SHARE) * job.time_limit
-    for index, candidate in enumerate(_asked_first(searched)):
-        if index and monotonic() > until:
-            break
+    return search(job.problem(hints), clock, clock.limit - kept, seed=job.seed, progress=lambda news: say(_line(news)))
+
+
+def _for_proof(clock: Clock) -> float:
+    return min(PROOF_SHARE * clock.limit, PROOF_SECONDS)
+
+
+def _measure(searched: Front, job: Job, clock: Clock, options: list[Option]) -> int:
+    """Add what the search found to the options, the best first; how many there was no time for."""
+    found = _asked_first(searched)
+    for index, candidate in enumerate(found):
+        work = work_of(candidate.schedule, job)
+        if index and not clock.fits(work, clock.limit - _for_proof(clock)):
+            return len(found) - index
+        clock.charge(work)
         options.append(
             measure(
                 candidate.schedule,
@@ -95,22 +169,19 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
                 bound_class=candidate.bound_class,
             )
         )
-    if job.objective is Objective.EXACT:
-        options += _exact(job)
-    chosen = pick(options, job)
-    say(f"proving {chosen.name}")
-    proof = prove(chosen.schedule)
-    kept = front(options)
-    return Plan(
-        pick=chosen,
-        proof=proof,
-        reasons=reasons(chosen, options, job),
-        cautions=[*cautions(chosen, job), *_unmeasured(left_out)],
-        front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
-        options=options,
-        search_status=str(searched.status),
-        search_proof=searched.proof,
-    )
+    return 0
+
+
+def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:
+    """The pick; where there is none, the error says whether that is proved."""
+    try:
+        return pick(options, job)
+    except UnknownError as error:
+        if impossible := why_infeasible(job, searched, rounds):
+            raise InfeasibleError(f"{impossible} (proved; {error})") from None
+        raise UnknownError(
+            f"{error} (not proved impossible: the search ended because of {clock.stopped_by()})"
+        ) from None
 
 
 def _asked_first(answer: Front) -> list[Candidate]:
@@ -121,34 +192,32 @@ def _asked_first(answer: Front) -> list[Candidate]:
     return rest if answer.best is None else [answer.best, *rest]
 
 
-def _unmeasured(names: list[str]) -> list[str]:
-    if not names:
-        return []
-    return [f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); a longer --time-limit does"]
+def _unmeasured(names: list[str], found: int) -> list[str]:
+    said = []
+    if names:
+        said.append(f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); more of it does")
+    if found:
+        said.append(f"the time did not reach the figures of {found} schedules that the search found")
+    return said
 
 
 def _by_communication(option: Option) -> float:
     return option.communication
 
 
-def _exact(job: Job) -> list[Option]:
-    """The fewest rounds of exact consensus known for groups of the job's size, with the bound on their number."""
+def _exact(job: Job, options: list[Option]) -> ExactAnswer | None:
+    """Add the fewest rounds of exact consensus known for groups of the job's size; the bound on their number."""
     from preduce.schedulers.exact_rounds.fewest import fewest_rounds
 
     n = job.cluster.num_workers
     if n > MAX_EXACT_WORKERS:
-        return []
+        return None
     answer = fewest_rounds(n, job.limits.max_group or n)
-    if answer.phases is None or len(answer.phases) > job.limits.max_period:
-        return []
-    schedule = answer.schedule(job.cluster.shape())
-    return [measure(schedule, job, status=str(answer.status))] if within_limits(schedule, job.limits) else []
-
-
-def _search(job: Job, hints: tuple[Schedule, ...], seconds: float, say: Callable[[str], None]) -> Front:
-    from preduce.schedulers.synthesis.front import synthesise
-
-    return synthesise(job.problem(hints), time_limit=seconds, seed=job.seed, progress=lambda news: say(_line(news)))
+    if answer.phases is not None and len(answer.phases) <= job.limits.max_period:
+        schedule = answer.schedule(job.cluster.shape())
+        if within_limits(schedule, job.limits):
+            options.append(measure(schedule, job, status=str(answer.status)))
+    return answer
 
 
 def _line(news: SearchStage) -> str:

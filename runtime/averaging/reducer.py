@@ -326,13 +326,24 @@ class Reducer:
                 reduction.works.append(communicator.all_reduce(side))
 
     def _await(self, work: RunningWork, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come."""
+        """Wait for one collective of a reduction."""
+        self.wait_for(work, reduction.operation, given_up)
+
+    def wait_for(
+        self, work: RunningWork, operation: Operation, given_up: Callable[[], str | None] | None = None
+    ) -> None:
+        """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come.
+
+        Raises:
+            RuntimeError: the collective failed, or a member cannot come.
+            GoneError: it took longer than the timeout.
+        """
         if self.streams.runs_ahead:
             work.wait()  # the user's stream waits, not the host
             return
         start = time.monotonic()
-        members, round_ = reduction.group.members, reduction.operation.rounds_before
-        self.heartbeat.doing(f"entered {reduction.operation}", members)
+        members, round_ = operation.members, operation.rounds_before
+        self.heartbeat.doing(f"entered {operation}", members)
         lookout = Lookout(self.heartbeat, members)
         end = start + self.timeout
         while not work.is_completed():
@@ -361,7 +372,9 @@ class Reducer:
         deadline = time.monotonic() + DIAGNOSE_SECONDS
         self.heartbeat.watch(members)
         timed_out = "imed out" in first or "timeout" in first.lower()
-        while time.monotonic() < deadline and not (timed_out and self.heartbeat.sees_silence(members)):
+        while time.monotonic() < deadline and self.heartbeat.store_lost() is None:
+            if timed_out and self.heartbeat.sees_silence(members):
+                break
             round_ = operation.rounds_before
             if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
                 return why

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import signal
 import sys
+import termios
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
@@ -37,6 +39,8 @@ class Child:
     go: int
     streams: dict[int, bytes] = field(default_factory=dict)
     code: int | None = None
+    has_complained: bool = False
+    """Whether it wrote to its standard error."""
     children_until: float = float("inf")
 
 
@@ -144,6 +148,7 @@ def _forward(descriptor: int, worker: Child, stream: TextIO, *, width: int) -> b
         lines, rest = [*lines, rest], b""
     worker.streams[descriptor] = rest
     if lines:
+        worker.has_complained |= descriptor == list(worker.streams)[-1]
         prefix = f"[{worker.rank:>{width}}] "
         stream.write("".join(f"{prefix}{line.decode(errors='replace')}\n" for line in lines))
         stream.flush()
@@ -180,10 +185,21 @@ def _tell(store: Store, worker: Child, output: TextIO, *, first: bool, ended: bo
         return
     else:
         text = f"ended with exit code {worker.code}"
+        if not ended and _is_silent(worker):
+            with contextlib.suppress(RuntimeError):
+                output.write(f"preduce: worker {worker.rank} {text} and no message {stage_of(store, worker.rank)}\n")
+                output.flush()
     with contextlib.suppress(RuntimeError):
         notes = Notes(store, DEATHS, own_server=True)
         notes.write(str(worker.rank), text)
         notes.count(CHANGES, 1)
+
+
+def _is_silent(worker: Child) -> bool:
+    """Whether a worker that has ended never wrote to its standard error, what is not forwarded yet included."""
+    errors = list(worker.streams)[-1]
+    waiting = int.from_bytes(fcntl.ioctl(errors, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return not (worker.has_complained or waiting or worker.streams[errors])
 
 
 def _signal(workers: Sequence[Child], number: signal.Signals) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from preduce.runtime.transport.notes import Notes, deaths_of, note_stage
+from preduce.runtime.transport.rendezvous import hosts_store
 from preduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.torch_api import Store
 
 POLL_SECONDS = 0.05
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.2
 VOTE_SECONDS = 3.0
 
 
@@ -67,10 +68,10 @@ def handshake(
     except StoreLostError as error:
         raise StoreLostError(f"handshake: {error}") from None
     except UnavailableError:
-        _linger(notes, rank, deadline=time.monotonic() + 2)
+        _linger(notes, hosts_store(rank, store), deadline=time.monotonic() + 2)
         raise
     except HandshakeError:
-        _linger(notes, rank, size=size, deadline=time.monotonic() + 2)
+        _linger(notes, hosts_store(rank, store), size=size, deadline=time.monotonic() + 2)
         raise
     except RuntimeError as error:
         reason = (str(error).splitlines() or [""])[0][:160]
@@ -149,14 +150,14 @@ def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
     return ""
 
 
-def _linger(notes: Notes, rank: int, *, deadline: float, size: int = 0) -> None:
-    """Give the others time to read before rank 0, which may host the store, ends."""
+def _linger(notes: Notes, hosts: bool, *, deadline: float, size: int = 0) -> None:
+    """Give the others time to read before the process that hosts the store ends."""
     try:
         gone = notes.count("leaving", 1)
-        while rank == 0 and gone < size and time.monotonic() < deadline:
+        while hosts and gone < size and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
             gone = notes.count("leaving")
-        if rank == 0 and not size:
+        if hosts and not size:
             time.sleep(0.5)
     except (RuntimeError, StoreLostError):
         return

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.liveness.culprit import Sign, clause, sees_silence
+from preduce.runtime.liveness.lifelines import closed_notes
 from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes
 from preduce.runtime.transport.store_line import root_store
 from preduce.topo.errors import StoreLostError
@@ -20,6 +21,7 @@ from preduce.topo.errors import StoreLostError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from preduce.runtime.liveness.lifelines import Lifelines
     from preduce.runtime.transport.torch_api import Store
 
 BEAT_SECONDS = 0.5
@@ -31,14 +33,13 @@ UNEQUAL = "the workers' data lengths differ; put the training loop into `with op
 class Heartbeat:
     """What one worker notes for the others and reads of theirs; every method tolerates a store that is gone."""
 
-    def __init__(self, store: Store, rank: int, key: str, *, beats: bool) -> None:
+    def __init__(self, store: Store, rank: int, key: str, *, beats: bool, lifelines: Lifelines | None = None) -> None:
         self.rank = rank
         self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Notes(root_store(store), DEATHS)
+        self._closed, self._lifelines = closed_notes(store, key), lifelines
         self._doing = "has not started a round"
         self._waits: tuple[int, ...] = ()
         self._changes = 0
-        self.witnesses: list[Callable[[], frozenset[int]]] = []
-        """Each says, when asked, the workers whose connections were closed at their ends and cannot be made again."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
         self._noted: set[str] = set()
@@ -57,18 +58,18 @@ class Heartbeat:
         self._doing, self._waits = text, tuple(rank for rank in waits if rank != self.rank)
 
     def note(self, kind: str, text: str) -> None:
-        """Leave a note of this worker: `failed`, `left`, `finished`; the first of a kind stays."""
+        """Leave a note of this worker: `failed`, `explained`, `left`, `finished`; the first of a kind stays."""
         if kind not in self._noted:
             self._noted.add(kind)
             self._try(lambda: self._notes.write(f"{kind}/{self.rank}", text))
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
-    def stirred(self) -> bool:
-        """Whether anybody noted a failure or an end since this was last asked: one cheap question for who waits."""
+    def news(self) -> int:
+        """How much was noted of failures and ends so far: one cheap question; who waits looks closely when it grows."""
         changes = self._try(lambda: self._deaths.count(CHANGES))
-        is_new = changes is not None and changes != self._changes
-        self._changes = self._changes if changes is None else changes
-        return is_new or self._deaths.problem is not None or any(witness() for witness in self.witnesses)
+        if changes is not None:
+            self._changes = changes
+        return self._changes + (self._deaths.problem is not None)
 
     def refuse_without_store(self) -> None:
         """Stop a run whose store is gone, before it works on for nothing.
@@ -115,8 +116,9 @@ class Heartbeat:
     def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Why a member cannot take part, as a clause such as `worker 3 was killed by signal 9`; None if not known.
 
-        With `round_` also members that ended after fewer rounds count. Causes come before consequences: a signal or an
-        exception of a member before the first failure of the run, and that before exit codes, which follow from it.
+        With `round_` also members that ended after fewer rounds count. Causes come before consequences: a signal, an
+        exception or a death without a word before the first failure of the run, and that before the ends that follow
+        from it: exit codes, and workers that gave up.
         """
         others = [rank for rank in members if rank != self.rank]
         deaths = {rank: self._get(self._deaths, str(rank)) for rank in others}
@@ -129,6 +131,9 @@ class Heartbeat:
             ended = self.read("finished", rank) if round_ is not None else None
             if ended is not None and round_ is not None and int(ended) <= round_:
                 return f"worker {rank} finished after {ended} rounds: {UNEQUAL}"
+        for rank in others:
+            if (closed := self._get(self._closed, str(rank))) is not None and self.read("failed", rank) is None:
+                return f"worker {rank} {closed}"
         ended_ranks = (rank for rank, death in deaths.items() if death is not None)
         return self.first_failure() or next((f"worker {rank} {deaths[rank]}" for rank in ended_ranks), None)
 
@@ -146,13 +151,14 @@ class Heartbeat:
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:
-        """The members that left a note, or of which the launcher did, that they can no longer take part in anything."""
+        """The members that can take no more part, as they, the launcher or another worker noted."""
         return frozenset(
             rank
             for rank in members
             if rank != self.rank
             and (
                 self._get(self._deaths, str(rank)) is not None
+                or self._get(self._closed, str(rank)) is not None
                 or any(self.read(kind, rank) is not None for kind in ("left", "failed"))
             )
         )
@@ -175,11 +181,9 @@ class Heartbeat:
             return why
         given_up = (rank for rank in members if rank != self.rank and self.read("failed", rank) is not None)
         rank = next(given_up, None)
-        # It gives up first and finds out why then; that is worth waiting for, so that all name the same culprit.
         if rank is None:
-            closed = frozenset[int]().union(*(witness() for witness in self.witnesses)).intersection(members)
-            gone = min(closed - {self.rank}, default=None)
-            return None if gone is None else f"worker {gone} closed its connections, and its process no longer answers"
+            return None
+        # It gives up first and finds out why then; that is worth waiting for, so that all name the same culprit.
         if time.monotonic() < self._given_up.setdefault(rank, time.monotonic() + REASON_SECONDS):
             return None
         return f"worker {rank} {self.read('failed', rank)}"
@@ -203,15 +207,31 @@ class Heartbeat:
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
         """For whom a worker waits, down the chain of waiting to the one that holds up the rest, as a clause."""
         others = [rank for rank in members if rank != self.rank]
-        return clause(self.rank, others, self.sign, seconds)
+        text = clause(self.rank, others, self.sign, seconds)
+        return self._notes.problem or text  # without an answer from the store everybody seems silent
 
     def sees_silence(self, members: Iterable[int]) -> bool:
         """Whether it is known already who holds up a worker that waits for these."""
         return sees_silence(self.rank, [rank for rank in members if rank != self.rank], self.sign)
 
+    def linger(self, size: int) -> None:
+        """Let the others of a failed run find out why before this process, which serves the store, ends."""
+        end = time.monotonic() + REASON_SECONDS
+        waiting = [rank for rank in range(size) if rank != self.rank]
+        while waiting and time.monotonic() < end and self._notes.problem is None:
+            waiting = [
+                rank
+                for rank in waiting
+                if all(self.read(kind, rank) is None for kind in ("explained", "left", "finished"))
+                and self._get(self._closed, str(rank)) is None
+            ]
+            time.sleep(0.02)
+
     def stop(self) -> None:
-        """End the heartbeat."""
+        """End the heartbeat; this worker has said whatever it had to say."""
         self._stop.set()
+        if self._lifelines is not None:
+            self._lifelines.close()
 
     def _beat(self) -> None:
         count = 0

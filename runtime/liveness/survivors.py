@@ -109,6 +109,7 @@ class Survivors:
                 break
             if time.monotonic() > start + self.timeout:
                 late = self.heartbeat.waits_for(sorted(missing), self.timeout)
+                self.heartbeat.refuse_without_store()
                 raise UnavailableError(f"{place}: {late}")
             time.sleep(2 * POLL_SECONDS)
         members = tuple(sorted(here))

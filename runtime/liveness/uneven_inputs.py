@@ -109,10 +109,9 @@ class UnevenInputs:
             if waiting and lookout.is_due() and lost is None:
                 self._refuse_if_gone("finish")
             if waiting and time.monotonic() > start + self.timeout:
-                raise UnavailableError(
-                    f"finish: {self.heartbeat.waits_for(waiting, None)}: not all did finish within {self.timeout:g} s "
-                    "after this one"
-                )
+                late = self.heartbeat.waits_for(waiting, None)
+                self.heartbeat.refuse_without_store()
+                raise UnavailableError(f"finish: {late}: not all did finish within {self.timeout:g} s after this one")
             time.sleep(POLL_SECONDS if waiting else 0)
         return tuple(rank for rank in range(self.size) if rank not in absent)
 

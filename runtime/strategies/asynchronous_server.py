@@ -65,7 +65,6 @@ class AsynchronousServer(Runner):
             max_bytes=max(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
             timeout=base.timeout,
         )
-        base.heartbeat.witnesses.append(self._mailbox.connections.closed)
         self._lookout = Lookout(base.heartbeat, range(run.schedule.num_workers))
         self._mailbox.start()
 
@@ -111,6 +110,10 @@ class AsynchronousServer(Runner):
     def close(self) -> None:
         """End the side thread."""
         self._mailbox.close()
+
+    def abandon(self) -> None:
+        """The same after a failure, at once."""
+        self._mailbox.abandon()
 
     def _open(self, round_: int) -> None:
         if self._base:

@@ -119,3 +119,7 @@ class Runner(ABC):
 
     def close(self) -> None:
         """End threads and sockets of this runner, after success and after failure; may be called twice."""
+
+    def abandon(self) -> None:
+        """The same after a failure: nothing that is still on its way is waited for."""
+        self.close()

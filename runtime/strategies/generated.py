@@ -15,7 +15,7 @@ from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.liveness.survivors import Survivors
 from preduce.runtime.strategies.base import Runner
 from preduce.runtime.transport.gloo import GlooWorld
-from preduce.topo.errors import InputError, MissingFeatureError
+from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
 from preduce.topo.phase import Group
 from preduce.topo.strategies.base import Averaging
 
@@ -87,12 +87,20 @@ class GeneratedMeans(Runner):
     def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - as above
         """Average with the round's group, if there is one, and ask for the next."""
         self.client.begin()
-        group = self.client.group()
+        group = self._group()
         self.others.forget(self.client.lost)
         if group is not None:
             self._average(step, *group)
         self._starts = []  # a round without data has learned nothing
         self.client.begin()
+
+    def _group(self) -> tuple[int, tuple[int, ...]] | None:
+        """The round's group; a generator that is silent may be so because the run ends, and then it is said why."""
+        try:
+            return self.client.group()
+        except UnavailableError as error:
+            why = self.run.reducer.heartbeat.cause(self.run.everyone) if type(error) is UnavailableError else None
+            raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
     def settle(self) -> None:
         """Take part in groups that wait for this worker, then in none until the next round."""

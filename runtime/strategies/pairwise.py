@@ -69,7 +69,6 @@ class PairMeans(Runner):
             max_bytes=max(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
             timeout=base.timeout,
         )
-        base.heartbeat.witnesses.append(self._mailbox.connections.closed)
         self._lookout = Lookout(base.heartbeat, range(run.schedule.num_workers))
         self._mailbox.start()
 
@@ -118,6 +117,10 @@ class PairMeans(Runner):
     def close(self) -> None:
         """End the side thread."""
         self._mailbox.close()
+
+    def abandon(self) -> None:
+        """The same after a failure, at once."""
+        self._mailbox.abandon()
 
     def _open(self) -> None:
         if self._starts:

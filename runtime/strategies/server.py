@@ -73,3 +73,7 @@ class SynchronousServer(Runner):
     def close(self) -> None:
         """End the side thread; whoever still waits for a sum learns it from the notes in the store."""
         self._mailbox.close()
+
+    def abandon(self) -> None:
+        """The same after a failure, at once."""
+        self._mailbox.abandon()

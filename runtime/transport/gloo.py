@@ -37,12 +37,16 @@ class GlooWorld(GroupTable):
     workers: so nobody waits in a cycle. All groups of a worker share one gloo device and use one thread each.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
+    ) -> None:
+        """Join; `attempt` counts, alike on all workers, the worlds of a process that starts afresh after a failure."""
         super().__init__(store, rank, size, timeout)
         self.max_groups = max_groups
         self.relatives: list[GlooWorld] = []
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
-        self._prefix = "preduce/group"
+        # Addresses that a failed attempt left in the store belong to connections that are gone.
+        self._prefix = "preduce/group" if attempt == 1 else f"preduce/group/attempt-{attempt}"
         self._device: object = None
         self._left_behind: list[BoundedCall[object]] = []
 
@@ -115,17 +119,21 @@ class GlooWorld(GroupTable):
             raise self._explained(members, error) from None
 
     def _explained(self, members: tuple[int, ...], error: UnavailableError) -> UnavailableError:
-        """The failure of a group's first operation with the death that caused it, if one becomes known soon.
+        """The failure of a group's first operation with the death that caused it, if one becomes known soon."""
+        why = self._soon_known(members)
+        if why is None:
+            return error if self.signs is None else UnavailableError(f"{error}; {self.signs.waits_for(members, None)}")
+        return UnavailableError(f"group {Group(members)}: {why}")
 
-        A closed connection is seen before the launcher has told of the death behind it.
-        """
+    def _soon_known(self, members: tuple[int, ...]) -> str | None:
+        """Why a member cannot come: a closed connection is seen before anybody has told of the death behind it."""
         signs, deadline = self.signs, time.monotonic() + DIAGNOSE_SECONDS
         while time.monotonic() < deadline:
             why = deaths_of(self.store, members) if signs is None else self._why(signs, members)
             if why is not None:
-                return UnavailableError(f"group {Group(members)}: {why}")
+                return why
             time.sleep(DIAGNOSE_SECONDS / 30)
-        return error
+        return None
 
     def _store_to_connect(self) -> Store:
         """The world's store; a client of its own where a call that was left behind may still hold up that one."""
@@ -155,12 +163,14 @@ class GlooWorld(GroupTable):
         signs, where = self.signs, f"group {Group(members)}"
         if signs is not None and (store_lost := signs.store_lost()) is not None:
             return StoreLostError(f"{where}: {store_lost}")
-        reason = str(error) if isinstance(error, OverdueError) else first_line(error)
         text = f"{where}: not all members connected within {seconds:g} s"
-        if signs is None:
-            return UnavailableError(f"{text} ({reason})")
-        why = self._why(signs, members) or signs.waits_for(members, None)
-        return UnavailableError(f"{text}: {why} ({reason})")
+        if isinstance(error, OverdueError):
+            reason, why = str(error), None if signs is None else self._why(signs, members)
+        else:
+            reason, why = first_line(error), self._soon_known(members)
+        if why is None and signs is not None:
+            why = signs.waits_for(members, None)
+        return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
         """The network device that all groups of this process share."""

@@ -11,18 +11,16 @@ thread ends for any reason but `close`, whoever waits or sends is told.
 from __future__ import annotations
 
 import json
-import os
 import queue
-import socket
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.transport.admission import Admission
-from preduce.runtime.transport.connections import Connections
 from preduce.runtime.transport.doorbell import Doorbell
 from preduce.runtime.transport.notes import Notes
+from preduce.runtime.transport.own_host import own_host
 from preduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Lookout
 from preduce.topo.errors import UnavailableError
 from preduce.topo.extras import load
@@ -75,29 +73,28 @@ class Mailbox:
         self._outgoing: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
         self._peers: dict[int, Any] = {}
-        self._poller = self._zmq.Poller()
-        self.connections = Connections(self._poller)
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._closing = False
+        self._linger_milliseconds = LINGER_MILLISECONDS
         self._context = self._zmq.Context(io_threads=1)
         self._bell = Doorbell()
         try:
             self._admission = Admission(self._notes, self._context)
-            self._inbox, self._place, self._port = self._bound(max(max_bytes, MAX_HEADER_BYTES))
+            self._inbox, self._place, self._port = self._bound(store, max(max_bytes, MAX_HEADER_BYTES))
         except BaseException:
             self._context.destroy(linger=0)
             self._bell.close()
             raise
         self._thread = threading.Thread(target=self._run, name="preduce-mailbox", daemon=True)
 
-    def _bound(self, max_bytes: int) -> tuple[Any, str, int]:
+    def _bound(self, store: Store, max_bytes: int) -> tuple[Any, str, int]:
         """The inbox with its place and port."""
         inbox = self._context.socket(self._zmq.PULL)
         inbox.setsockopt(self._zmq.RCVHWM, 0)
         inbox.setsockopt(self._zmq.MAXMSGSIZE, max_bytes)
         self._admission.guard(inbox)
-        host, is_v6 = own_host()
+        host, is_v6 = own_host(store)
         inbox.setsockopt(self._zmq.IPV6, is_v6)
         place = f"tcp://[{host}]" if is_v6 else f"tcp://{host}"
         try:
@@ -149,6 +146,11 @@ class Mailbox:
         with self._changed:
             self._changed.notify_all()
 
+    def abandon(self) -> None:
+        """End the side thread after a failure: nothing waits for messages to workers that may be gone."""
+        self._linger_milliseconds = 0
+        self.close()
+
     def close(self) -> None:
         """Send what is queued and end the side thread."""
         if self._closing:
@@ -172,15 +174,13 @@ class Mailbox:
         return address
 
     def _run(self) -> None:
-        poller = self._poller
+        poller = self._zmq.Poller()
         for source in (self._inbox, self._admission.socket, self._bell.fileno()):
             poller.register(source, self._zmq.POLLIN)
         try:
             while not self._closing:
                 for ready, _ in poller.poll(1000):
-                    if self.connections.is_one(ready):
-                        self.connections.hear(ready)
-                    elif ready is self._inbox:
+                    if ready is self._inbox:
                         self._receive()
                     elif ready is self._admission.socket:
                         self._admission.answer()
@@ -192,7 +192,7 @@ class Mailbox:
             self._failure = error
             self.poke()
         finally:
-            self._context.destroy(linger=LINGER_MILLISECONDS)
+            self._context.destroy(linger=self._linger_milliseconds)
 
     def _flush(self) -> None:
         """Carry out what is queued, messages to oneself included, until nothing is left."""
@@ -209,7 +209,6 @@ class Mailbox:
                 peer.setsockopt(self._zmq.SNDHWM, 0)
                 peer.setsockopt(self._zmq.IPV6, self._addresses[to].startswith("tcp://["))
                 self._admission.introduce(peer)
-                self.connections.watch(to, peer)
                 peer.connect(self._addresses[to])
             header = json.dumps([self.rank, message.kind, message.numbers]).encode()
             self._peers[to].send_multipart([self._admission.sealed(header), *message.payload], copy=False)
@@ -241,39 +240,6 @@ class Mailbox:
             return Message(int(source), str(kind), tuple(int(number) for number in numbers), payload)
         except (ValueError, TypeError, UnicodeDecodeError):
             return None
-
-
-def own_host() -> tuple[str, bool]:
-    """(the address at which other workers reach this one, whether it is IPv6): the one that faces the run's master.
-
-    `GLOO_SOCKET_IFNAME` names another interface, as for gloo. Without a launcher it is this machine only.
-    """
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if interface:
-        return _address_of(interface), False
-    master = os.environ.get("MASTER_ADDR", "")
-    if not master:
-        return "127.0.0.1", False
-    try:
-        family, _, _, _, place = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # sends nothing: asks the routing table
-            return str(probe.getsockname()[0]), family == socket.AF_INET6
-    except OSError as error:
-        raise UnavailableError(f"MASTER_ADDR {master!r}: cannot be resolved or reached ({error})") from None
-
-
-def _address_of(interface: str) -> str:
-    import fcntl
-    import struct
-
-    get_address = 0x8915  # SIOCGIFADDR
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface[:15].encode()))
-    except OSError as error:
-        raise UnavailableError(f"GLOO_SOCKET_IFNAME {interface!r}: has no IPv4 address ({error.strerror})") from None
-    return socket.inet_ntoa(answer[20:24])
 
 
 def _zmq() -> Any:  # noqa: ANN401 - the module

@@ -11,7 +11,7 @@ from preduce.runtime.transport.bounded import BoundedCall, OverdueError
 from preduce.runtime.transport.communicators import first_line
 from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
-from preduce.runtime.transport.store_line import NamedPrefixStore, fresh_line
+from preduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, root_store
 from preduce.runtime.transport.torch_api import TCPStore, default_store
 from preduce.topo.errors import InputError, UnavailableError
 
@@ -57,7 +57,7 @@ def connect_store(timeout: timedelta) -> Store:
             "or torchrun"
         )
     host, port, rank = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0), _number("RANK", 0)
-    by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    by_launcher = _by_launcher()
     serves = rank == 0 and not by_launcher
     call: BoundedCall[Store] = BoundedCall(
         lambda: TCPStore(host, port, None, serves, timeout, wait_for_workers=False, multi_tenant=True)
@@ -76,6 +76,15 @@ def connect_store(timeout: timedelta) -> Store:
     store = NamedPrefixStore(f"preduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", bare)
     fresh_line(store, timeout.total_seconds())
     return store
+
+
+def hosts_store(rank: int, store: Store) -> bool:
+    """Whether the store of the run ends with this process, as far as one can know: no launcher serves it."""
+    return rank == 0 and isinstance(root_store(store), TCPStore) and not _by_launcher()
+
+
+def _by_launcher() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def default_world(device: torch.device, timeout: timedelta, check: Callable[[Store, int, int], None]) -> World:
@@ -98,11 +107,11 @@ def default_world(device: torch.device, timeout: timedelta, check: Callable[[Sto
     store = connect_store(timeout)
     rank, size = place()
     check(store, rank, size)
+    global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
+    _attempts += 1  # counted alike on all workers: a failure here is one of all
     if kind == "cpu":
-        world: World = GlooWorld(store, rank, size, timeout)
+        world: World = GlooWorld(store, rank, size, timeout, attempt=_attempts)
     else:
-        global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
-        _attempts += 1  # counted alike on all workers: a failure here is one of all
         refuse_shared_gpus(store, rank, size, device, _attempts)
         world = NcclWorld(store, rank, size, timeout, device=device, attempt=_attempts)
     _worlds[kind] = world

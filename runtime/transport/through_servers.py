@@ -55,7 +55,6 @@ class ServerCommunicator(Communicator):
         self._sums: dict[int, _Sum] = {}
         self._running: dict[int, ServerWork] = {}
         self.mailbox = Mailbox(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
-        heartbeat.witnesses.append(self.mailbox.connections.closed)
         self.mailbox.start()
 
     def all_reduce(self, tensor: torch.Tensor) -> RunningWork:
@@ -173,4 +172,4 @@ class ThroughServers:
     def abandon(self) -> None:
         """See World; the mailbox ends too, so that nobody is answered any more."""
         self._world.abandon()
-        self._communicator.mailbox.close()
+        self._communicator.mailbox.abandon()

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from preduce.topo.errors import UnavailableError
 
@@ -37,17 +37,14 @@ class SignsOfLife(Protocol):
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Why a member cannot take part any more, as a clause; None if nothing is known."""
 
-    witnesses: list[Callable[[], frozenset[int]]]
-    """Each says, when asked, the workers whose connections were closed at their ends and cannot be made again."""
-
     def lost(self, members: Iterable[int]) -> frozenset[int]:
         """The members that are known to take part in nothing any more."""
 
     def store_lost(self) -> UnavailableError | None:
         """The error of a run whose store is gone; None while nothing is known against it."""
 
-    def stirred(self) -> bool:
-        """Whether anybody noted a failure or an end since this was last asked."""
+    def news(self) -> int:
+        """How much was noted of failures and ends so far."""
 
     def doing(self, text: str, waits: Iterable[int] = ()) -> None:
         """Say what this worker does now, and for whom it waits in that."""
@@ -66,6 +63,7 @@ class Lookout:
         self._heartbeat, self._members, self._round = heartbeat, tuple(members), round_
         self._glance = time.monotonic() + GLANCE_SECONDS
         self._look = time.monotonic() + LOOK_SECONDS
+        self._news = 0
 
     @property
     def next(self) -> float:
@@ -78,7 +76,8 @@ class Lookout:
         if now < self._glance:
             return False
         self._glance = now + GLANCE_SECONDS
-        if not self._heartbeat.stirred() and now < self._look:
+        known, self._news = self._news, self._heartbeat.news()
+        if self._news == known and now < self._look:
             return False
         self._look = now + LOOK_SECONDS
         if len(self._members) <= MAX_WATCHED:

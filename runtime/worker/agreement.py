@@ -13,14 +13,16 @@ import torch
 
 from preduce.runtime.averaging.flat_model import BufferPolicy, StatePolicy
 from preduce.runtime.liveness.handshake import handshake
+from preduce.runtime.liveness.lifelines import lifelines_of
 from preduce.runtime.transport.alone import AloneWorld, is_alone
 from preduce.runtime.transport.rendezvous import default_world
-from preduce.topo.errors import InputError
+from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preduce.runtime.averaging.flat_model import FlatModel
+    from preduce.runtime.liveness.lifelines import Lifelines
     from preduce.runtime.transport.torch_api import Store
     from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
@@ -74,6 +76,7 @@ class Agreed:
 
     world: World
     key: str
+    lifelines: Lifelines | None = None
 
 
 def agree(
@@ -98,14 +101,24 @@ def agree(
         handshake(world.store, world.rank, world.size, facts, details=details, key=key, timeout=timeout)
         return Agreed(world, key)
 
-    def check(store: Store, rank: int, size: int) -> None:
-        nonlocal key
-        key = str(_next_key())  # counted only where the store answered
-        handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)
-
     key = ""
-    world = default_world(device, timedelta(seconds=timeout), check)
-    return Agreed(world, key)
+    lifelines: Lifelines | None = None
+
+    def check(store: Store, rank: int, size: int) -> None:
+        nonlocal key, lifelines
+        key = str(_next_key())  # counted only where the store answered
+        lifelines = lifelines_of(store, rank, size, key)
+        handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)
+        if lifelines is not None:
+            lifelines.start()
+
+    try:
+        world = default_world(device, timedelta(seconds=timeout), check)
+    except PreduceError:
+        if lifelines is not None:
+            lifelines.close()
+        raise
+    return Agreed(world, key, lifelines)
 
 
 def facts_of(

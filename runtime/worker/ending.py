@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, TypeVar
 
 from preduce.runtime.averaging.mean_model import average_everywhere
-from preduce.runtime.transport.rendezvous import forget
+from preduce.runtime.transport.rendezvous import forget, hosts_store
 from preduce.topo.errors import InputError, PreduceError
 
 if TYPE_CHECKING:
@@ -115,9 +115,10 @@ class Ending:
         self.state = BROKEN
         world, heartbeat = self.run.reducer.world, self.run.reducer.heartbeat
         world.abandon()
-        self.runner.close()
+        self.runner.abandon()
         heartbeat.note("failed", f"gave up in round {self.stepper.round}")
         heartbeat.record_failure(str(error)[:300])
+        heartbeat.note("explained", "")
         heartbeat.stop()
         forget(world)
         self.run.reducer.recorder.write_trace()
@@ -136,6 +137,8 @@ class Ending:
                     "so it kept its own model, not the mean of all; call finish() before saving\n"
                 )
             self.run.reducer.recorder.write_trace()
-        heartbeat.stop()
-        self.runner.close()
+        self.runner.abandon()
         self.run.reducer.world.abandon()
+        if self.state != FINISHED and hosts_store(self.run.rank, self.run.reducer.world.store):
+            heartbeat.linger(len(self.run.everyone))
+        heartbeat.stop()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from preduce.runtime.transport.notes import Notes
+from preduce.runtime.transport.waiting import GoneError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
@@ -71,13 +72,16 @@ class Meeting:
             return
         flat, reducer = self.run.flat, self.run.reducer
         everyone = reducer.world.communicator(members)
-        for tensor in [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers():
+        tensors = [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers()
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        operation = reducer.recorder.begin("initial broadcast", 0, 0, everyone.members, num_bytes)
+        for tensor in tensors:
             part = tensor.detach()
             raw = part.contiguous().view(torch.uint8) if part.dtype is torch.bool else part.contiguous()
             try:
-                everyone.broadcast(raw).wait()
-            except RuntimeError as error:
-                operation = reducer.recorder.begin("initial broadcast", 0, 0, everyone.members, raw.nbytes)
+                reducer.wait_for(everyone.broadcast(raw), operation)
+            except (RuntimeError, GoneError) as error:
                 raise reducer.failure(operation, error) from None
             if raw.data_ptr() != part.data_ptr():
                 part.copy_(raw.view(part.dtype))
+        reducer.recorder.end(operation)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.schedulers.synthesis.alphabet import Alphabet
+    from preduce.schedulers.synthesis.clock import Clock
 
     Floats = npt.NDArray[np.float64]
 
@@ -36,6 +37,10 @@ NEAR = 4.0
 DAMPING = np.float32(0.7)
 SAFETY = 5e-6
 """Taken off every bound for the rounding of the single-precision tables, whose entries are below 1."""
+PER_PRODUCT = 3e-10
+"""Nominal seconds of one product in making a table."""
+PER_ENTRY = 4e-9
+"""Nominal seconds of one entry of a table in one iteration."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +50,12 @@ class AgeTables:
     tables: tuple[npt.NDArray[np.float32], ...]
     costs: Floats
     floor: float
+    clock: Clock | None = None
+
+    def charge(self, nominal_seconds: float) -> None:
+        """Count work for the search's clock, if there is one."""
+        if self.clock is not None:
+            self.clock.charge(nominal_seconds)
 
     @property
     def depth(self) -> int:
@@ -102,6 +113,8 @@ def age_tables(alphabet: Alphabet, depth: int, expired: Callable[[], bool] = lam
     for first in range(size if depth > 1 else 0):  # one oldest phase at a time bounds the memory
         if expired():
             return None
+        if space.clock is not None:
+            space.clock.charge(1e-4 + PER_PRODUCT * size ** (depth - 1) * right.shape[0])
         # What is left of the noise after the age−1 older phases, for all their choices: (A^(age−2), C, G, G).
         covariance = alphabet.matrices[first] @ space.fresh @ alphabet.matrices[first].swapaxes(-1, -2)
         for age in range(2, depth + 1):
@@ -110,7 +123,7 @@ def age_tables(alphabet: Alphabet, depth: int, expired: Callable[[], bool] = lam
             if age < depth:
                 covariance = covariance.reshape(-1, 1, *space.fresh.shape)
                 covariance = alphabet.matrices[None] @ covariance @ alphabet.matrices.swapaxes(-1, -2)[None]
-    return AgeTables(tuple(tables), alphabet.costs / space.instants, space.floor)
+    return AgeTables(tuple(tables), alphabet.costs / space.instants, space.floor, space.clock)
 
 
 class Potential:
@@ -141,7 +154,9 @@ def cycle_mean_bound(
     else:
         potential = np.zeros(edges.shape[:-1], dtype=np.float32)
     best = float(edges.min())
+    tables.charge(PER_ENTRY * edges.size * len(tables.tables))
     for _ in range(max_iterations):
+        tables.charge(5e-5 + PER_ENTRY * edges.size)
         # The successor of state (p, q, …, r) under phase s is (q, …, r, s); depth 1 has a single state.
         following = potential[None] if edges.ndim > 1 else potential
         updated = (edges + following).min(axis=-1)

@@ -6,7 +6,7 @@ A search never holds a phase itself: it holds the phase's index in the alphabet,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,14 +50,18 @@ class Alphabet:
     pace: int | tuple[int, ...] = 1
     complete: bool = False
     described: str = ""
+    # The maps once they are asked for; a changed alphabet begins without them.
+    _maps: list[CovarianceMap] = field(init=False, repr=False, default_factory=list)
 
     def __len__(self) -> int:
         """A, the number of phases."""
         return len(self.costs)
 
     def covariance_maps(self) -> CovarianceMap:
-        """What every phase does to the covariance, leading shape (A,)."""
-        return scoring.of_phases(self.space, self.matrices)
+        """What every phase does to the covariance, leading shape (A,); computed once."""
+        if not self._maps:
+            self._maps.append(scoring.of_phases(self.space, self.matrices))
+        return self._maps[0]
 
     def schedule(self, indices: Sequence[int], name: str) -> Schedule:
         """The schedule of the phases with the given indices."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Limits, Problem
 
     Floats = npt.NDArray[np.float64]
@@ -37,6 +38,10 @@ HOT, COLD = 0.15, 0.003
 """First and last temperature of an annealing, in units of the energy (logarithms of figures)."""
 SWEEP_WORK = 6_000_000
 """Multiplications that one visited position may cost; it bounds how many phases are tried there."""
+PER_HINT = 3e-6
+"""Nominal seconds to look a hint's phases up, for each phase of the alphabet."""
+PER_TURN = 2e-4
+"""Nominal seconds of a turn beside the periods that it scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,8 @@ def targets_of(problem: Problem, most: float) -> tuple[list[Target], list[Target
     asked = []
     if limits.max_communication is not None:
         asked.append(Target(budget=limits.max_communication))
-    if limits.max_disagreement is not None and problem.objective is not Objective.DRIFT:
-        asked.append(Target(value=limits.max_disagreement))
+    if problem.most_disagreement is not None and problem.objective is not Objective.DRIFT:
+        asked.append(Target(value=problem.most_disagreement))
     budgets = most / np.array([1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0])
     hinted = [b for b in budgets_of(problem) if b < most]
     return asked, [Target(budget=float(b)) for b in (*budgets, *hinted)]
@@ -108,89 +113,103 @@ def promising(tried: Floats, target: Target, limits: Limits) -> list[int]:
     return sorted(range(limits.max_period, limits.min_period - 1, -1), key=lambda p: best.get(p, np.inf))
 
 
-def search_alphabet(
-    alphabet: Alphabet,
-    problem: Problem,
-    *,
-    seconds: float,
-    seed: int,
-    progress: Callable[[SearchStage], None] | None = None,
-) -> list[Archive]:
-    """Archives of good periods for the problem's budgets and the whole front. The time limit is kept.
+class AlphabetSearch:
+    """Archives of good periods for the problem's budgets and the whole front, filled as long as it is let.
 
     One archive is by disagreement; a second by drift, where that is the objective.
     """
-    start = time.monotonic()
-    most = float(alphabet.costs.max()) / alphabet.space.instants
-    asked, sketch = targets_of(problem, most)
-    budgets = tuple(t.budget for t in (*asked, *sketch) if t.budget is not None)
-    archive = Archive(most, budgets)
-    run = _Run(alphabet, problem, archive, np.random.default_rng(seed), start, start + seconds, progress)
-    run.start_from_hints()
-    run.compose(asked, seed)
-    figure = figure_of(alphabet, problem)
-    if figure is None:
-        run.anneal(asked, sketch, run.deadline)
-        return [archive]
-    run.anneal(asked, sketch, start + 0.4 * seconds)
-    second = _Run(alphabet, problem, Archive(most, budgets), run.rng, start, run.deadline, progress, figure)
-    for _, _, indices in archive.front():
-        second.walk().score(indices)
-    second.anneal([t for t in asked if t.budget is not None], sketch, run.deadline)
-    return [archive, second.archive]
 
+    def __init__(
+        self,
+        alphabet: Alphabet,
+        problem: Problem,
+        *,
+        clock: Clock,
+        seed: int,
+        progress: Callable[[SearchStage], None] | None = None,
+    ) -> None:
+        """Spend nothing yet; all work from here on is charged to the clock."""
+        self.alphabet = replace(alphabet, space=replace(alphabet.space, clock=clock))
+        self.clock, self.seed, self.progress = clock, seed, progress
+        self.problem = problem
+        self.begun = clock.position()
+        self.rng = np.random.default_rng(seed)
+        most = float(alphabet.costs.max()) / alphabet.space.instants
+        self.asked, self.sketch = targets_of(problem, most)
+        budgets = tuple(t.budget for t in (*self.asked, *self.sketch) if t.budget is not None)
+        self.archive = Archive(most, budgets)
+        self.figure = figure_of(self.alphabet, problem)
+        self.second = None if self.figure is None else Archive(most, budgets)
+        self.done: Counter[tuple[str, bool]] = Counter()  # turns, and targets of each list, for either archive
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Run:
-    alphabet: Alphabet
-    problem: Problem
-    archive: Archive
-    rng: np.random.Generator
-    start: float
-    deadline: float
-    progress: Callable[[SearchStage], None] | None = None
-    figure: Callable[[Ints], Floats] | None = None
+    @property
+    def archives(self) -> list[Archive]:
+        """That by disagreement first."""
+        return [self.archive] if self.second is None else [self.archive, self.second]
 
-    def walk(self, pool: Ints | None = None) -> Walk:
+    def start(self, until: float) -> None:
+        """Hints and compositions, until the clock's position `until`."""
+        begun = self.clock.position()
+        self._start_from_hints(until)
+        self._compose(begun, until)
+
+    def go_on(self, until: float) -> None:
+        """Windows built anew and annealing; may be called again and goes on where it stopped."""
+        if self.second is None:
+            self._anneal(self.archive, self.asked, until)
+            return
+        begun = self.clock.position()
+        self._anneal(self.archive, self.asked, begun + 0.4 * (until - begun))
+        walk = self._walk(until, self.second)
+        for _, _, indices in self.archive.front():
+            if self.clock.passed(until):
+                break
+            walk.score(indices)
+        self._anneal(self.second, [t for t in self.asked if t.budget is not None], until)
+
+    def _walk(self, until: float, archive: Archive, pool: Ints | None = None) -> Walk:
         limits, space = self.problem.limits, self.alphabet.space
         work = 40 * space.fresh[0].shape[0] ** 3 * len(space.multiplicity)
         return Walk(
             alphabet=self.alphabet,
-            archive=self.archive,
+            archive=archive,
             rng=self.rng,
-            expired=lambda: time.monotonic() > self.deadline,
+            expired=lambda: self.clock.passed(until),
             min_period=limits.min_period,
             max_period=limits.max_period,
             allowed=within_limits(self.alphabet, limits),
-            figure=self.figure,
+            figure=self.figure if archive is self.second else None,
             width=int(np.clip(SWEEP_WORK // work, 12, 256)),
             pool=pool,
         )
 
-    def start_from_hints(self) -> None:
+    def _start_from_hints(self, until: float) -> None:
         """The hints that the alphabet can spell and the limits allow go to the archive."""
-        limits, walk = self.problem.limits, self.walk()
+        limits, walk = self.problem.limits, self._walk(until, self.archive)
         for hint in self.problem.hints:
+            if self.clock.passed(until):
+                break
             indices = indices_of(self.alphabet, hint)
+            self.clock.charge(PER_HINT * len(self.alphabet))
             if indices is not None and limits.min_period <= len(indices) <= limits.max_period:
                 walk.score(indices)
 
-    def compose(self, asked: list[Target], seed: int) -> None:
+    def _compose(self, begun: float, until: float) -> None:
         """Compositions: the whole front by dynamic programming, then what is asked for exactly, by CP-SAT."""
-        span = self.deadline - self.start
-        limits, space = self.problem.limits, self.alphabet.space
-        segments = segments_of(self.alphabet, limits.max_period, lambda: time.monotonic() > self.start + 0.3 * span)
-        walk = self.walk()
+        clock, limits, space = self.clock, self.problem.limits, self.alphabet.space
+        span = until - begun
+        segments = segments_of(self.alphabet, limits.max_period, lambda: clock.passed(begun + 0.5 * span))
+        walk = self._walk(until, self.archive)
         self._tell("composing", None)
-        sketched = sketch_front(segments, limits, lambda: time.monotonic() > self.start + 0.4 * span)
+        sketched = sketch_front(segments, limits, lambda: clock.passed(begun + 0.6 * span), clock)
         maps, tried = self.alphabet.covariance_maps(), [np.empty((0, 3))]
         for first in range(STRIDE):  # every stride spreads over the whole front
-            if first and time.monotonic() > self.start + 0.5 * span:
+            if first and clock.passed(begun + 0.8 * span):
                 break
             part = sketched[first::STRIDE]
             values, costs = walk.figures_of(part, maps)
             tried.append(np.column_stack([[len(indices) for indices in part], values, costs]))
-        for target in asked:
+        for target in self.asked:
             self._tell("composing", target)
             for indices in compositions(
                 segments,
@@ -198,47 +217,56 @@ class _Run:
                 budget=None if target.budget is None else target.budget * space.instants,
                 value=None if target.value is None else target.value - space.floor,
                 periods=promising(np.concatenate(tried), target, limits),
-                deadline=self.start + 0.6 * span,
-                seed=seed,
+                clock=clock,
+                until=until,
+                seed=self.seed,
                 free=silent_phases(self.alphabet),
             ):
                 walk.score(indices)
 
-    def anneal(self, asked: list[Target], sketch: list[Target], until: float) -> None:
+    def _anneal(self, archive: Archive, asked: list[Target], until: float) -> None:
         """Two turns of three aim at what is asked for, if anything is; two of three build windows of the best anew.
 
         The third anneals, every other time from the best. Indices are mostly the strongest, sometimes all of them.
         """
-        everything, mostly = self.walk(), self.walk(self.alphabet.strongest())
-        maps, limits = self.alphabet.covariance_maps(), self.problem.limits
-        turn, place = 0, {"asked": 0, "sketch": 0}
-        while time.monotonic() < min(until, self.deadline):
+        if self.clock.passed(until):
+            return
+        everything = self._walk(until, archive)
+        mostly = self._walk(until, archive, self.alphabet.strongest())
+        second = archive is self.second
+        while not self.clock.passed(until):
+            turn = self.done["turn", second]
             name = "asked" if asked and turn // 3 % 3 < 2 else "sketch"
-            pool = asked if name == "asked" else sketch
-            target = pool[place[name] % len(pool)]
-            place[name] += 1
-            known, walk = self._best(target), everything if turn % 5 == 4 else mostly
-            self._tell("searching", target)
-            if known is not None and turn % 3 < 2:
-                best = known[2]
-                for _ in range(REBUILDS):
-                    best = best if walk.expired() else rebuild(walk, best, target, maps)
-            elif known is not None and turn % 2 == 1:
-                walk.anneal(known[2], target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
-            else:
-                length = int(self.rng.integers(limits.min_period, limits.max_period + 1))
-                begin = tuple(self.rng.choice(walk.sample(), length).tolist())
-                walk.anneal(begin, target, num_sweeps=SWEEPS, hot=HOT, cold=COLD)
-            turn += 1
+            pool = asked if name == "asked" else self.sketch
+            target = pool[self.done[name, second] % len(pool)]
+            self.done.update([("turn", second), (name, second)])
+            self._turn(turn, target, everything if turn % 5 == 4 else mostly, archive)
+
+    def _turn(self, turn: int, target: Target, walk: Walk, archive: Archive) -> None:
+        known, maps, limits = best_of(archive, target), self.alphabet.covariance_maps(), self.problem.limits
+        self._tell("searching", target)
+        self.clock.charge(PER_TURN)
+        if known is not None and turn % 3 < 2:
+            best = known[2]
+            for _ in range(REBUILDS):
+                best = best if walk.expired() else rebuild(walk, best, target, maps)
+        elif known is not None and turn % 2 == 1:
+            walk.anneal(known[2], target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
+        else:
+            length = int(self.rng.integers(limits.min_period, limits.max_period + 1))
+            begin = tuple(self.rng.choice(walk.sample(), length).tolist())
+            walk.anneal(begin, target, num_sweeps=SWEEPS, hot=HOT, cold=COLD)
 
     def _tell(self, stage: str, target: Target | None) -> None:
         if self.progress is None:
             return
-        best = None if target is None else self._best(target)
+        best = None if target is None else best_of(self.archive, target)
         value, cost = (None, None) if best is None else best[:2]
-        self.progress(SearchStage(stage, time.monotonic() - self.start, value, cost))
+        self.progress(SearchStage(stage, self.clock.elapsed, value, cost))
 
-    def _best(self, target: Target) -> tuple[float, float, Indices] | None:
-        if target.budget is not None:
-            return self.archive.best_within(target.budget)
-        return self.archive.cheapest_below(target.value or 0.0)
+
+def best_of(archive: Archive, target: Target) -> tuple[float, float, Indices] | None:
+    """(value, cost, indices) of what an archive holds for a target."""
+    if target.budget is not None:
+        return archive.best_within(target.budget)
+    return archive.cheapest_below(target.value or 0.0)

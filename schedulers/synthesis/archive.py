@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.schedulers.synthesis.problem import up_to
 from preduce.topo.arithmetic.pareto import non_dominated
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Archive:
     def __init__(self, most: float, budgets: tuple[float, ...] = ()) -> None:
         """`most` is the greatest cost worth keeping; each of `budgets` becomes an edge of its own."""
         even, growing = np.linspace(0.0, most, NUM_BINS), most * np.geomspace(FINEST, 1.0, NUM_BINS)
-        edges = np.concatenate([even, growing, [b * (1 + 1e-12) for b in budgets]])
+        edges = np.concatenate([even, growing, [up_to(b) for b in budgets]])
         self.edges: Floats = np.unique(edges)
         self.values: Floats = np.full(len(self.edges), np.inf)
         self.costs: Floats = np.full(len(self.edges), np.inf)
@@ -53,11 +54,11 @@ class Archive:
 
     def best_within(self, budget: float) -> tuple[float, float, Indices] | None:
         """(value, cost, indices) of the least value at a cost of at most `budget`."""
-        return self._least(self.values, self.costs <= budget * (1 + 1e-12))
+        return self._least(self.values, self.costs <= up_to(budget))
 
     def cheapest_below(self, value: float) -> tuple[float, float, Indices] | None:
         """(value, cost, indices) of the least cost at a value of at most `value`."""
-        return self._least(self.costs, self.values <= value)
+        return self._least(self.costs, self.values <= up_to(value))
 
     def _least(self, measure: Floats, permitted: npt.NDArray[np.bool_]) -> tuple[float, float, Indices] | None:
         places = np.flatnonzero(permitted & np.isfinite(self.values))

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from preduce.schedulers.synthesis.problem import Candidate, Objective, Status
 from preduce.topo import figures
 from preduce.topo.arithmetic.pareto import non_dominated
@@ -81,12 +79,11 @@ def pareto(candidates: list[Candidate]) -> tuple[Candidate, ...]:
 
 def preferred(problem: Problem, candidates: list[Candidate]) -> Candidate | None:
     """The candidate that the objective likes best within the limits."""
-    budget = problem.limits.max_communication if problem.limits.max_communication is not None else np.inf
-    value = problem.limits.max_disagreement if problem.limits.max_disagreement is not None else np.inf
+    limits = problem.limits
     fitting = [
         c
         for c in candidates
-        if c.communication_seconds_per_step <= budget * (1 + 1e-9) and c.disagreement <= value * (1 + 1e-9)
+        if limits.allow_communication(c.communication_seconds_per_step) and limits.allow_disagreement(c.disagreement)
     ]
     measures: dict[Objective, Callable[[Candidate], float]] = {
         Objective.DISAGREEMENT: lambda c: c.disagreement,
@@ -103,14 +100,14 @@ def nearest(problem: Problem, candidates: list[Candidate]) -> str:
     if not candidates:
         return "no schedule that keeps all limits was found in the time; relax a limit or give more time"
     least = min(candidates, key=lambda c: c.communication_seconds_per_step)
-    if budget is not None and least.communication_seconds_per_step > budget:
+    if budget is not None and not problem.limits.allow_communication(least.communication_seconds_per_step):
         return (
             f"no schedule within {budget:.6g} s per step was found; the cheapest found takes "
             f"{least.communication_seconds_per_step:.6g} s per step"
         )
-    fitting = [c for c in candidates if budget is None or c.communication_seconds_per_step <= budget * (1 + 1e-9)]
+    fitting = [c for c in candidates if problem.limits.allow_communication(c.communication_seconds_per_step)]
     best = min(fitting, key=lambda c: c.disagreement)
     return (
-        f"no schedule with disagreement at most {problem.limits.max_disagreement:.6g} was found; "
+        f"no schedule with disagreement at most {problem.most_disagreement:.6g} was found; "
         f"the least found within the budget is {best.disagreement:.6g}"
     )

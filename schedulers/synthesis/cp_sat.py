@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.synthesis.problem import Status
@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A status, the values of the asked variables (empty without a solution), the objective and its proved bound."""
+    """A status, the values of the asked variables (empty without a solution), the objective and its proved bound.
+
+    `work` is what the solver counted, in its deterministic seconds.
+    """
 
     status: Status
     values: tuple[int, ...] = ()
     objective: float | None = None
     bound: float | None = None
+    work: float = 0.0
 
 
 def new_model() -> cp_model.CpModel:
@@ -69,7 +73,7 @@ def solve(
         return outcome
     left = max(0.05, time_limit - (time.monotonic() - start))
     again = _run(model, variables, {**parameters, "max_time_in_seconds": left, "symmetry_level": 0}, None)
-    return again if again.status in {Status.INFEASIBLE, Status.FEASIBLE, Status.OPTIMAL} else Outcome(Status.UNKNOWN)
+    return replace(again, work=outcome.work + again.work)
 
 
 def enumerate_all(
@@ -132,7 +136,8 @@ def _run(
         cp_model.INFEASIBLE: Status.INFEASIBLE,
         cp_model.UNKNOWN: Status.UNKNOWN,
     }[status]
+    work = float(solver.response_proto.deterministic_time)
     if named in {Status.INFEASIBLE, Status.UNKNOWN}:
-        return Outcome(named)
+        return Outcome(named, work=work)
     values = tuple(int(solver.value(variable)) for variable in variables)
-    return Outcome(named, values, solver.objective_value, solver.best_objective_bound)
+    return Outcome(named, values, solver.objective_value, solver.best_objective_bound, work)

@@ -17,6 +17,7 @@ from preduce.schedulers.synthesis.constraints import (
 )
 from preduce.schedulers.synthesis.cp_sat import new_model, solve
 from preduce.schedulers.synthesis.hints import group_rounds
+from preduce.schedulers.synthesis.partitions import PartitionCosts, matrices_of
 from preduce.schedulers.synthesis.scoring import Space
 from preduce.topo.phase import Phase
 from preduce.topo.switches import above
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Problem
     from preduce.topo.cluster import Cluster
 
@@ -41,6 +43,19 @@ MAX_SUBSET_NODES = 5
 """Nodes up to which patterns use every partition of them; beyond, interleaved and consecutive parts."""
 MAX_PATTERNS = 900
 """Patterns kept; more are drawn from at random."""
+FIRST_PATTERNS = 64
+"""Patterns that are listed however little time there is."""
+MAX_WIDTHS = 32
+"""Nodes up to which every number of interleaved or consecutive parts is a pattern; beyond, so many numbers of parts."""
+MAX_ENTRIES = 12_000_000
+"""Entries of all mixing matrices together; there are fewer patterns where that would not hold them."""
+MAX_EXPLICIT_WORKERS = 512
+"""Workers up to which explicit phases are searched: every one of them is a dense n×n matrix."""
+MAX_SOLVE_SECONDS = 2.0
+PER_CHOSEN = 3e-4
+"""Nominal seconds of one candidate group of a phase that CP-SAT puts together."""
+PER_WORKER = 1.5e-6
+"""Nominal seconds of one worker of a pattern: to list it, to cost it and to write its matrix."""
 
 
 def partitions(items: tuple[int, ...]) -> Iterator[Groups]:
@@ -125,7 +140,7 @@ def patterns(cluster: Cluster) -> Iterator[Groups]:
     else:
         splits = [
             tuple(tuple(v for v in range(num_nodes) if v // step % width == r) for r in range(width))
-            for width in range(1, num_nodes)
+            for width in _widths(num_nodes)
             for step in (1, max(1, num_nodes // max(width, 1)))
         ]
     racks = rack_splits(cluster)
@@ -151,7 +166,16 @@ def patterns(cluster: Cluster) -> Iterator[Groups]:
             yield (*groups, *(half for node in rest for half in (node[: len(node) // 2], node[len(node) // 2 :])))
 
 
-def chosen_phases(problem: Problem, *, seed: int, count: int, expired: Callable[[], bool]) -> Iterator[Groups]:
+def _widths(num_nodes: int) -> list[int]:
+    """Numbers of parts of the nodes: all of them, or some over the whole range."""
+    if num_nodes <= MAX_WIDTHS:
+        return list(range(1, num_nodes))
+    return sorted({int(width) for width in np.geomspace(1, num_nodes - 1, MAX_WIDTHS)})
+
+
+def chosen_phases(
+    problem: Problem, *, seed: int, count: int, expired: Callable[[], bool], clock: Clock | None = None
+) -> Iterator[Groups]:
     """Phases that CP-SAT puts together from candidate groups under a NIC capacity, for random wishes who meets whom.
 
     They differ from the patterns where nodes differ: a slow NIC is crossed by fewer or smaller groups than the others.
@@ -184,7 +208,10 @@ def chosen_phases(problem: Problem, *, seed: int, count: int, expired: Callable[
         if problem.limits.max_group is not None:
             GroupSizeAtMost(problem.limits.max_group).apply(model, variables)
         PreferMeetings(weights).apply(model, variables)
-        outcome = solve(model, variables.chosen, time_limit=0.5, seed=seed, max_deterministic_time=0.3)
+        # Counted work ends it; seconds only where the machine is too busy for that.
+        outcome = solve(model, variables.chosen, time_limit=MAX_SOLVE_SECONDS, seed=seed, max_deterministic_time=0.1)
+        if clock is not None:
+            clock.charge(PER_CHOSEN * len(candidates) + outcome.work)
         if outcome.values:
             yield tuple(g for g, on in zip(candidates, outcome.values, strict=True) if on)
 
@@ -215,7 +242,13 @@ def _random_groups(rng: np.random.Generator, cluster: Cluster) -> list[tuple[int
 
 
 def explicit_alphabet(
-    problem: Problem, pace: Sequence[int], *, seed: int, expired: Callable[[], bool], num_chosen: int = 40
+    problem: Problem,
+    pace: Sequence[int],
+    *,
+    seed: int,
+    expired: Callable[[], bool],
+    num_chosen: int = 40,
+    clock: Clock | None = None,
 ) -> Alphabet:
     """Explicit phases for the problem with one pace per worker, pruned; complete (all partitions) up to 8 workers."""
     cluster, n = problem.cluster, problem.cluster.num_workers
@@ -223,33 +256,51 @@ def explicit_alphabet(
     everyone = tuple(range(n))
     phases: dict[Groups, None] = {(everyone,): None}  # a set that keeps the order
     source: Iterator[Groups] = partitions(everyone) if complete else patterns(cluster)
-    for groups in source:
+    for index, groups in enumerate(source):
         phases[_canonical(groups)] = None
+        if clock is not None:
+            clock.charge(PER_WORKER * n)
+        if not complete and index >= FIRST_PATTERNS and expired():
+            break
     if not complete:
-        if len(phases) > MAX_PATTERNS:
-            keep = np.random.default_rng(seed).choice(len(phases), MAX_PATTERNS, replace=False)
+        most = min(MAX_PATTERNS, MAX_ENTRIES // n**2)
+        if len(phases) > most:
+            keep = np.random.default_rng(seed).choice(len(phases), most, replace=False)
             names, always = list(phases), range(3 + len(rack_splits(cluster)))
             phases = {names[i]: None for i in sorted({*always, *keep.tolist()})}
-        for groups in chosen_phases(problem, seed=seed, count=num_chosen, expired=expired):
+        for groups in chosen_phases(problem, seed=seed, count=num_chosen, expired=expired, clock=clock):
             phases[_canonical(groups)] = None
         for phase in hinted_groups(problem):
             phases[_canonical(phase)] = None
     limit = problem.limits.max_group
     kept = [groups for groups in phases if limit is None or max(map(len, groups), default=0) <= limit]
+    rows = _labels(n, kept)  # (A, n)
+    costs = PartitionCosts(problem).seconds(rows)
+    # What costs as much as the full average is pruned (see `Alphabet.prune`), here before anything is made of it.
+    cheap = np.flatnonzero((costs < partition_cost((everyone,), problem)) | (rows == 0).all(axis=1))
     paces = np.array(pace, dtype=np.int64)
     node_of = cluster.node_of()
     alphabet = Alphabet(
         cluster,
         explicit_space(n, paces, node_of, problem.push),
-        tuple(Phase.from_groups(n, groups) for groups in kept),
-        np.stack([partition_matrix(n, groups) for groups in kept]),
-        np.array([partition_cost(groups, problem) for groups in kept]),
-        np.array([any(len(set(node_of[list(g)].tolist())) > 1 for g in groups) for groups in kept]),
+        tuple(Phase.from_groups(n, kept[i]) for i in cheap.tolist()),
+        matrices_of(rows[cheap])[:, None],
+        costs[cheap],
+        (node_of[rows[cheap]] != node_of).any(axis=1),
         pace=tuple(int(p) for p in paces) if len(set(pace)) > 1 else int(paces[0]),
         complete=complete,
         described=plain_means(pace),
     )
     return alphabet.prune()
+
+
+def _labels(num_workers: int, phases: Sequence[Groups]) -> npt.NDArray[np.int64]:
+    """The smallest worker of each worker's group, its own number where it skips; one row per phase, (A, n)."""
+    rows = np.tile(np.arange(num_workers), (len(phases), 1))
+    for row, groups in zip(rows, phases, strict=True):
+        for group in groups:
+            row[list(group)] = group[0]
+    return rows
 
 
 def _canonical(groups: Groups) -> Groups:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from preduce.schedulers.synthesis.age_bound import DualBound, dual_bound
-from preduce.schedulers.synthesis.alphabet_search import SearchStage, search_alphabet, within_limits
+from preduce.schedulers.synthesis.alphabet_search import AlphabetSearch, SearchStage, within_limits
 from preduce.schedulers.synthesis.candidates import bounded, candidate, class_of, nearest, pareto, preferred, primitive
+from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from preduce.schedulers.synthesis.cluster_shape import crossing_bound, derived_paces, is_even, node_radices
-from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from preduce.schedulers.synthesis.explicit_alphabet import MAX_EXPLICIT_WORKERS, explicit_alphabet
 from preduce.schedulers.synthesis.hints import budgets_of
-from preduce.schedulers.synthesis.problem import Front, Objective, Status
+from preduce.schedulers.synthesis.problem import Front, Objective, Status, up_to
 from preduce.schedulers.synthesis.profile_bound import profile_bound
 from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from preduce.topo.errors import InputError
@@ -22,23 +22,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
-    from preduce.schedulers.synthesis.archive import Archive
     from preduce.schedulers.synthesis.problem import Candidate, Problem
 
 T = TypeVar("T")
 
-SEARCH_SHARE = 0.62
-"""Part of the time that goes into the search; the rest is for the figures of what was found and for bounds."""
-REPORT_SHARE = 0.18
-"""Part of the time after which no more of what was found gets its figures."""
+ALPHABET_SHARE = 0.15
+"""Part of the search's time after which no more phases are made up."""
+COMPOSING_SHARE = 0.4
+"""Part of an alphabet's time in which known schedules are looked up and compositions solved."""
+BOUND_SHARE = 0.2
+"""Part of an alphabet's time that its bounds may take."""
+REPORT_SHARE = 0.25
+"""Part of an alphabet's time that is kept at the most for the figures of what was found."""
 MAX_REPORTED = 60
 """Candidates of one alphabet that get their figures."""
+PER_RULE = 2e-4
+"""Nominal seconds to list, cost and write one phase of a rule."""
+PER_CANDIDATE, PER_ENTRY = 1.2e-2, 1e-8
+"""Nominal seconds of one candidate's figures, and of each of its n³ · period entries where those are dense."""
 
 
 def synthesise(
     problem: Problem,
     *,
-    time_limit: float,
+    time_limit: float | None = None,
+    effort: float | None = None,
     seed: int = 0,
     progress: Callable[[SearchStage], None] | None = None,
 ) -> Front:
@@ -49,57 +57,87 @@ def synthesise(
 
     Args:
         problem: cluster, objective and limits.
-        time_limit: seconds, > 0.
-        seed: the same seed tries the same candidates in the same order; how many depends on the machine's speed.
+        time_limit: seconds, > 0; without it the effort alone ends the search.
+        effort: nominal seconds of counted work, > 0: with the same seed the same answer, as long as the time limit does
+            not end the search. Without it the time limit alone does, and how much is tried depends on the machine.
+        seed: the same seed tries the same candidates in the same order.
         progress: called now and then; nothing is ever printed.
 
     Returns:
         The front. Its status is infeasible only with a named bound in `reason`, unknown where the time ran out first.
 
     Raises:
-        InputError: a time limit that is not positive.
+        InputError: neither a time limit nor an effort, or one that is not positive.
         MissingFeatureError: OR-Tools is not installed.
     """
-    if not time_limit > 0:
-        raise InputError(f"time_limit: is {time_limit}; give seconds > 0")
-    start = time.monotonic()
+    for name, value in (("time_limit", time_limit), ("effort", effort)):
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(f"{name}: is {value}; give a finite number > 0")
+    if time_limit is None and effort is None:
+        raise InputError("time_limit: neither it nor an effort is given; give one of them")
+    clock = Clock(seconds=MANY_SECONDS if time_limit is None else time_limit, effort=effort)
+    return search(problem, clock, clock.limit, seed=seed, progress=progress)
+
+
+def search(
+    problem: Problem,
+    clock: Clock,
+    until: float,
+    *,
+    seed: int,
+    progress: Callable[[SearchStage], None] | None = None,
+) -> Front:
+    """The same on a clock that others use too, until its position `until`."""
+    begun, position = clock.elapsed, clock.position()
     if reason := impossible(problem):
-        return _empty(reason, start, seed)
-    alphabets = alphabets_of(problem, seed, lambda: time.monotonic() > start + 0.15 * time_limit)
+        return _without_search(Status.INFEASIBLE, reason, clock.elapsed - begun, seed)
+    last = position + ALPHABET_SHARE * (until - position)
+    alphabets = [] if clock.passed(until) else alphabets_of(problem, seed, lambda: clock.passed(last), clock)
+    if not alphabets:
+        reached = clock.passed(until)
+        reason = "the time was over before the search began" if reached else _too_large(problem)
+        return _without_search(Status.UNKNOWN, reason, clock.elapsed - begun, seed)
     candidates: list[Candidate] = []
-    proofs: list[str] = []
+    bounds: list[DualBound] = []
     doubts: list[str] = []
     for index, alphabet in enumerate(alphabets):
-        left = (start + time_limit - time.monotonic()) / (len(alphabets) - index)
-        begun = time.monotonic()
-        archives = search_alphabet(
-            alphabet, problem, seconds=max(0.05, SEARCH_SHARE * left), seed=seed + index, progress=progress
-        )
-        # The figures of what was found come before the bound: without time for both, an answer is worth more.
-        measured = _candidates(problem, alphabet, archives, before=begun + (SEARCH_SHARE + REPORT_SHARE) * left)
-        bound = _bound(problem, alphabet, archives[0], begun + left)
-        if bound is not None:
-            proofs.append(_proof(problem, bound))
-            if shortfall := beyond(problem, bound):
-                doubts.append(f"{bound.described}: {shortfall}")
-        candidates += measured if bound is None else [bounded(one, bound, problem) for one in measured]
+        start = clock.position()
+        end = start + (until - start) / (len(alphabets) - index)
+        tried = AlphabetSearch(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
+        tried.start(start + COMPOSING_SHARE * (end - start))
+        narrow, wide = _bounds(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
+        tried.go_on(end - _kept_for_figures(tried, end - start))
+        measured = _candidates(problem, tried, before=end)
+        bounds += [] if narrow is None else [narrow]
+        for bound in (wide, narrow):  # the wider class says more
+            if bound is not None and (shortfall := beyond(problem, bound)):
+                doubts.append(f"{class_of(bound, problem)}: {shortfall}")
+                break
+        candidates += measured if narrow is None else [bounded(one, narrow, problem) for one in measured]
     front = pareto(candidates)
     best = preferred(problem, candidates)
     if best is not None:
         status, reason = best.status if problem.objective is Objective.DISAGREEMENT else Status.FEASIBLE, ""
     elif len(doubts) == len(alphabets):
-        status, reason = Status.INFEASIBLE, doubts[0]
+        status, reason = Status.INFEASIBLE, "; ".join(doubts)
     else:
         status, reason = Status.UNKNOWN, nearest(problem, candidates)
-    seconds = time.monotonic() - start
-    proof = "; ".join(proofs)
-    return Front(candidates=front, best=best, status=status, seconds=seconds, seed=seed, reason=reason, proof=proof)
+    return Front(
+        candidates=front,
+        best=best,
+        status=status,
+        seconds=clock.elapsed - begun,
+        seed=seed,
+        reason=reason,
+        proof="; ".join(_proof(problem, bound) for bound in bounds),
+        bounds=tuple(bounds),
+    )
 
 
 def impossible(problem: Problem) -> str | None:
     """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
     limits, least = problem.limits, crossing_bound(problem)
-    if limits.max_communication is not None and limits.max_communication < least:
+    if limits.max_communication is not None and not limits.allow_communication(least):
         return (
             f"max_communication: {limits.max_communication:.6g} s per step; the nodes must meet at least once in "
             f"{limits.max_period} phases, and one pair across nodes costs {least:.6g} s per step (crossing bound); "
@@ -110,8 +148,8 @@ def impossible(problem: Problem) -> str | None:
 
 def beyond(problem: Problem, bound: DualBound) -> str | None:
     """Why the two limits together are out of reach of one class of schedules, by the age bound."""
-    budget, value = problem.limits.max_communication, problem.limits.max_disagreement
-    if budget is None or value is None or value >= bound.at(budget):
+    budget, value = problem.limits.max_communication, problem.most_disagreement
+    if budget is None or value is None or up_to(value) >= bound.at(up_to(budget)):
         return None
     return (
         f"max_disagreement: {value:.6g} within {budget:.6g} s per step is impossible (age bound); disagreement "
@@ -119,55 +157,100 @@ def beyond(problem: Problem, bound: DualBound) -> str | None:
     )
 
 
-def alphabets_of(problem: Problem, seed: int, expired: Callable[[], bool]) -> list[Alphabet]:
-    """Rules for even clusters, otherwise explicit phases, one alphabet per choice of paces."""
+def alphabets_of(
+    problem: Problem, seed: int, expired: Callable[[], bool], clock: Clock | None = None
+) -> list[Alphabet]:
+    """Rules for even clusters, otherwise explicit phases, one alphabet per choice of paces; none for too many workers.
+
+    The first is there however little time there is.
+    """
     if is_even(problem.cluster) and problem.paces is None:
-        return [rule_alphabet(problem, node_radices(problem.cluster))]
-    return [
-        explicit_alphabet(problem, pace, seed=seed, expired=expired)
-        for pace in problem.paces or derived_paces(problem.cluster)
-    ]
+        alphabet = rule_alphabet(problem, node_radices(problem.cluster))
+        if clock is not None:
+            clock.charge(PER_RULE * len(alphabet))
+        return [alphabet]
+    if problem.cluster.num_workers > MAX_EXPLICIT_WORKERS:
+        return []
+    alphabets: list[Alphabet] = []
+    for pace in problem.paces or derived_paces(problem.cluster):
+        if not alphabets or not expired():
+            alphabets.append(explicit_alphabet(problem, pace, seed=seed, expired=expired, clock=clock))
+    return alphabets
+
+
+def _too_large(problem: Problem) -> str:
+    return (
+        f"{problem.cluster.num_workers} workers on nodes that differ: explicit groups are searched up to "
+        f"{MAX_EXPLICIT_WORKERS} workers; the catalogue's rules were measured"
+    )
 
 
 def _proof(problem: Problem, bound: DualBound) -> str:
     """What the bound covers and, for a limit on disagreement, the communication that it proves to be needed."""
     text = f"{class_of(bound, problem)}: noise of age up to {bound.depth} counted"
-    value = problem.limits.max_disagreement
+    value = problem.most_disagreement
     if value is None:
         return text
     return f"{text}; disagreement {value:.6g} needs {1e3 * bound.budget_for(value):.4g} ms per step or more"
 
 
-def _bound(problem: Problem, alphabet: Alphabet, archive: Archive, until: float) -> DualBound | None:
-    """The profile bound for all plain means and, for complete alphabets, the age bound over their phases.
+def _bounds(problem: Problem, tried: AlphabetSearch, until: float) -> tuple[DualBound | None, DualBound | None]:
+    """For complete alphabets the age bound over their phases, and the profile bound for all plain means.
 
-    It is made tight at the communication that is asked for, or that the least found for the asked disagreement takes.
+    The first holds the second's lines as well, and is the second where the alphabet is not complete. They are made
+    tight at the communication that is asked for, or that the least found for the asked disagreement takes.
     """
-    limits = problem.limits
+    limits, alphabet, clock = problem.limits, tried.alphabet, tried.clock
+    if clock.passed(until):
+        return None, None
     budgets = [] if limits.max_communication is None else [limits.max_communication]
-    cheapest = None if limits.max_disagreement is None else archive.cheapest_below(limits.max_disagreement)
+    value = problem.most_disagreement
+    cheapest = None if value is None else tried.archive.cheapest_below(value)
     if cheapest is not None:
         budgets.append(cheapest[1])
-    early = until - 0.3 * (until - time.monotonic())
+    early = until - 0.3 * (until - clock.position())
     pace = alphabet.pace if isinstance(alphabet.pace, tuple) else (alphabet.pace,) * problem.cluster.num_workers
-    narrow = dual_bound(alphabet, lambda: time.monotonic() > early, budgets=budgets)
-    wide = profile_bound(problem, pace, lambda: time.monotonic() > until, budgets=budgets)
-    return wide if narrow is None else narrow.with_lines_of(wide)
+    narrow = dual_bound(alphabet, lambda: clock.passed(early), budgets=budgets)
+    wide = profile_bound(problem, pace, lambda: clock.passed(until), budgets=budgets, clock=clock)
+    return wide if narrow is None else narrow.with_lines_of(wide), wide
 
 
-def _candidates(problem: Problem, alphabet: Alphabet, archives: list[Archive], *, before: float) -> list[Candidate]:
+def _work_of(alphabet: Alphabet, period: int) -> float:
+    """Nominal seconds of the figures of one candidate."""
+    dense = 0 if alphabet.radices is not None else alphabet.cluster.num_workers**3 * period
+    return PER_CANDIDATE + PER_ENTRY * dense
+
+
+def _kept_for_figures(tried: AlphabetSearch, span: float) -> float:
+    """What of the time is kept for figures: those of one candidate are tried, the others take about as long."""
+    front = tried.archive.front()
+    if not front:
+        return 0.0
+    clock, start = tried.clock, tried.clock.position()
+    longest = max((entry[2] for entry in front), key=len)
+    if clock.effort is None and not clock.passed(start + REPORT_SHARE * span):
+        candidate(tried.problem, tried.alphabet, longest)
+        each = clock.position() - start
+    else:
+        each = _work_of(tried.alphabet, len(longest))
+    return min(REPORT_SHARE * span, 1.2 * each * min(MAX_REPORTED, len(front)))
+
+
+def _candidates(problem: Problem, tried: AlphabetSearch, *, before: float) -> list[Candidate]:
     """The archives' fronts with their figures recomputed by `topo`, which the search does not share code with.
 
     What was asked for comes first, then the best at what each hint communicates, then entries spread over the front,
     ever finer, until `before`.
     """
+    alphabet, clock = tried.alphabet, tried.clock
+    budget, value = problem.limits.max_communication, problem.most_disagreement
     allowed = within_limits(alphabet, problem.limits)
     result: list[Candidate] = []
     seen: set[Indices] = set()
-    for archive in archives:
+    for archive in tried.archives:
         asked = [
-            archive.best_within(problem.limits.max_communication or np.inf),
-            archive.cheapest_below(problem.limits.max_disagreement or np.inf),
+            archive.best_within(np.inf if budget is None else budget),
+            archive.cheapest_below(np.inf if value is None else value),
         ]
         hinted = [archive.best_within(budget) for budget in budgets_of(problem)]
         for entry in (*asked, *scattered(hinted), *scattered(archive.front())):
@@ -176,10 +259,12 @@ def _candidates(problem: Problem, alphabet: Alphabet, archives: list[Archive], *
             indices = primitive(entry[2], problem.limits.min_period)
             if indices in seen or (allowed is not None and not allowed(indices)):
                 continue
-            if result and time.monotonic() > before:
+            work = _work_of(alphabet, len(indices))
+            if result and not clock.fits(work, before):
                 return result
             seen.add(indices)
             result.append(candidate(problem, alphabet, indices))
+            clock.charge(work)
     return result
 
 
@@ -193,7 +278,5 @@ def scattered(front: list[T]) -> list[T]:
     return [front[index] for index in order]
 
 
-def _empty(reason: str, start: float, seed: int) -> Front:
-    return Front(
-        candidates=(), best=None, status=Status.INFEASIBLE, seconds=time.monotonic() - start, seed=seed, reason=reason
-    )
+def _without_search(status: Status, reason: str, seconds: float, seed: int) -> Front:
+    return Front(candidates=(), best=None, status=status, seconds=seconds, seed=seed, reason=reason)

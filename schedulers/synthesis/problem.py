@@ -11,6 +11,10 @@ from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.cost import bytes_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from fractions import Fraction
+
+    from preduce.schedulers.synthesis.age_bound import DualBound
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
@@ -63,16 +67,20 @@ SEARCHED = frozenset({Objective.COMMUNICATION, Objective.DISAGREEMENT, Objective
 """The objectives that are a figure of the schedule alone, which the search can minimise."""
 
 
+ROUNDING = 1e-9
+"""Figures and limits that differ by this share are equal."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a schedule may cost; None means no limit.
+    """What a schedule may cost; None means no limit. A fraction such as 8/7 is meant exactly.
 
     `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers, `max_distinct_phases`
     counts communicator splits, `max_gap` is the most steps in a row in which no group crosses nodes ("sync frequency").
     """
 
     max_communication: float | None = None
-    max_disagreement: float | None = None
+    max_disagreement: float | Fraction | None = None
     min_period: int = 1
     max_period: int = 24
     max_group: int | None = None
@@ -99,6 +107,23 @@ class Limits:
             if value is not None and value < least:
                 raise InputError(f"{_option(name)}: is {value}; the least possible value is {least}")
 
+    def allow_communication(self, seconds: float) -> bool:
+        """Whether so many seconds per step are within the budget, up to rounding."""
+        return self.max_communication is None or seconds <= up_to(self.max_communication)
+
+    def allow_disagreement(self, value: float, exact: Callable[[], Fraction | None] = lambda: None) -> bool:
+        """Whether a disagreement is within the limit; `exact()` is asked where rounding could decide it."""
+        if self.max_disagreement is None:
+            return True
+        limit = float(self.max_disagreement)
+        if abs(value - limit) > ROUNDING * limit + 1e-12:
+            return value < limit
+        known = exact()
+        # A float stands for the decimal or fraction that was meant, and is compared up to rounding.
+        if known is None or isinstance(self.max_disagreement, float):
+            return True
+        return known <= self.max_disagreement
+
     def check(self, cluster: Cluster) -> None:
         """Refuse limits that no schedule of this cluster can meet.
 
@@ -108,6 +133,11 @@ class Limits:
         n = cluster.num_workers
         if self.max_group is not None and not 2 <= self.max_group <= n:
             raise InputError(f"max-group: is {self.max_group}; it lies between 2 and the number of workers, {n}")
+
+
+def up_to(limit: float) -> float:
+    """The largest number that equals a limit up to rounding."""
+    return limit * (1 + ROUNDING) + 1e-12
 
 
 def _option(name: str) -> str:
@@ -179,6 +209,12 @@ class Problem:
         return self.cluster.hardware
 
     @property
+    def most_disagreement(self) -> float | None:
+        """The limit on disagreement as the search counts, in floats."""
+        value = self.limits.max_disagreement
+        return None if value is None else float(value)
+
+    @property
     def size(self) -> int:
         """Bytes of the model."""
         return bytes_of(self.hardware, self.model_bytes)
@@ -209,7 +245,8 @@ class Front:
     """The non-dominated candidates, by rising communication; `status` is about the problem as a whole.
 
     `best` is the candidate that the objective prefers within the limits (None when there is none), `reason` one line
-    about an infeasible or unknown answer with the nearest possible thing, `proof` what the bound covers.
+    about an infeasible or unknown answer with the nearest possible thing, `proof` what the bounds cover, one for each
+    choice of paces.
     """
 
     candidates: tuple[Candidate, ...]
@@ -219,3 +256,4 @@ class Front:
     seed: int
     reason: str = ""
     proof: str = ""
+    bounds: tuple[DualBound, ...] = ()

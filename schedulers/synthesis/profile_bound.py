@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Problem
 
     Floats = npt.NDArray[np.float64]
@@ -44,7 +45,10 @@ if TYPE_CHECKING:
 SIZES = ((14, 5), (10, 6))
 """(cost levels, greatest age) of the tables: many levels matter at large budgets, many ages at small ones."""
 MAX_WORKERS = 4096
-MAX_TIMES = 400
+MAX_TIMES, MAX_NODE_TIMES = 400, 40_000
+"""Times at which phases are summed up: at most, and at most for all nodes together."""
+PER_TIME, PER_NODE = 3e-5, 1e-5
+"""Nominal seconds to sum up the phases of one time, and for each node there."""
 ROUNDING = 1 + 1e-9
 
 
@@ -129,6 +133,11 @@ def levels_of(problem: Problem, count: int) -> list[Level]:
     return [*kept, Level(full, n - 1, m - 1, m - 1.0)]
 
 
+def num_times(problem: Problem) -> int:
+    """How many times are looked at: fewer where there are many nodes, since each costs O(nodes)."""
+    return max(20, min(MAX_TIMES, MAX_NODE_TIMES // problem.cluster.num_nodes))
+
+
 def _times(problem: Problem, below: float) -> list[float]:
     """Seconds at which phases can do more, rising from 0. Any list is right; these are the ones that matter."""
     n, m, hardware = problem.cluster.num_workers, problem.cluster.num_nodes, problem.hardware
@@ -138,11 +147,13 @@ def _times(problem: Problem, below: float) -> list[float]:
     times = {p * x / rails for p in parts for x in links for rails in {1, hardware.num_nics}}
     times |= {k * x * share(2, problem.form) / hardware.num_nics for k in range(1, 9) for x in links}
     ordered = sorted({0.0, *(t for t in times if t < below)})
-    step = -(-len(ordered) // MAX_TIMES)
+    step = -(-len(ordered) // num_times(problem))
     return ordered[::step]
 
 
-def profile_tables(problem: Problem, levels: Sequence[Level], pace: Sequence[int], depth: int) -> AgeTables:
+def profile_tables(
+    problem: Problem, levels: Sequence[Level], pace: Sequence[int], depth: int, clock: Clock | None = None
+) -> AgeTables:
     """The age tables of the levels. O(levels^depth)."""
     n, m = problem.cluster.num_workers, problem.cluster.num_nodes
     paces = np.array(pace, dtype=np.int64)
@@ -164,11 +175,16 @@ def profile_tables(problem: Problem, levels: Sequence[Level], pace: Sequence[int
         whole = held[np.maximum(0, n - 1 - ranks).astype(np.int64)]
         tables.append((np.maximum(whole, int(paces.min()) * kept) / n).astype(np.float32))
     costs = np.array([level.seconds for level in levels]) / instants
-    return AgeTables(tuple(tables), costs, floor_)
+    return AgeTables(tuple(tables), costs, floor_, clock)
 
 
 def profile_bound(
-    problem: Problem, pace: Sequence[int], expired: Callable[[], bool], *, budgets: Sequence[float] = ()
+    problem: Problem,
+    pace: Sequence[int],
+    expired: Callable[[], bool],
+    *,
+    budgets: Sequence[float] = (),
+    clock: Clock | None = None,
 ) -> DualBound | None:
     """The bound for all schedules of plain means with these paces; None where communication costs nothing."""
     described = plain_means(pace)
@@ -180,9 +196,11 @@ def profile_bound(
         if lines and expired():
             break
         levels = levels_of(problem, count)
+        if clock is not None:
+            clock.charge(PER_TIME * MAX_TIMES + PER_NODE * num_times(problem) * problem.cluster.num_nodes)
         if not levels[-1].seconds > 0:
             return None
-        tables = profile_tables(problem, levels, pace, depth)
+        tables = profile_tables(problem, levels, pace, depth, clock)
         lines += lines_of(tables, float(tables.costs[-1]), expired, budgets=budgets)
         reached = max(reached, depth)
     return DualBound(tuple(lines), reached, described)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_ENUMERATED = 2500
 """Up to this many phases all are listed; beyond, only those with aligned blocks are."""
+MAX_ENTRIES = 12_000_000
+"""Entries of all mixing matrices together; where that would not hold them, fewer phases are listed, evenly spread."""
 MAX_DIGITS = 4
 """Digits of a node's index that rules may use: 2^4 classes of characters."""
 
@@ -163,6 +165,12 @@ def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> A
         for phase in candidates
         if limit is None or all(len(b.local) * prod(radices[d] for d in b.across) <= limit for b in phase)
     )
+    most = max(64, MAX_ENTRIES // (2 ** len(radices) * size**2))
+    if len(phases) > most:
+        everybody = Block(tuple(range(size)), tuple(range(len(radices))))
+        spread = {phases[i] for i in np.linspace(0, len(phases) - 1, most, dtype=np.int64).tolist()}
+        spread |= {(everybody,), *hinted_phases(problem, radices)}
+        phases, complete = tuple(phase for phase in phases if phase in spread), False
     matrices = np.stack([phase_matrices(phase, size, len(radices)) for phase in phases])
     costs = np.array([rule_cost(phase, radices, problem) for phase in phases])
     crosses = np.array([any(block.across for block in phase) for phase in phases])

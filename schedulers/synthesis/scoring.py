@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from preduce.schedulers.synthesis.clock import Clock
+
     Floats = npt.NDArray[np.float64]
     Ints = npt.NDArray[np.int64]
 
@@ -37,6 +39,8 @@ MAX_DOUBLINGS = 12
 """4096 periods: what has not forgotten its start by then is too slow for any search to want."""
 UNSETTLED = 1e-3
 """Where this much is left of a period's power after that, the workers do not converge."""
+PER_CALL, PER_MATRIX, PER_PRODUCT = 3e-5, 2.5e-7, 4e-10
+"""Nominal seconds of one call, of each small matrix in it, and of each of its G³ products, measured on one core."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +50,7 @@ class Space:
     `multiplicity` (C,), how often each class stands in the space of all n workers; `fresh` (C, G, G), the covariance
     that one round of steps adds off the mean; `inner`, the sum over the instants inside a round of its trace;
     `push` (C, G, K), the columns of a constant push in one round, `inside` (instants − 1, C, G, K) what of them is done
-    at each instant inside a round; `instants`, the largest pace.
+    at each instant inside a round; `instants`, the largest pace. `clock`, if given, is charged for all work below.
     """
 
     num_workers: int
@@ -56,6 +60,14 @@ class Space:
     inner: float = 0.0
     instants: int = 1
     inside: Floats | None = None
+    clock: Clock | None = None
+
+    def charge(self, matrices: Floats, times: float = 1.0) -> None:
+        """Count the work of composing stacks of matrices (..., G, G), or of something `times` as long."""
+        if self.clock is not None:
+            size = matrices.shape[-1]
+            each = PER_MATRIX + PER_PRODUCT * size**3
+            self.clock.charge(times * (PER_CALL + matrices.size // size**2 * each))
 
     @property
     def floor(self) -> float:
@@ -92,6 +104,7 @@ def of_phases(space: Space, matrices: Floats) -> CovarianceMap:
     transposed = matrices.swapaxes(-1, -2)
     # The round's steps come first: Σ ← W(Σ + D)Wᵀ, so Q = W D Wᵀ, and the figure gains tr of that: ⟨WᵀW, Σ⟩ + tr Q.
     noise = matrices @ space.fresh @ transposed
+    space.charge(matrices)
     return CovarianceMap(matrices, noise, transposed @ matrices, _trace(space, noise), 1)
 
 
@@ -105,8 +118,10 @@ def compose(space: Space, first: CovarianceMap, second: CovarianceMap) -> Covari
     """`first`, then `second`; leading axes broadcast."""
     transposed = second.product.swapaxes(-1, -2)
     first_transposed = first.product.swapaxes(-1, -2)
+    product = second.product @ first.product
+    space.charge(product)
     return CovarianceMap(
-        second.product @ first.product,
+        product,
         second.product @ first.noise @ transposed + second.noise,
         first.weight + first_transposed @ second.weight @ first.product,
         first.constant + second.constant + _inner_product(space, second.weight, first.noise),
@@ -124,6 +139,7 @@ def compose_all(space: Space, maps: Sequence[CovarianceMap]) -> CovarianceMap:
 
 def disagreement(space: Space, period: CovarianceMap) -> Floats:
     """The disagreement of repeating each period for ever, shape (...); infinite where the workers do not converge."""
+    space.charge(period.product, 4.0)
     covariance, remainder = steady_state(
         period.product, period.noise, negligible=NEGLIGIBLE, max_doublings=MAX_DOUBLINGS
     )
@@ -138,6 +154,9 @@ def weighed(space: Space, covariances: Floats, weights: Floats) -> Floats:
     With weight WᵀW it is what a phase leaves of a covariance, long before W is applied to each.
     """
     scale = np.repeat(space.multiplicity, space.fresh[0].size) / space.num_workers  # (C·G²,)
+    space.charge(covariances)
+    if space.clock is not None:
+        space.clock.charge(PER_PRODUCT * covariances.size * len(weights))
     return np.asarray((covariances.reshape(len(covariances), -1) * scale) @ weights.reshape(len(weights), -1).T)
 
 
@@ -153,6 +172,7 @@ def steady(period: CovarianceMap) -> tuple[Floats, Floats]:
 def drift(space: Space, matrices: Floats) -> Floats:
     """The drift of whole schedules over all instants: matrices (..., T, C, G, G) → (...). O(T·P·C·G³) each."""
     num_phases = matrices.shape[-4]
+    space.charge(matrices, 3.0)
     # One period from zero: after it the state is its constant part, and P is what it does to where it started.
     state = np.zeros_like(space.push)  # (..., C, G, K) from the first phase on
     product = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape[-3:])  # (..., C, G, G)

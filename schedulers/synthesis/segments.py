@@ -8,7 +8,7 @@ exactly or from dynamic programming for the whole front at once.
 
 from __future__ import annotations
 
-import time
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.schedulers.synthesis.alphabet import Alphabet, Indices
+    from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Limits, Status
 
     Floats = npt.NDArray[np.float64]
@@ -42,6 +43,14 @@ BINS_PER_SEGMENT = 120
 """Bins of cost that the dearest segment spans in the dynamic program."""
 BEAM = 160
 """Beginnings that a beam search goes on with, about."""
+PER_VARIABLE = 3e-5
+"""Nominal seconds that one segment costs in building and presolving the integer program."""
+LEAST_SOLVE, MAX_SOLVE = 0.05, 2.0
+"""Seconds that one integer program is given at the least, and at the most."""
+PER_BEGINNING = 2e-5
+"""Nominal seconds of one beginning of a beam search, beside its matrices."""
+PER_ENTRY = 2.5e-9
+"""Nominal seconds of one entry of the dynamic program, for each segment."""
 
 
 def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM) -> list[Segment]:
@@ -61,6 +70,8 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
     begun: list[Indices] = [()]
     segments: list[Segment] = []
     for _ in range(max_length):
+        if space.clock is not None:
+            space.clock.charge(PER_BEGINNING * len(begun) * (1 + len(alphabet) / 100))
         closed = [
             Segment((*indices, full), cost + close, value)
             for indices, cost, value in zip(begun, costs.tolist(), values.tolist(), strict=True)
@@ -111,6 +122,8 @@ def compose(
     time_limit: float,
     seed: int,
     free: frozenset[int] = frozenset(),
+    clock: Clock | None = None,
+    max_work: float | None = None,
 ) -> tuple[Status, Indices]:
     """The best period of exactly `period` phases made of segments: the status and the indices of its phases.
 
@@ -130,7 +143,9 @@ def compose(
         ValueAtMost(value * period).apply(model, variables)
         weights = [round(s.cost * SCALE) for s in variables.segments]
     model.minimize(sum(w * c for w, c in zip(weights, variables.counts, strict=True)))
-    outcome = solve(model, variables.counts, time_limit=time_limit, seed=seed)
+    outcome = solve(model, variables.counts, time_limit=time_limit, seed=seed, max_deterministic_time=max_work)
+    if clock is not None:
+        clock.charge(PER_VARIABLE * len(variables.segments) + outcome.work)
     indices = tuple(
         phase
         for segment, count in zip(variables.segments, outcome.values, strict=False)
@@ -147,29 +162,44 @@ def compositions(
     budget: float | None = None,
     value: float | None = None,
     periods: Sequence[int] | None = None,
-    deadline: float,
+    clock: Clock,
+    until: float,
     seed: int,
     free: frozenset[int] = frozenset(),
 ) -> list[Indices]:
-    """The best composition of each of `periods`, in that order, as long as time (`time.monotonic()`) is left.
+    """The best composition of each of `periods`, in that order, until the clock's position `until`.
 
     All periods within the limits if none are given, the longest first.
     """
     result = []
     for period in periods if periods is not None else range(limits.max_period, limits.min_period - 1, -1):
-        left = deadline - time.monotonic()
-        if left < 0.1 or not segments:
+        if not segments or not clock.fits(PER_VARIABLE * len(segments) + LEAST_SOLVE, until):
             break
+        left, work = clock.left(until), clock.work_left(until)
         _, indices = compose(
-            segments, period, limits, budget=budget, value=value, time_limit=min(2.0, left), seed=seed, free=free
+            segments,
+            period,
+            limits,
+            budget=budget,
+            value=value,
+            # Counted work decides where there is any, and seconds are then the whole of the cap that is left.
+            time_limit=left if work < inf else min(MAX_SOLVE, left),
+            seed=seed,
+            free=free,
+            clock=clock,
+            max_work=min(MAX_SOLVE, work) if work < inf else None,
         )
+        clock.passed(until)
         if indices:
             result.append(indices)
     return result
 
 
 def sketch_front(
-    segments: Sequence[Segment], limits: Limits, expired: Callable[[], bool] = lambda: False
+    segments: Sequence[Segment],
+    limits: Limits,
+    expired: Callable[[], bool] = lambda: False,
+    clock: Clock | None = None,
 ) -> list[Indices]:
     """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
 
@@ -190,6 +220,8 @@ def sketch_front(
         if expired():
             longest = period - 1
             break
+        if clock is not None:
+            clock.charge(len(segments) * (1e-5 + PER_ENTRY * bins))
         for index, segment in enumerate(segments):
             length, step = len(segment.indices), steps[index]
             if length > period:

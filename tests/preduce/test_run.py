@@ -1,5 +1,6 @@
 """`preduce run`: torchrun's environment, the schedule's shape, the script's own arguments and exit code."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,30 @@ def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr("preduce.topo.extras.find_spec", lambda name: None)
     assert main(["run", "--workers", "2", "train.py"]) == 77
     assert "pip install 'preduce[torch]'" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "said"), [("os._exit(7)", True), ("print('no', file=sys.stderr); sys.exit(7)", False)]
+)
+def test_a_worker_that_ends_without_any_message_is_named_once(tmp_path, code, said):
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, sys\nif os.environ['RANK'] == '1': {code}\n")
+    command = [sys.executable, "-m", "preduce", "run", "--workers", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 7
+    assert done.stderr.count("worker 1 ended with exit code 7 and no message") == said, done.stderr
+
+
+@pytest.mark.processes
+def test_a_refuted_schedule_is_run_and_said_to_be_refuted(tmp_path):
+    script, schedule = tmp_path / "script.py", tmp_path / "s.json"
+    script.write_text("")
+    phases = [[{"group": [0, 1]}, {"group": [2, 3]}]]
+    cluster = {"num_nodes": 1, "workers_per_node": 4}
+    head = {"format": "preduce.schedule", "version": 1, "name": "apart", "cluster": cluster}
+    schedule.write_text(json.dumps(head | {"strategy": {"kind": "static", "phases": phases}}))
+    command = [sys.executable, "-m", "preduce", "run", "--schedule", str(schedule), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0
+    assert done.stderr.count("consensus is refuted") == 1, done.stderr

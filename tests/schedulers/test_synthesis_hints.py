@@ -7,9 +7,10 @@ import pytest
 
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis import Limits, Problem, scoring
-from preduce.schedulers.synthesis.alphabet_search import search_alphabet
+from preduce.schedulers.synthesis.alphabet_search import AlphabetSearch
 from preduce.schedulers.synthesis.annealing import Target, Walk
 from preduce.schedulers.synthesis.archive import Archive
+from preduce.schedulers.synthesis.clock import Clock
 from preduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from preduce.schedulers.synthesis.hints import indices_of, rule_rounds
 from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
@@ -83,7 +84,9 @@ def test_hint_for_another_cluster_is_refused():
 @pytest.mark.parametrize("shape", ["3,2", "4x4"])
 def test_no_hint_beats_the_archive(shape):
     asked = problem(shape)
-    (archive,) = search_alphabet(alphabet_of(asked), asked, seconds=0.1, seed=0)
+    tried = AlphabetSearch(alphabet_of(asked), asked, clock=Clock(seconds=0.1), seed=0)
+    tried.start(until=0.1)
+    (archive,) = tried.archives
     for hint in asked.hints:
         found = archive.best_within(communication(hint, HARDWARE).per_step)
         assert found is not None

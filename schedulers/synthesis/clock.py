@@ -1,0 +1,78 @@
+"""Clock: what a search may still spend, as seconds on the wall or as counted work.
+
+Under load a second holds less work, so an answer that depends on seconds depends on what else the machine does. Counted
+work does not: every stage charges what its operations take on one quiet core (*nominal seconds*, from the sizes of its
+arrays, CP-SAT's own deterministic time), and stops where its share of the *effort* is used up. Seconds then are a cap
+only, and `capped` says whether they ever decided anything: if they did not, the same question gets the same answer.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from time import monotonic
+
+MANY_SECONDS = 1e9
+"""Stands for no time limit."""
+
+
+class Clock:
+    """Positions run from 0 to `limit`: in seconds, or in nominal seconds where an effort is given.
+
+    A position of the effort stands for the same share of `seconds`, so that every stage keeps its part of the cap too.
+    """
+
+    def __init__(self, *, seconds: float, effort: float | None = None) -> None:
+        """Start now; both are > 0 and finite, `seconds` on the wall, `effort` in nominal seconds."""
+        self.seconds = seconds
+        self.effort = effort
+        self.limit = seconds if effort is None else effort
+        self.capped = False
+        self._begun = monotonic()
+        self._work = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds on the wall since the start."""
+        return monotonic() - self._begun
+
+    def position(self) -> float:
+        """How far the search is, between 0 and `limit` and a little beyond."""
+        return self.elapsed if self.effort is None else self._work
+
+    def charge(self, nominal_seconds: float) -> None:
+        """Count work that has been done."""
+        self._work += nominal_seconds
+
+    def passed(self, until: float) -> bool:
+        """Whether the position `until` is reached; `capped` remembers when seconds said so and the effort did not."""
+        if self.effort is not None and self._work >= until:
+            return True
+        if self.elapsed < until * self.seconds / self.limit:
+            return False
+        self.capped = True
+        return True
+
+    def fits(self, nominal_seconds: float, until: float) -> bool:
+        """Whether work of about so many nominal seconds is likely to end before the position `until`."""
+        if self.passed(until) or nominal_seconds > self.work_left(until):
+            return False
+        if nominal_seconds <= self.left(until):
+            return True
+        self.capped = True
+        return False
+
+    def left(self, until: float) -> float:
+        """Seconds on the wall until the position `until`, never below 0."""
+        return max(0.0, until * self.seconds / self.limit - self.elapsed)
+
+    def work_left(self, until: float) -> float:
+        """Nominal seconds until the position `until`; infinite where only seconds count."""
+        return inf if self.effort is None else max(0.0, until - self._work)
+
+    def stopped_by(self) -> str:
+        """What ended the search, in words: the effort, the time limit that capped it, or the time limit alone."""
+        if self.effort is None:
+            return f"its time limit of {self.seconds:.4g} s"
+        if self.capped:
+            return f"its time limit of {self.seconds:.4g} s, before its effort of {self.effort:.4g} was used up"
+        return f"its effort of {self.effort:.4g} was used up"

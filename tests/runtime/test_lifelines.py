@@ -1,0 +1,149 @@
+"""Lifelines: a process that dies is noted by those that watch it; one that is stopped, or ends with a word, is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+from torch.distributed import HashStore, TCPStore
+
+from preduce.runtime.liveness.heartbeat import Heartbeat
+from preduce.runtime.liveness.lifelines import Lifelines, closed_notes, lifelines_of
+from preduce.runtime.transport.notes import Notes
+
+LOCAL = ("127.0.0.1", False)
+DEADLINE = 5.0
+
+
+@pytest.fixture
+def store():
+    return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
+def child(store: TCPStore, rank: int, size: int) -> int:
+    """A worker that takes part in the lifelines and then does nothing."""
+    pid = os.fork()
+    if pid == 0:
+        mine = TCPStore("127.0.0.1", store.port, None, False, wait_for_workers=False)
+        Lifelines(mine, rank, size, "1", LOCAL).start()
+        Notes(mine, "ready").write(str(rank), "1")
+        time.sleep(60)
+        os._exit(0)
+    return pid
+
+
+def end(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def noted(store: TCPStore, rank: int, seconds: float) -> str | None:
+    until = time.monotonic() + seconds
+    while (text := closed_notes(store, "1").read(str(rank))) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return text
+
+
+def started(store: TCPStore, size: int) -> tuple[Lifelines, list[int]]:
+    """Worker 0 here, the others as processes."""
+    mine = Lifelines(store, 0, size, "1", LOCAL)
+    pids = [child(store, rank, size) for rank in range(1, size)]
+    ready, until = Notes(store, "ready"), time.monotonic() + DEADLINE
+    while not ready.has(*map(str, range(1, size))):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    mine.start()
+    return mine, pids
+
+
+def test_a_killed_worker_is_noted_within_a_second_and_the_run_is_told(store):
+    lines, pids = started(store, 2)
+    heartbeat = Heartbeat(store, 0, "1", beats=False)
+    before = heartbeat.news()
+    killed = time.monotonic()
+    end([pids[0]])
+    text = noted(store, 1, DEADLINE)
+    assert text is not None
+    assert time.monotonic() - killed < DEADLINE
+    assert heartbeat.cause([0, 1]) == f"worker 1 {text}"
+    assert heartbeat.lost([0, 1]) == {1}
+    assert heartbeat.news() > before
+    lines.close()
+
+
+def test_a_stopped_worker_is_not_noted(store):
+    lines, pids = started(store, 2)
+    os.kill(pids[0], signal.SIGSTOP)
+    assert noted(store, 1, 1.0) is None
+    end(pids)
+    assert noted(store, 1, DEADLINE) is not None, "the same worker, once it is dead: so the lifeline was there"
+    lines.close()
+
+
+@pytest.mark.parametrize("kind", ["finished", "left", "failed"])
+def test_a_worker_that_ends_with_a_word_is_not_noted(store, kind):
+    lines, pids = started(store, 3)
+    Heartbeat(store, 1, "1", beats=False).note(kind, "3")
+    end(pids)  # worker 2, which says nothing, tells when worker 1's end was seen, too
+    assert noted(store, 2, DEADLINE) is not None
+    assert noted(store, 1, 0.5) is None
+    lines.close()
+
+
+def test_workers_that_die_one_after_the_other_are_all_noted(store):
+    """Each watches the next two, and further ones in place of the dead."""
+    lines, pids = started(store, 6)
+    for rank in (1, 2, 3, 4, 5):
+        end([pids[rank - 1]])
+        assert noted(store, rank, DEADLINE) is not None
+    lines.close()
+
+
+def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open(store):
+    """A data loader's process may outlive the worker for a while."""
+    lines, pids = started(store, 2)
+    end(pids)
+    noted(store, 1, DEADLINE)
+    fresh = Lifelines(store, 0, 2, "2", LOCAL)
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    _, _, port = json.loads(Notes(store, "lifeline/2").read("address/0") or "")
+    time.sleep(0.2)
+    fresh.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 1.0)
+    end([pid])
+    lines.close()
+
+
+def test_another_machines_loopback_is_not_watched(store):
+    """Two machines that both call themselves 127.0.0.1: whoever listens there is somebody else."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        Notes(store, "lifeline/1").write("address/1", json.dumps(["127.0.0.1", "elsewhere", port]))
+        lines = Lifelines(store, 0, 2, "1", LOCAL)
+        lines.start()
+        time.sleep(0.3)
+    assert noted(store, 1, 0.8) is None
+    lines.close()
+
+
+def test_a_refusal_before_any_connection_says_nothing(store):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    Notes(store, "lifeline/1").write("address/1", json.dumps(["127.0.0.1", socket.gethostname(), port]))
+    lines = Lifelines(store, 0, 2, "1", LOCAL)
+    lines.start()
+    assert noted(store, 1, 0.8) is None
+    lines.close()
+
+
+def test_a_store_in_memory_has_no_lifelines():
+    assert lifelines_of(HashStore(), 0, 2, "1") is None
