@@ -13,7 +13,7 @@ EXPLORED = (
 
 ORACLE = "tests/verify/test_prover_oracle.py"
 GROUPS = (f"{ORACLE}::test_explicit_groups", f"{ORACLE}::test_rules")
-GRAPHS = (f"{ORACLE}::test_graphs",)
+GRAPHS = (f"{ORACLE}::test_graphs", f"{ORACLE}::test_graphs_whose_workers_drop_their_own_value_converge_by_a_power")
 PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
 
@@ -33,19 +33,13 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "worker.py": (("tests/schedulers/test_protocol_generator_worker.py",), EXPLORED),
     **{
         f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER))
-        for name in (
-            "classes",
-            "conflict_free",
-            "consensus",
-            "deadlock_free",
-            "exact_consensus",
-            "rounds",
-            "trees",
-            "view",
-        )
+        for name in ("classes", "conflict_free", "consensus", "rounds", "trees", "view")
     },
     **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph", "spectral_gap")},
-    **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("base", "prove", "stochastic")},
+    **{
+        f"verify/{name}.py": ((ORACLE,), PROVER)
+        for name in ("base", "deadlock_free", "exact_consensus", "prove", "stochastic")
+    },
     "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((ORACLE, *PROVER),),
     "verify/generated.py": (("tests/verify/test_generated_conditions.py", "tests/verify/test_on_request.py"),),

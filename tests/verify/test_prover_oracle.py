@@ -23,6 +23,7 @@ from preduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, St
 from preduce.verify import Status, checker, prove
 from preduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
 from preduce.verify.certificate import certificate_bytes
+from preduce.verify.exact_consensus import _draw_prime, _passes
 
 FACTORS = [1, 1, 1, 1, Fraction(1, 2), Fraction(4, 3), Fraction(7, 4), 0, 2, Fraction(5, 2), Fraction(-1, 2)]
 TAME = [1, 1, Fraction(1, 2), Fraction(4, 3), 0]
@@ -247,6 +248,8 @@ def check_groups(schedule):
         assert status is (Status.PROVED if norm < 1 - 1e-6 else Status.NOT_PROVED) or 1 - 1e-6 <= norm < 1
     ticks = proof["deadlock-free"].entry
     assert ticks["prologue"] == schedule.prologue
+    unit = "group" if schedule.rule() is None else "block"
+    assert proof["deadlock-free"].explanation.startswith(f"Every {unit} operation")
     assert ("prologue" in proof["deadlock-free"].explanation) == bool(schedule.prologue)
     if schedule.rule() is None:
         expected = naive_ticks(phases, n)
@@ -313,7 +316,27 @@ def closed_sets(support):
 
 @pytest.mark.parametrize("seed", range(36))
 def test_graphs(seed):
-    schedule = random_graph(seed)
+    check_graph(random_graph(seed))
+
+
+def test_graphs_whose_workers_drop_their_own_value_converge_by_a_power():
+    """De Bruijn graphs: no worker keeps a weight on itself, but powers become positive."""
+    for n in (4, 8):
+        half = Fraction(1, 2)
+        edges = [(v, (2 * v + a) % n, half) for v in range(n) for a in (0, 1) if (2 * v + a) % n != v]
+        schedule = Schedule("de Bruijn", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),)))
+        check_graph(schedule)
+        assert prove(schedule)["consensus"].entry["method"] == "power"
+
+
+def test_an_edge_of_weight_zero_joins_nobody():
+    zero, half = Fraction(0), Fraction(1, 2)
+    edges = [(0, 1, half), (1, 0, half), (1, 2, zero), (2, 1, zero), (2, 3, half), (3, 2, half)]
+    schedule = Schedule("two halves", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, edges),)))
+    assert prove(schedule)["consensus"].witness == {"closed_sets": [[0, 1], [2, 3]]}
+
+
+def check_graph(schedule):
     n, proof = schedule.num_workers, prove(schedule)
     matrices = [graph_matrix(listed, n) for listed in schedule.strategy.graphs]
     period = product_of(matrices, n)
@@ -389,6 +412,76 @@ def check_gaps(schedule, proof, matrices):
         low, high = Fraction(entry["at_least"]), Fraction(entry["less_than"])
         assert low - Fraction(1, 10**7) <= true[kind] <= high + Fraction(1, 10**7)
         assert 0 < high - low <= Fraction(4, 10**9)
+
+
+# Exactness
+
+
+def grid_phases(dims, seed):
+    """One phase per digit of labels that stand on the workers in random order."""
+    n = int(np.prod(dims))
+    grid = np.array(Random(seed).sample(range(n), n)).reshape(dims)
+    return [[sorted(map(int, g)) for g in np.moveaxis(grid, d, -1).reshape(-1, dims[d])] for d in range(len(dims))]
+
+
+def explicit(n, phases):
+    listed = tuple(Phase.from_groups(n, phase) for phase in phases)
+    return Schedule("exact", Cluster.regular(n, 1), Static(phases=GroupPhases(listed)))
+
+
+@pytest.mark.parametrize(("dims", "seed"), [((2, 3), 0), ((2, 3, 4), 1), ((3, 2, 2), 2), ((2, 2, 2, 2), 3), ((5,), 4)])
+def test_labels_are_found_wherever_they_begin_and_whoever_carries_them(dims, seed):
+    n = int(np.prod(dims))
+    schedule = explicit(n, [[[0, n - 1]], *grid_phases(dims, seed), [[1, 2]]])
+    proof = prove(schedule)
+    entry = proof["exact-consensus"].entry
+    assert (entry["method"], entry["first"], entry["radices"]) == ("labels", 1, list(dims))
+    confirm(schedule, proof)
+    check_groups(schedule)
+
+
+HALVES = [[(0, 1), (2, 3), (4, 5)], [(0, 2), (1, 4), (3, 5)], [(0, 1), (2, 3), (4, 5)]]
+
+
+def relaxed(copies, last=Fraction(4, 3)):
+    """Six workers that are exact by relaxed pairs, in copies that then meet: no labels say so."""
+    phases = []
+    for place, pairs in enumerate(HALVES):
+        factor = Fraction(4, 3) if place == 1 else Fraction(1)
+        phases.append([Group((6 * c + u, 6 * c + v), factor) for c in range(copies) for u, v in pairs])
+    phases[1][-1] = Group(phases[1][-1].members, last)
+    if copies > 1:
+        phases.append([Group(tuple(range(r, 6 * copies, 6)), Fraction(1)) for r in range(6)])
+    return explicit(6 * copies, phases)
+
+
+def test_relaxed_pairs_are_exact_by_their_product_and_large_ones_probably_so():
+    small = prove(relaxed(1))
+    assert small["exact-consensus"].entry["method"] == "product"
+    confirm(relaxed(1), small)
+    large = prove(relaxed(22))
+    assert "exact-consensus" not in large
+    assert large["exact-consensus-probable"].status is Status.PROVED
+    confirm(relaxed(22), large)
+
+
+def test_what_is_almost_exact_is_exact_by_no_method():
+    """Floats cannot tell it from an exact one."""
+    for copies in (1, 22):
+        proof = prove(relaxed(copies, Fraction(4, 3) + Fraction(1, 10**6)))
+        assert "exact-consensus" not in proof
+        assert "exact-consensus-probable" not in proof
+
+
+def test_the_prime_of_a_modular_test_is_one_of_127_bits_and_differs_with_the_draw():
+    primes = [_draw_prime(Random(seed)) for seed in range(4)]
+    assert all(p.bit_length() == 127 and pow(3, p - 1, p) == 1 for p in primes)
+    assert len(set(primes)) == 4
+    for number in range(5, 600, 2):
+        is_prime = all(number % d for d in range(3, number, 2))
+        passed = [_passes(number, base) for base in range(2, number - 1)]
+        assert all(passed) == is_prime
+        assert is_prime or sum(passed) <= len(passed) / 4 + 1
 
 
 # What a proof says
