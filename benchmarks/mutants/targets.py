@@ -33,12 +33,12 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "worker.py": (("tests/schedulers/test_protocol_generator_worker.py",), EXPLORED),
     **{
         f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER))
-        for name in ("classes", "conflict_free", "consensus", "rounds", "trees", "view")
+        for name in ("classes", "conflict_free", "consensus", "trees", "view")
     },
     **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph", "spectral_gap")},
     **{
         f"verify/{name}.py": ((ORACLE,), PROVER)
-        for name in ("base", "deadlock_free", "exact_consensus", "prove", "stochastic")
+        for name in ("base", "deadlock_free", "exact_consensus", "prove", "rounds", "stochastic")
     },
     "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((ORACLE, *PROVER),),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import combinations_with_replacement, pairwise, product
 from random import Random
 
 import numpy as np
@@ -24,6 +24,7 @@ from preduce.verify import Status, checker, prove
 from preduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
 from preduce.verify.certificate import certificate_bytes
 from preduce.verify.exact_consensus import _draw_prime, _passes
+from preduce.verify.rounds import best_bound, p_adic_bound
 
 FACTORS = [1, 1, 1, 1, Fraction(1, 2), Fraction(4, 3), Fraction(7, 4), 0, 2, Fraction(5, 2), Fraction(-1, 2)]
 TAME = [1, 1, Fraction(1, 2), Fraction(4, 3), 0]
@@ -482,6 +483,43 @@ def test_the_prime_of_a_modular_test_is_one_of_127_bits_and_differs_with_the_dra
         passed = [_passes(number, base) for base in range(2, number - 1)]
         assert all(passed) == is_prime
         assert is_prime or sum(passed) <= len(passed) / 4 + 1
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("g", [2, 3, 4, 5, 6, 7])
+def test_the_p_adic_bound_is_the_least_number_of_sizes(g):
+    """By trying all sizes: their product is at least n, and a multiple of the power of p."""
+    for n in range(2, 37):
+        for p in (2, 3, 5):
+            power = next(a for a in range(6, -1, -1) if n % p**a == 0)
+            if power and p <= g:
+                least = next(
+                    rounds
+                    for rounds in range(1, 7)
+                    if any(
+                        np.prod(sizes) >= n and np.prod(sizes) % p**power == 0
+                        for sizes in combinations_with_replacement(range(1, g + 1), rounds)
+                    )
+                )
+                assert p_adic_bound(n, g, p, power) == least
+
+
+def test_bounds_have_the_name_of_the_first_that_is_largest():
+    bounds = {(n, g): tuple(best_bound(n, g).values()) for n, g in [(8, 2), (7, 8), (8, 3), (9, 3), (10, 3), (3, 2)]}
+    assert bounds == {
+        (8, 2): ("log", 3, 0), (7, 8): ("log", 1, 0), (8, 3): ("two-round", 3, 0), (9, 3): ("log", 2, 0),
+        (10, 3): ("prime-factor", "never", 5), (3, 2): ("prime-factor", "never", 3),
+    }  # fmt: skip
+    assert best_bound(7, 2, plain_means=False) == {"bound": "gossip-parity", "at_least": 4, "prime": 0}
+    assert best_bound(8, 3, plain_means=False) == {"bound": "log", "at_least": 2, "prime": 0}
+
+
+def test_plain_means_of_groups_too_small_for_a_prime_never_arrive():
+    schedule = explicit(5, [[[0, 1], [2, 3]], [[1, 2], [3, 4]]])
+    check_groups(schedule)
+    assert "prime factor 5 > 2" in prove(schedule)["rounds"].explanation
 
 
 # What a proof says
