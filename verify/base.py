@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
+from math import ceil, frexp
 from typing import TYPE_CHECKING, Any
 
 from preduce.topo.errors import RefutedError
@@ -130,6 +132,12 @@ def refuted(claim: str, explanation: str, witness: Mapping[str, Any]) -> Claim:
 def not_proved(claim: str, explanation: str) -> Claim:
     """A claim that is neither shown true nor false, with the reason."""
     return Claim(claim, Status.NOT_PROVED, explanation)
+
+
+def fraction_above(value: float, bits: int = 32) -> Fraction:
+    """The least fraction of that many significant bits that is not below a positive float."""
+    unit = Fraction(2) ** (frexp(value)[1] - bits)
+    return ceil(Fraction(value) / unit) * unit
 
 
 def some(items: Sequence[int], limit: int = 12) -> str:

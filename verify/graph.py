@@ -18,6 +18,8 @@ import numpy as np
 from preduce.verify.base import Claim, Status, not_proved, proved, refuted, some
 from preduce.verify.contraction import prove_contraction, prove_power
 from preduce.verify.deadlock_free import prove_rounds_of_graph
+from preduce.verify.disagreement import prove_disagreement
+from preduce.verify.drift import prove_drift
 from preduce.verify.exact_consensus import prove_exact
 from preduce.verify.spectral_gap import prove_gaps
 from preduce.verify.stochastic import prove_graph_sums
@@ -43,6 +45,9 @@ def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
     claims: list[Claim | None] = [sums, _consensus(schedule, rounds), prove_rounds_of_graph(schedule)]
     if sums.status is Status.PROVED:
         claims.append(prove_contraction(schedule))
+        claims.append(prove_disagreement(schedule))
+        claims.append(prove_drift(schedule, "worker"))
+        claims.append(prove_drift(schedule, "node"))
         claims.append(prove_exact(schedule))
     claims.extend(prove_gaps(schedule))
     return tuple(claim for claim in claims if claim is not None)

@@ -13,6 +13,8 @@ from preduce.verify.conflict_free import prove_conflict_free
 from preduce.verify.consensus import prove_consensus
 from preduce.verify.contraction import prove_contraction
 from preduce.verify.deadlock_free import prove_deadlock_free
+from preduce.verify.disagreement import prove_disagreement
+from preduce.verify.drift import prove_drift
 from preduce.verify.exact_consensus import prove_exact
 from preduce.verify.graph import prove_graph
 from preduce.verify.membership import prove_membership
@@ -67,6 +69,9 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         prove_consensus(schedule),
         prove_deadlock_free(schedule),
         prove_contraction(schedule),
+        prove_disagreement(schedule),
+        prove_drift(schedule, "worker"),
+        prove_drift(schedule, "node"),
         exact,
         prove_rounds(schedule, exact=exact is not None),
     ]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from preduce.runtime.launcher.orphans import Guardian, die_with_parent
-from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, terminable
+from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
 from preduce.runtime.launcher.supervision import Child, end_all, supervise
 from preduce.runtime.transport.admission import RUN_SECRET
 from preduce.topo.errors import InputError, PreduceError
@@ -74,6 +74,7 @@ def launch(
     try:
         with terminable():
             _import_once()
+            raise_unheard()
             sys.stdout.flush()
             sys.stderr.flush()
             guardian = Guardian()

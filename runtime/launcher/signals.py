@@ -16,6 +16,10 @@ SIGNALLED = 128
 """Exit codes above it name the signal that ended a process."""
 
 
+_unheard: list[int] = []
+"""Signals whose exception nobody has caught, as far as is known."""
+
+
 class Terminated(BaseException):
     """The process was asked to end; unwinds it, so that everything that it started is ended, too."""
 
@@ -28,6 +32,7 @@ class Terminated(BaseException):
 def terminable() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself."""
     before: dict[signal.Signals, object] = {}
+    _unheard.clear()
     if threading.current_thread() is threading.main_thread():
         for number in ENDING:
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -40,7 +45,19 @@ def terminable() -> Iterator[None]:
 
 
 def _raise(number: int, _: FrameType | None) -> None:
+    _unheard.append(number)
     raise Terminated(number)
+
+
+def raise_unheard() -> None:
+    """Raise a `Terminated` that was lost: what is raised in a finaliser or a callback of the interpreter is dropped."""
+    if _unheard:
+        raise Terminated(_unheard[0])
+
+
+def heard() -> None:
+    """Say that a `Terminated` has arrived."""
+    _unheard.clear()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from preduce.runtime.launcher.orphans import end_groups
-from preduce.runtime.launcher.signals import SIGNALLED, Terminated, held
+from preduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, raise_unheard
 from preduce.topo.errors import FencedError
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def supervise(workers: Sequence[Child], store: Store, grace: float, output: Text
         # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
         while running or (selector.get_map() and time.monotonic() < drained):
             try:
+                raise_unheard()
                 ready = selector.select(timeout=0.05)
                 for key, _ in ready:
                     if not _forward(key.fd, *key.data, width=width):
@@ -108,6 +109,7 @@ def supervise(workers: Sequence[Child], store: Store, grace: float, output: Text
                     if running and not (running := _collect(workers, store, shutdown, grace, output)):
                         drained = time.monotonic() + 0.5
             except Terminated as ended:
+                heard()
                 shutdown.asked(ended.exit_code, grace, workers)
             except KeyboardInterrupt:
                 _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)

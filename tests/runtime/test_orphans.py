@@ -218,3 +218,34 @@ def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
             assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+SWALLOWED = """
+import os, signal, sys, weakref
+from preduce.runtime.launcher import launch, supervision
+
+class Thing: pass
+
+collect, told = supervision._collect, []
+
+def swallowing(*arguments):
+    if not told:
+        told.append(1)
+        thing = Thing()
+        reference = weakref.ref(thing, lambda _: [os.kill(os.getpid(), signal.SIGTERM), [None for _ in range(10**6)]])
+        del thing  # whatever its callback raises is dropped by the interpreter
+    return collect(*arguments)
+
+supervision._collect = swallowing
+supervision.held = __import__("contextlib").nullcontext
+sys.exit(launch.launch(sys.argv[1], num_workers=1))
+"""
+
+
+def test_a_signal_whose_exception_the_interpreter_drops_ends_the_launcher_all_the_same(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import time\ntime.sleep(60)\n")
+    command = [sys.executable, "-c", SWALLOWED, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=children.ROOT, check=False)
+    assert "Exception ignored in" in done.stderr, "otherwise nothing was dropped"
+    assert done.returncode == 128 + signal.SIGTERM

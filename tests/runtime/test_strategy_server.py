@@ -200,6 +200,7 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
         mailbox = optimizer.runner._mailbox
         address = f"{mailbox._place}:{mailbox._port}"
         with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+            stranger.setsockopt(zmq.LINGER, 200)  # what is refused would be waited for without end
             stranger.connect(address)
             for frames in (
                 [b"\xff\x00"],

@@ -109,6 +109,21 @@ def test_sampled_radius_is_near_the_radius() -> None:
     assert radius(schedule, limit=LARGE).value == pytest.approx(radius_of(dense_sectors(schedule)), rel=0.1)
 
 
+@pytest.mark.parametrize("relax", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_radius_of_a_large_schedule_is_an_estimate_below_a_bound_and_says_so(relax: bool, seed: int) -> None:
+    schedule = random_groups(160, 3, 4, seed, relax=relax, skips=False)
+    found, first = radius(schedule, limit=LARGE), contraction(schedule, limit=LARGE)
+    exact = radius_of(dense_sectors(schedule))
+    assert found.kind is Kind.ESTIMATE
+    assert "nothing is guaranteed from below" in found.note()["how"]
+    assert found.lower == 0
+    assert found.upper is not None
+    assert first.upper is not None
+    assert exact <= found.upper * (1 + 1e-9) <= first.upper * (1 + 1e-8)
+    assert found.value == pytest.approx(exact, rel=0.05)
+
+
 def test_separate_parts_never_agree() -> None:
     labels = np.arange(40) % 2
     schedule = Schedule("apart", Cluster.parse("10x4"), Static(phases=GroupPhases((Phase.from_labels(labels),) * 2)))

@@ -103,7 +103,31 @@ ASKED = {
 }
 HUGE_RULE = document(2**30, 1, kind="static", node_radices=[2] * 30, phases=[[{"local": [0], "across": [0]}]])
 EXCHANGE = {"claim": "deadlock-free", "ticks": [1], "height": 1, "prologue": 0}
+FACTOR = {"claim": "contraction", "method": "factor", "operator": OPERATOR, "squared": "2"}
+NOISE = {"claim": "disagreement", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
+PUSH = {"claim": "drift-worker", "at_most": "9", "bits": 8, "squared": "1/2", "state": [[9**9, 0, 0, 9**9]]}
+LONG_PACE = document(2, 1, kind="static", phases=[[{"group": [0, 1]}]], pace=10**9)
 ATTACKS = {
+    "factor of two billion workers": (groups(MANY, [[0, 1]]), (free([1, 2]), FACTOR)),
+    "factor of 2000 workers": (groups(2000, [[0, 1]]), (free([1, 2]), FACTOR)),
+    "a norm next to 0": (PAIR, (free([1, 2]), {**FACTOR, "squared": "1/" + "9" * 3000})),
+    "a norm a little too small": (PAIR, (free([1, 2]), {**FACTOR, "squared": "249999999/1000000000"})),
+    "noise of two billion workers": (groups(MANY, [[0, 1]]), (free([1, 2]), NOISE)),
+    "noise of a billion steps a round": (LONG_PACE, (free([1, 2]), NOISE)),
+    "pushes of a billion steps a round": (LONG_PACE, (free([1, 2]), PUSH)),
+    "a covariance of a swap": (SWAP, (free([1, 2]), NOISE)),
+    "a covariance of a factor of 3": (groups(2, [([0, 1], 3)]), (free([1, 2]), NOISE)),
+    "a covariance below what a period makes": (PAIR, (free([1, 2]), {**NOISE, "covariance": [[9, 9, 9]]})),
+    "a negative covariance": (PAIR, (free([1, 2]), {**NOISE, "covariance": [[-9, 9, -9]]})),
+    "a covariance that is a word": (PAIR, (free([1, 2]), {**NOISE, "covariance": ["999"]})),
+    "a covariance of long numbers": (PAIR, (free([1, 2]), {**NOISE, "covariance": [[9**900, 0, 9**900]]})),
+    "a drift of workers that never meet": (groups(4, [[0, 1], [2, 3]]), (free([2, 4]), {**PUSH, "state": [[0] * 16]})),
+    "a drift with a contraction of 1": (SWAP, (free([1, 2]), {**PUSH, "squared": "1"})),
+    "a drift of another state": (PAIR, (free([1, 2]), {**PUSH, "at_most": "1/9"})),
+    "a drift of nodes that all-reduce does not see": (
+        document(2, 2, kind="allreduce"),
+        (free([0]), {**PUSH, "claim": "drift-node", "state": [[0], [0]]}),
+    ),
     "answers of a billion workers": (HUGE_RULE, (free([0]), {**ASKED, "digits": 30, "answers": "0" * 64})),
     "answers of nobody": (RULE, (free([0, -1]), ASKED)),
     "answers of another function": (

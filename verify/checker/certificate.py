@@ -9,6 +9,8 @@ from .claims import (
     consensus,
     contraction,
     deadlock_free,
+    disagreement,
+    drift,
     exact_consensus,
     membership,
     rounds,
@@ -33,6 +35,7 @@ class Claim(NamedTuple):
     members: tuple[str, ...]
 
 
+DRIFT_MEMBERS = ("at_most", "squared", "bits", "state")
 GAP_MEMBERS = ("at_least", "less_than", "measure")
 
 CLAIMS: dict[str, Claim] = {
@@ -45,7 +48,11 @@ CLAIMS: dict[str, Claim] = {
     "consensus/power": Claim(consensus.check_by_power, ("periods", "squared", "classes", "pivots")),
     "deadlock-free": Claim(deadlock_free.check, ("ticks", "height", "prologue")),
     "contraction/pivots": Claim(contraction.check_by_pivots, ("squared", "classes", "pivots", "operator")),
+    "contraction/factor": Claim(contraction.check_by_factor, ("squared", "operator")),
     "contraction/norms": Claim(contraction.check_by_norms, ("squared", "one", "infinity", "operator")),
+    "disagreement": Claim(disagreement.check, ("at_most", "bits", "covariance")),
+    "drift-worker": Claim(drift.check, DRIFT_MEMBERS),
+    "drift-node": Claim(drift.check, DRIFT_MEMBERS),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ("classes",)),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
     "exact-consensus-probable": Claim(exact_consensus.check_probable, ("trials",)),

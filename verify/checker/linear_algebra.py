@@ -1,8 +1,9 @@
-"""Exact linear algebra: what a symmetric matrix of fractions is, decided by its pivots."""
+"""Exact linear algebra: what a symmetric matrix is, decided by its pivots, or by a factor rounded to integers."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from math import isqrt
 from operator import mul
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 Matrix = list[list[Fraction]]
 IntegerMatrix = list[list[int]]
+
+NORM_BITS = 32
+"""A norm is compared in steps of about 2⁻³² of itself."""
+
+SMALLEST = Fraction(1, 2**128)
+"""Norms whose square is said to be smaller are not looked at: rounding them would need ever longer integers."""
 
 
 def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
@@ -58,3 +65,64 @@ def inner_product(one: Sequence[int], other: Sequence[int]) -> int:
 def largest_absolute_sum(rows: Sequence[Sequence[int]], scale: int) -> Fraction:
     """‖M‖∞ of M = rows / scale; of the transposed matrix it is ‖M‖₁."""
     return Fraction(max(sum(map(abs, row)) for row in rows), scale)
+
+
+def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str, work: Work) -> None:
+    """Confirm ‖M‖₂² ≤ c² for a square M = rows / scale of n rows, by a factor that is rounded to integers.
+
+    *Rounding M.* Let N be 2ᵇ·M with each entry rounded to the nearest integer. Then ‖2ᵇ·M − N‖₂ ≤ ‖2ᵇ·M − N‖_F ≤ n/2.
+    So with r ≤ 2ᵇ·c and m = r − ⌈n/2⌉ it suffices that ‖N‖₂ ≤ m, which is m²·I − NᵀN ⪰ 0.
+
+    *Theorem.* If the rounded elimination below ends, then A + ⌈n·m/2⌉·I ⪰ 0 for the A that it is given, a matrix with
+    no entry above m² on its diagonal. It makes a lower triangular L of integers with A = L·Lᵀ + R. Below the diagonal
+    L[i][j] is the nearest integer to a quotient by L[j][j], so |R[i][j]| ≤ L[j][j]/2 ≤ m/2, as L[j][j]² ≤ A[j][j] ≤ m²;
+    on the diagonal R is what an integer root leaves, so it is not negative. Hence R + ⌈n·m/2⌉·I has on its diagonal at
+    least the sum of the absolute values beside it, which makes it positive semidefinite, and L·Lᵀ is so as well.
+
+    So A is m²·I − NᵀN less ⌈n·m/2⌉·I. With b chosen so that m has some 32 bits all this loses about n·2⁻³¹ of c².
+
+    Raises:
+        Refusal: the elimination ends early, so that the bound is false, or true by less than that.
+    """
+    n = len(rows)
+    work.spend(n**3 + n, place)
+    confirm(squared >= SMALLEST, place, str(squared), f"at least {SMALLEST}")
+    b = max(0, NORM_BITS - (squared.numerator.bit_length() - squared.denominator.bit_length()) // 2)
+    m = isqrt(squared.numerator * 4**b // squared.denominator) - (n + 1) // 2
+    confirm(m > 0, place, str(squared), "a larger one")
+    rounded = [[((entry << (b + 1)) + scale) // (2 * scale) for entry in row] for row in rows]
+    shift = m * m - (n * m + 1) // 2
+    factor: IntegerMatrix = []
+    for i, products in enumerate(gram(rounded)):
+        row: list[int] = []
+        for j in range(i):
+            left = -products[j] - sum(map(mul, row, factor[j]))  # of A[i][j]; `row` ends before column j
+            pivot = factor[j][j]
+            row.append((2 * left + pivot) // (2 * pivot))
+        left = shift - products[i] - sum(map(mul, row, row))
+        is_bound = left > 0
+        confirm(is_bound, place, str(squared), "a larger one: the matrix is indefinite, or nearly so")
+        row.append(isqrt(left))
+        factor.append(row)
+
+
+def gram(rows: IntegerMatrix) -> IntegerMatrix:
+    """NᵀN for integers, by n² products of a long integer and a short one instead of n³ products of short ones.
+
+    A row of entries is one integer, its value at x = 2ʷ as a polynomial with these coefficients. Row i of NᵀN is then
+    Σ N[k][i]·(row k); 2ʷ is so large that its coefficients, of either sign, do not run into one another.
+    """
+    largest = max((abs(entry) for row in rows for entry in row), default=0)
+    width = (2 * largest.bit_length() + len(rows).bit_length() + 2 + 7) // 8  # w, in bytes
+    size, half = len(rows[0]), 1 << (8 * width - 1)
+    halves = int.from_bytes(half.to_bytes(width, "little") * size, "little")  # added, it makes coefficients positive
+    packed = [
+        int.from_bytes(b"".join((entry + half).to_bytes(width, "little") for entry in row), "little") - halves
+        for row in rows
+    ]
+    result = []
+    for column in zip(*rows, strict=True):
+        data = (sum(map(mul, column, packed)) + halves).to_bytes(width * size, "little")
+        parts = range(0, width * size, width)
+        result.append([int.from_bytes(data[at : at + width], "little") - half for at in parts])
+    return result

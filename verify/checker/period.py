@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import combinations
-from math import lcm
+from math import ceil, lcm
 from typing import TYPE_CHECKING, Any
 
 from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
@@ -86,26 +86,36 @@ def distance_from_mean(
     work.spend(size**3, place)  # before the first matrix is made: a small file may speak of a billion workers
     rows = [[int(i == j) for j in range(size)] for i in range(size)]
     scale = 1
-
-    def spend() -> None:
-        bits = scale.bit_length()
-        fits = size * size * bits <= MAX_MATRIX_BITS and bits < MAX_ENTRY_BITS
-        require(fits, place, "too large for this check; use another method")
-        work.spend(max(size * size, 16) * (32 + bits // 32), place)
-
-    phases = [averages_on_class(schedule, phase, digits) for phase in schedule.phases]
+    growth = [growth_bits(schedule, t) for t in range(schedule.period)]
     for _ in range(num_periods):
-        for phase in phases:
-            spend()
-            rows, factor = _after_averages(rows, phase)
-            scale *= factor
-        for round_ in schedule.rounds:
-            spend()
-            rows, factor = _after_edges(rows, round_)
+        for t in range(schedule.period):
+            largest = max(scale, *map(max, rows), -min(map(min, rows)))
+            bits = largest.bit_length()
+            fits = size * size * (bits + growth[t]) <= MAX_MATRIX_BITS and bits + growth[t] < MAX_ENTRY_BITS
+            require(fits, place, "too large for this check; use another method")
+            work.spend(max(size * size, 16) * (32 + bits // 32), place)
+            rows, factor = after_phase(schedule, t, digits, rows)
             scale *= factor
     if digits:
         return rows, scale
     return [[size * entry - scale for entry in row] for row in rows], size * scale
+
+
+def growth_bits(schedule: Schedule, t: int) -> int:
+    """By at most how many bits `after_phase` lengthens the integers, with the factor that makes them integers."""
+    factors = [relax for _, _, relax in schedule.phases[t]] if schedule.phases else []
+    weights = [edge.weight for edge in schedule.rounds[t]] if schedule.rounds else []
+    sizes = {len(members) for members, _, _ in schedule.phases[t]} if schedule.phases else set()
+    common = lcm(*sizes) * lcm(*{number.denominator for number in (*factors, *weights)})
+    largest = 1 + 2 * sum(map(abs, weights)) + 2 * max(map(abs, factors), default=0)
+    return (common * ceil(largest)).bit_length()
+
+
+def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> tuple[IntegerMatrix, int]:
+    """W · rows for the W of phase or round t on one class, times a factor, and the factor."""
+    if schedule.form == "graph":
+        return _after_edges(rows, schedule.rounds[t])
+    return _after_averages(rows, averages_on_class(schedule, schedule.phases[t], digits))
 
 
 def _after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage]) -> tuple[IntegerMatrix, int]:

@@ -65,7 +65,8 @@ class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
 
     The first two have `phases` and the third has `rounds`; the other list is empty. `radices` are those of a rule.
-    `workers_per_node` is 0 where nodes are unequal.
+    `workers_per_node` is 0 where nodes are unequal. `paces` holds one number, or one a worker. `nodes` are the nodes as
+    the file lists them, empty where it says only that each has `node_size` workers, in the order of ranks.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -76,6 +77,11 @@ class Schedule:
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
+    paces: list[int] = field(default_factory=lambda: [1])
+    is_late: bool = False
+    is_step_normalised: bool = False
+    nodes: list[list[int]] = field(default_factory=list)
+    node_size: int = 0
 
     @property
     def period(self) -> int:
@@ -104,6 +110,14 @@ class _Cluster(NamedTuple):
     num_workers: int
     num_nodes: int
     workers_per_node: int
+    nodes: list[list[int]]
+
+
+class _Options(NamedTuple):
+    prologue: int
+    paces: list[int]
+    is_late: bool
+    is_step_normalised: bool
 
 
 def read_schedule(document: object) -> Schedule:
@@ -123,12 +137,14 @@ def read_schedule(document: object) -> Schedule:
     if cluster.workers_per_node:
         raw["cluster"] = {"num_nodes": cluster.num_nodes, "workers_per_node": cluster.workers_per_node}
     parts = _read_strategy(raw["strategy"], cluster)
-    prologue = _read_options(raw["strategy"], cluster)
+    options = _read_options(raw["strategy"], cluster)
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     return Schedule(
         num_workers=cluster.num_workers,
-        prologue=prologue,
         sha256=hashlib.sha256(canonical).hexdigest(),
+        nodes=cluster.nodes,
+        node_size=cluster.workers_per_node,
+        **options._asdict(),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
 
@@ -143,12 +159,12 @@ def _read_cluster(raw: dict[str, Any]) -> _Cluster:
         in_order = list(range(len(ranks)))
         require(sorted(ranks) == in_order, "cluster.nodes", "ranks are 0..n-1, each once")
         is_regular = len(set(map(len, nodes))) == 1 and ranks == in_order
-        cluster = _Cluster(len(ranks), len(nodes), len(nodes[0]) if is_regular else 0)
+        cluster = _Cluster(len(ranks), len(nodes), len(nodes[0]) if is_regular else 0, nodes)
     else:
         as_object(raw, "cluster", ("num_nodes", "workers_per_node"))
         num_nodes = as_integer(raw["num_nodes"], "cluster.num_nodes", 1, LIMIT)
         size = as_integer(raw["workers_per_node"], "cluster.workers_per_node", 1, LIMIT)
-        cluster = _Cluster(num_nodes * size, num_nodes, size)
+        cluster = _Cluster(num_nodes * size, num_nodes, size, [])
     require(1 < cluster.num_workers < LIMIT, "cluster", "needs 2 to 2147483647 workers")
     return cluster
 
@@ -187,11 +203,11 @@ def _nonempty(value: object, place: str) -> list[Any]:
     return items
 
 
-def _read_options(raw: dict[str, Any], cluster: _Cluster) -> int:
-    """Check the members that every kind may have, and leave out what equals its default; returns the prologue.
+def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
+    """Check the members that every kind may have, and leave out what equals its default.
 
-    None of them enters a claim of the checker but the prologue: a claim speaks about the groups of a round, and
-    members meet by round number (docs/certificates.md says for each claim why). Other values of `when` and `how` are
+    Most claims speak about the groups of a round, and members meet by round number (docs/certificates.md says for each
+    claim why); pace, averaging and lateness enter disagreement and drift alone. Other values of `when` and `how` are
     refused, since for them nobody has said so.
     """
     pace = raw.get("pace", 1)
@@ -213,7 +229,7 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> int:
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
-    return prologue
+    return _Options(prologue, paces, when != "lockstep", raw.get("averaging", "mean") != "mean")
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

@@ -4,6 +4,10 @@
 of inertia). For rules M is split by classes of characters, which are orthogonal and all listed, so the largest norm on
 a class is the norm, for every number of nodes with this number of digits.
 
+**Method `factor`, for explicit groups and weighted graphs.** The same with M rounded to integers, and with a factor of
+integers L instead of exact pivots: c²·I − MᵀM is L·Lᵀ up to a rest that is bounded (`linear_algebra.confirm_norm`). The
+check makes L itself, so the entry holds nothing but c².
+
 **Method `norms`.** ‖M‖₂² is the spectral radius of MᵀM, which no norm undercuts: ‖M‖₂² ≤ ‖MᵀM‖₁ ≤ ‖M‖₁·‖M‖∞.
 
 *The check is sound because* it multiplies the matrices of the schedule itself, in integers. *It assumes* that groups
@@ -15,20 +19,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .. import linear_algebra
 from ..linear_algebra import largest_absolute_sum
 from ..period import confirm_norm, distance_from_mean
-from ..refusal import Work, confirm, confirm_equal
+from ..refusal import Work, confirm, confirm_equal, require
+from ..strict_json import as_fraction
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
 
 OPERATOR = "W_T...W_1 - J, one period from phase 0"
 
+MAX_ROWS = 1024
+"""Factors are made for matrices of up to so many rows."""
+
 
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`operator` (which matrix), `squared` (c²), `classes`, `pivots`."""
     confirm_equal(f"{place}.operator", entry["operator"], OPERATOR)
     confirm_norm(schedule, entry, 1, place)
+
+
+def check_by_factor(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`operator`, `squared`."""
+    confirm_equal(f"{place}.operator", entry["operator"], OPERATOR)
+    confirm(schedule.form != "rule", place, "factor", "pivots on the classes of a rule")
+    require(schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
+    squared = as_fraction(entry["squared"], f"{place}.squared")
+    work = Work()
+    rows, scale = distance_from_mean(schedule, (), 1, place, work)
+    linear_algebra.confirm_norm(squared, rows, scale, f"{place}.squared", work)
 
 
 def check_by_norms(schedule: Schedule, entry: dict[str, Any], place: str) -> None:

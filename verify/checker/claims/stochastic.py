@@ -44,13 +44,13 @@ def _confirm_sums(schedule: Schedule, entry: dict[str, Any], place: str) -> Frac
         for size, relax in sizes:
             weights += [relax / size, 1 - relax + relax / size]
     for t, edges in enumerate(schedule.rounds):
-        weights += _weights_of_round(edges, f"schedule: round {t}")
+        weights += weights_of_round(edges, f"schedule: round {t}")
     smallest = min(weights, default=Fraction(0))
     confirm_equal(f"{place}.smallest_weight", entry["smallest_weight"], str(smallest))
     return smallest
 
 
-def _weights_of_round(edges: Sequence[Edge], place: str) -> list[Fraction]:
+def weights_of_round(edges: Sequence[Edge], place: str) -> list[Fraction]:
     """Every entry of one mixing matrix that is not 0 or 1 for lack of edges, once its columns are seen to sum to 1."""
     keeps: dict[int, Fraction] = {}  # only of workers with edges: there may be far more workers than the file has lines
     surplus: dict[int, Fraction] = {}

@@ -1,0 +1,264 @@
+"""Bounds on contraction, disagreement and drift: true, sharp, and refused once anything about them is false.
+
+`attempt(draw, cases)` is one forgery; the tests make some hundreds, `python -m pytest` with FORGERIES=20000 as many.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from helpers.dense_schedules import dense, refusal, steady_figures
+from preduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import dump_schedule
+from preduce.topo.figures import disagreement, drift
+from preduce.topo.mixing import period_product
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
+from preduce.topo.strategies.base import Averaging
+from preduce.verify import Status, checker, prove
+from preduce.verify.checker import linear_algebra
+from preduce.verify.checker.refusal import Work
+from preduce.verify.contraction import prove_contraction
+from preduce.verify.disagreement import prove_disagreement
+from preduce.verify.drift import prove_drift
+
+FORGERIES = int(os.environ.get("FORGERIES", "400"))
+RELAX = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2), Fraction(2), Fraction(1, 7)]
+CLAIMS = ("disagreement", "drift-worker", "drift-node")
+
+
+def random_schedule(draw: random.Random) -> Schedule:
+    """A small schedule of any kind that these claims speak about, with paces, late averages and uneven nodes."""
+    options = {"when": Late()} if draw.random() < 0.3 else {}
+    kind = draw.choice(["groups", "groups", "rule", "graph", "allreduce"])
+    if kind == "rule":
+        radices, size = draw.choice([((2,), 2), ((2, 3), 2), ((3,), 3), ((2, 2), 4)])
+        phases = []
+        for _ in range(draw.randint(1, 4)):
+            ranks, blocks = draw.sample(range(size), size), []
+            while ranks:
+                local = [ranks.pop() for _ in range(draw.randint(1, len(ranks)))]
+                across = tuple(sorted(draw.sample(range(len(radices)), draw.randint(0, len(radices)))))
+                blocks.append(Block(tuple(sorted(local)), across, draw.choice(RELAX)))
+            phases.append(tuple(blocks))
+        nodes = int(np.prod(radices))
+        alike = tuple(draw.randint(1, 3) for _ in range(size)) * nodes
+        pace = draw.choice([1, 1, 1, 3, alike, tuple(draw.randint(1, 3) for _ in range(size * nodes))])
+        options["averaging"] = draw.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALISED])
+        return Schedule(
+            "r", Cluster.regular(nodes, size), Static(phases=RulePhases(radices, tuple(phases)), pace=pace, **options)
+        )
+    n = draw.randint(2, 9)
+    cut = sorted(draw.sample(range(1, n), draw.randint(0, n - 1)))
+    ranks = draw.sample(range(n), n)
+    nodes = [ranks[a:b] for a, b in zip([0, *cut], [*cut, n], strict=True)]
+    cluster = Cluster.irregular(nodes)
+    pace = tuple(draw.randint(1, 3) for _ in range(n)) if draw.random() < 0.3 else draw.choice([1, 1, 2])
+    if draw.random() < 0.3:
+        options["averaging"] = Averaging.STEP_NORMALISED
+    if kind == "allreduce":
+        return Schedule("a", cluster, AllReduce(pace=pace, **options))
+    if kind == "graph":
+        rounds = []
+        for _ in range(draw.randint(1, 3)):
+            steps = draw.sample(range(1, n), draw.randint(1, min(2, n - 1)))
+            share = Fraction(1, len(steps) + draw.randint(0, 2))
+            rounds.append(Round.from_edges(n, [(i, (i + step) % n, share) for i in range(n) for step in steps]))
+        return Schedule("g", cluster, Neighbor(rounds=tuple(rounds), pace=pace, **options))
+    listed = []
+    for _ in range(draw.randint(1, 5)):
+        order, groups = draw.sample(range(n), n), []
+        while len(order) > 1 and draw.random() < 0.9:
+            size = draw.randint(2, min(4, len(order)))
+            groups.append(Group(tuple(sorted(order.pop() for _ in range(size))), draw.choice(RELAX)))
+        listed.append(Phase.from_groups(n, groups))
+    return Schedule("x", cluster, Static(phases=GroupPhases(tuple(listed)), pace=pace, **options))
+
+
+def made(schedule: Schedule) -> list[tuple[dict, dict, dict]]:
+    """(raw schedule, certificate of what the claim rests on and the claim, true figures) for every claim made."""
+    proof, raw = prove(schedule), dump_schedule(schedule)
+    figures = steady_figures(raw, *dense(raw))
+    result = []
+    for name in CLAIMS:
+        if name in proof and proof[name].status is Status.PROVED:
+            first = [] if schedule.strategy.kind == "neighbor" else proof.certificate["claims"][:1]
+            result.append((raw, {**proof.certificate, "claims": [*first, dict(proof[name].entry)]}, figures))
+    return result
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_bounds_are_true_sharp_and_accepted(seed):
+    schedule = random_schedule(random.Random(f"schedule {seed}"))
+    shown = {"disagreement": disagreement(schedule), "drift-worker": drift(schedule, "worker")}
+    shown["drift-node"] = drift(schedule, "node")
+    for raw, certificate, figures in made(schedule):
+        entry = certificate["claims"][-1]
+        value, bound = figures[entry["claim"]], float(Fraction(entry["at_most"]))
+        assert shown[entry["claim"]].value == pytest.approx(value, rel=1e-6, abs=1e-9)
+        assert value * (1 - 1e-9) - 1e-15 <= bound <= value * 1.001 + 1e-6
+        assert refusal(copy.deepcopy(raw), copy.deepcopy(certificate)) is None
+        # A grid of 2^-40 of the value: the next number below the truth is never proved.
+        unit = Fraction(2) ** (math.frexp(max(value, 1e-9))[1] - 40)
+        entry["at_most"] = str(Fraction(value) // unit * unit - unit * 2)
+        assert "at_most" in (refusal(copy.deepcopy(raw), certificate) or ""), entry["claim"]
+
+
+def test_most_schedules_that_agree_have_every_claim():
+    draw, names = random.Random(4), []
+    for _ in range(60):
+        schedule = random_schedule(draw)
+        if np.isfinite(disagreement(schedule).value):
+            names.append(prove_disagreement(schedule).status)
+            names.append(prove_drift(schedule, "worker").status)
+    assert len(names) > 40
+    assert sum(status is Status.PROVED for status in names) > 0.85 * len(names)
+
+
+def attempt(draw: random.Random, cases: list[tuple[dict, dict, dict]]) -> bool:
+    """One forgery, well-formed for the most part: whether it was accepted, which needs that it is true."""
+    raw, certificate, _ = (copy.deepcopy(part) for part in draw.choice(cases))
+    entry, strategy = certificate["claims"][-1], raw["strategy"]
+    kind = draw.randrange(8)
+    state = entry.get("covariance") or entry["state"]
+    numbers = draw.choice(state)
+    if kind == 0:
+        numbers[draw.randrange(len(numbers))] += draw.choice([-1, 1, 2**10, -(2**10), 2**30, -(2**30), 2**60])
+    elif kind == 1:
+        part = draw.choice([0, 0.5, 0.99, 1.01, 2])
+        numbers[:] = [int(number * part) for number in numbers]
+        entry["at_most"] = str(Fraction(entry["at_most"]) * Fraction(part))
+    elif kind == 2:
+        entry["bits"] = max(0, entry["bits"] + draw.choice([-3, -1, 1, 2, 8]))
+    elif kind == 3:
+        entry["at_most"] = str(
+            Fraction(entry["at_most"]) * (1 - Fraction(draw.choice([1, 10**3, 10**7, 10**9]), 10**9))
+        )
+    elif kind == 4:
+        key = draw.choice([key for key in entry if key in ("at_most", "squared")])
+        entry[key] = str(Fraction(entry[key]) + Fraction(draw.choice([-1, 1]), draw.choice([2, 10**3, 10**9, 2**60])))
+    elif kind == 5:
+        name = draw.choice(["pace", "when", "averaging"])
+        n = certificate["num_workers"]
+        paces = [draw.randint(1, 9), [draw.randint(1, 3) for _ in range(n)]]
+        strategy["averaging"] = "mean"
+        strategy[name] = {"pace": draw.choice(paces), "when": {"late": 1}, "averaging": "step-normalised"}[name]
+    elif kind == 6:
+        listed = strategy.get("phases") or strategy.get("rounds") or [[]]
+        draw.shuffle(listed)
+        phase = draw.choice(listed)
+        if draw.random() < 0.5 and isinstance(phase, list) and phase:
+            draw.choice(phase)["relax"] = draw.choice(["1/2", "3/2", 2, 3, 0, -1])
+        elif isinstance(phase, dict):
+            phase["weights"] = draw.choice(["1/9", "1/3", 1, "-1/9"])
+    elif "nodes" in raw["cluster"]:
+        ranks = [rank for node in raw["cluster"]["nodes"] for rank in node]
+        cut = draw.randint(0, len(ranks))
+        raw["cluster"]["nodes"] = [part for part in (ranks[:cut], ranks[cut:]) if part]
+    if draw.random() < 0.1:
+        draw.shuffle(numbers)
+    try:
+        certificate["schedule_sha256"] = checker.read_schedule(copy.deepcopy(raw)).sha256
+    except checker.Refusal:
+        return False
+    if refusal(copy.deepcopy(raw), copy.deepcopy(certificate)) is not None:
+        return False
+    true = steady_figures(raw, *dense(raw))[entry["claim"]]
+    assert float(Fraction(entry["at_most"])) >= true * (1 - 1e-9) - 1e-15, (entry["claim"], raw)
+    return True
+
+
+def test_forged_bounds_are_refused_or_true():
+    draw = random.Random("forgeries")
+    cases = [case for _ in range(40) for case in made(random_schedule(draw))]
+    assert {certificate["claims"][-1]["claim"] for _, certificate, _ in cases} == set(CLAIMS)
+    accepted = sum(attempt(draw, cases) for _ in range(FORGERIES))
+    assert 0 < accepted < 0.5 * FORGERIES
+
+
+def test_schedules_beyond_the_theorems_are_not_proved():
+    far = Schedule(
+        "x",
+        Cluster.regular(3, 1),
+        Static(phases=GroupPhases((Phase.from_groups(3, [Group((0, 1, 2), Fraction(9, 4))]),))),
+    )
+    apart = Schedule("x", Cluster.regular(4, 1), Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),))))
+    for schedule in (far, apart):
+        assert prove_disagreement(schedule).status is Status.NOT_PROVED
+        assert prove_drift(schedule, "worker").status is Status.NOT_PROVED
+    assert prove_drift(Schedule("a", Cluster.irregular([[0, 1], [2]]), AllReduce()), "node") is None
+
+
+# The contraction by a factor
+
+
+def confirmed(squared: Fraction, rows: list[list[int]], scale: int) -> bool:
+    try:
+        linear_algebra.confirm_norm(squared, rows, scale, "norm", Work())
+    except checker.Refusal:
+        return False
+    return True
+
+
+def test_a_norm_is_confirmed_only_where_exact_pivots_confirm_it():
+    draw = random.Random("norms")
+    for _ in range(max(150, FORGERIES // 8)):
+        n, scale = draw.randint(1, 6), draw.choice([1, 7, 1000, 3**40])
+        rank = draw.randint(1, n)
+        left = [[draw.randint(-9, 9) for _ in range(rank)] for _ in range(n)]
+        right = [[draw.randint(-9, 9) for _ in range(n)] for _ in range(rank)]
+        rows = (np.array(left, dtype=object) @ np.array(right, dtype=object)).tolist()
+        matrix = ExactMatrix(np.array(rows, dtype=object), scale)
+        true = float(np.linalg.norm(matrix.floats(), 2)) ** 2
+        if not true:
+            assert confirmed(Fraction(1, 10**9), rows, scale)
+            continue
+        part = draw.choice([0.5, 0.99, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12, 1, 1 + 1e-12, 1 + 1e-9, 1 + 1e-7, 1.5])
+        squared = Fraction(true) * Fraction(part)
+        exact = pivots(ExactMatrix.identity(n).scaled(squared) - gram(matrix))
+        if confirmed(squared, rows, scale):
+            assert exact is not None
+            assert min(exact) >= 0
+        else:
+            assert part < 1 + max(n, 8) * 2.0**-30
+
+
+def test_the_gram_matrix_by_long_integers_is_that_by_short_ones():
+    draw = random.Random("gram")
+    for _ in range(40):
+        n, bits = draw.randint(1, 7), draw.choice([0, 1, 8, 31, 100])
+        rows = [[draw.randint(-(2**bits), 2**bits) for _ in range(n)] for _ in range(n)]
+        whole = np.array(rows, dtype=object)
+        assert linear_algebra.gram(rows) == (whole.T @ whole).tolist()
+    assert linear_algebra.gram([[0]]) == [[0]]
+
+
+@pytest.mark.parametrize("kind", ["groups", "graph"])
+def test_the_contraction_of_200_workers_is_certified_to_a_millionth(kind):
+    n, draw = 200, np.random.default_rng(5)
+    cluster = Cluster.regular(n, 1)
+    if kind == "groups":
+        phases = (Phase.from_labels(draw.permutation(n) // 3) for _ in range(4))
+        schedule = Schedule("x", cluster, Static(phases=GroupPhases(tuple(phases))))
+    else:
+        ring = Round.from_edges(n, [(i, (i + step) % n, Fraction(1, 4)) for i in range(n) for step in (1, 7, 50)])
+        schedule = Schedule("g", cluster, Neighbor(rounds=(ring,)))
+    claim, raw = prove_contraction(schedule), dump_schedule(schedule)
+    true = float(np.linalg.norm(period_product(schedule) - 1 / n, 2))
+    assert claim.entry["method"] == "factor"
+    assert true <= float(Fraction(claim.entry["squared"])) ** 0.5 <= true * (1 + 1e-6)
+    shape = checker.read_schedule(copy.deepcopy(raw))
+    checker.CLAIMS["contraction/factor"].check(shape, claim.entry, "claim")
+    forged = {**claim.entry, "squared": str(Fraction(true**2 * (1 - 1e-9)))}
+    with pytest.raises(checker.Refusal, match="larger one"):
+        checker.CLAIMS["contraction/factor"].check(shape, forged, "claim")

@@ -1,0 +1,159 @@
+"""What workers add between two averagings, and how far that keeps them apart: the ground of disagreement and drift.
+
+**The model.** A round of worker i has `pace` steps. With P the largest pace a round has P equal instants: at instant
+s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P it has made all, and W acts.
+Late averages come in before the steps of their round instead: x ← W·x + (steps), and otherwise x ← W·(x + steps). With
+step-normalised averages what is averaged of the steps is multiplied by (mean pace of the group)/pace before. A figure
+is the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
+
+**Classes.** As in `period.py` a rule is a G × G matrix on each class of characters. Steps of unit variance, independent
+for each worker, have unit variance on every character, and what is the same on a whole node is the vector of ones
+there. The squared distance to the mean is the sum over all characters but that of the mean, so the sum over classes,
+each times its number of characters.
+
+**Without the mean.** Let Q = I − J on the class that holds the mean, and Q = I on others. Rows of W sum to 1, so
+Q·W = Q·W·Q: what is off the mean after a round depends on what was off the mean before. So the mean may be left in
+while a period is computed, and taken out at its end.
+
+**No phase lengthens.** Groups with 0 ≤ relax ≤ 2 have the eigenvalues 1 and 1 − relax. A matrix without negative
+entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase, and everything below
+rests on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from .claims.stochastic import weights_of_round
+from .period import after_phase, classes, growth_bits
+from .refusal import confirm, require
+from .schedule import Average
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .linear_algebra import IntegerMatrix
+    from .refusal import Work
+    from .schedule import Schedule
+
+GUARD = 16
+"""Bits that are kept below those of the certificate's own numbers while a period is computed."""
+
+MAX_BITS = 64
+MAX_ROWS = 1024
+MAX_MATRIX_BITS = 2**30
+"""The integers of one matrix may have so many bits together."""
+
+
+class Steps(NamedTuple):
+    """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the largest pace.
+
+    Round t averages the progress `push[t]` and the variance `noise[t]`: the paces, or with step-normalised averages
+    pace·f and pace·f², where f is the mean pace of the place's group divided by its own.
+    """
+
+    paces: list[int]
+    instants: int
+    push: list[list[Fraction]]
+    noise: list[list[Fraction]]
+
+    def made(self, s: int) -> list[int]:
+        """The steps that every place has made at instant s of a round."""
+        return [s * pace // self.instants for pace in self.paces]
+
+
+def with_places(schedule: Schedule, place: str) -> Schedule:
+    """The schedule itself, or for a rule with paces that differ between nodes the same one with its groups listed.
+
+    The places of the first are the local ranks of any node, those of the other the workers.
+
+    Raises:
+        Refusal: there are too many places.
+    """
+    width = schedule.width
+    require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
+    paces = schedule.paces
+    if len(paces) == 1 or all(paces[at : at + width] == paces[:width] for at in range(0, len(paces), width)):
+        return schedule
+    require(schedule.num_workers <= MAX_ROWS, place, f"over {MAX_ROWS} workers of different pace")
+    nodes = list(product(*map(range, schedule.radices)))  # the digits of every node, counted up like an odometer
+    phases = []
+    for phase in schedule.phases:
+        groups: list[Average] = []
+        for block in phase:
+            members: dict[tuple[int, ...], list[int]] = {}  # of a group, by the digits that its nodes agree on
+            for node, digits in enumerate(nodes):
+                kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
+                members.setdefault(kept, []).extend(node * width + rank for rank in block.members)
+            groups += [Average(group, (), block.relax) for group in members.values() if len(group) > 1]
+        phases.append(groups)
+    return replace(schedule, form="groups", radices=[], phases=phases)
+
+
+def read_steps(schedule: Schedule, place: str, work: Work) -> Steps:
+    """The steps of a schedule for which these figures are checked: no phase lengthens, and all is small.
+
+    Raises:
+        Refusal: it is another schedule.
+    """
+    for sizes in schedule.group_sizes():
+        is_tame = all(0 <= relax <= 2 for _, relax in sizes)
+        confirm(is_tame, place, "relax", "0 <= relax <= 2 in every group")
+    for t, edges in enumerate(schedule.rounds):
+        smallest = min(weights_of_round(edges, f"schedule: round {t}"))
+        confirm(smallest >= 0, place, str(smallest), "no negative weight")
+    width = schedule.width
+    longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides
+    require(width * width * longest <= MAX_MATRIX_BITS, place, "factors with too long denominators for this check")
+    paces = schedule.paces * width if len(schedule.paces) == 1 else schedule.paces[:width]
+    instants = max(paces)
+    work.spend(200 * (instants + schedule.period) * width, place)
+    means = [_means(schedule, t, paces) for t in range(schedule.period)]
+    noise = [[mean * mean / pace for mean, pace in zip(row, paces, strict=True)] for row in means]
+    return Steps(paces, instants, means, noise)
+
+
+def _means(schedule: Schedule, t: int, paces: Sequence[int]) -> list[Fraction]:
+    """What each place pushes in round t: its pace, or with step-normalised averages the mean pace of its group.
+
+    A place that skips is its own group, and in weighted graphs, which have no groups, all workers are one.
+    """
+    means = list(map(Fraction, paces))
+    if schedule.is_step_normalised:
+        listed = [(range(len(paces)), (), 1)] if schedule.rounds else schedule.phases[t]
+        for members, _, _ in listed:
+            mean = Fraction(sum(paces[member] for member in members), len(members))
+            for member in members:
+                means[member] = mean
+    return means
+
+
+def classes_with_counts(schedule: Schedule, place: str) -> list[tuple[list[int], int]]:
+    """Every class that `period.classes` lists, with the number of characters that it stands for."""
+    listed = classes(schedule, place)
+    all_across = list({frozenset(block.across) for phase in schedule.phases for block in phase})
+
+    def pattern(varying: frozenset[int]) -> tuple[bool, ...]:
+        return (bool(varying), *(not varying.isdisjoint(across) for across in all_across))
+
+    counts = dict.fromkeys((pattern(frozenset(digits)) for digits in listed), 0)
+    for subset in range(2 ** len(schedule.radices)):
+        varying = frozenset(digit for digit in range(len(schedule.radices)) if subset >> digit & 1)
+        counts[pattern(varying)] += prod(schedule.radices[digit] - 1 for digit in varying)
+    return [(digits, counts[pattern(frozenset(digits))]) for digits in listed]
+
+
+def rounded_after_phase(
+    schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix, *, both_sides: bool
+) -> IntegerMatrix:
+    """W·X, or W·X·Wᵀ for a symmetric X, for the W of phase t on a class; entries are rounded to the nearest integer."""
+    rows, scale = after_phase(schedule, t, digits, rows)
+    if both_sides:
+        rows, factor = after_phase(schedule, t, digits, list(map(list, zip(*rows, strict=True))))
+        scale *= factor
+    twice = 2 * scale
+    return [[(2 * entry + scale) // twice for entry in row] for row in rows]

@@ -1,0 +1,236 @@
+"""The steady state of a schedule in floats, class by class, for the claims `disagreement` and `drift`.
+
+What is computed here is not trusted: it is rounded to integers, which the checker puts through one period itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import frexp, prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.topo.arithmetic.exact_matrices import ExactMatrix
+from preduce.topo.figures.round_steps import group_paces
+from preduce.topo.mixing import has_negative_entries, is_doubly_stochastic, mixing_matrix
+from preduce.topo.phase import Phase
+from preduce.topo.strategies.base import Averaging
+from preduce.verify.base import fraction_above
+from preduce.verify.classes import MAX_DIGITS, MAX_SIZE, distinct_classes, every_class
+from preduce.verify.contraction import common_factor
+from preduce.verify.view import rule_view
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    import numpy.typing as npt
+
+    from preduce.topo.round import MixingStep
+    from preduce.topo.rule import RuleView
+    from preduce.topo.schedule import Schedule
+
+    Matrix = npt.NDArray[np.float64]
+
+MAX_WORKERS = 512
+"""Workers of explicit schedules, as for the contraction."""
+MAX_ENTRIES = 2**18
+"""Numbers in one claim's entry."""
+MAX_STEPS = 2**23
+"""Entries of matrices times phases times instants that the checker puts through a period: about ten seconds."""
+MAX_INSTANTS = 2**14
+"""Phases times instants of a round times classes, each of which prover and checker look at."""
+MAX_FACTOR_BITS = 1024
+"""Bits of the number that makes integers of a phase's entries: such matrices fit into what the checker allows."""
+GUARD = 16
+"""Bits that the checker keeps below those of the entry's own numbers."""
+MAX_BITS = 48
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassMotion:
+    """One class of characters: how many there are, and W of every phase on it, the mean taken out, shape (T, g, g)."""
+
+    digits: tuple[int, ...]
+    count: int
+    matrices: Matrix
+
+    @property
+    def product(self) -> Matrix:
+        """The period, shape (g, g)."""
+        return _product(self.matrices)
+
+    def off_mean(self, columns: Matrix) -> Matrix:
+        """Columns (g, k) without the mean, which the class without digits holds."""
+        return columns if self.digits else columns - columns.mean(axis=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Motion:
+    """All classes of a schedule, and what its places (workers, or local ranks of a rule) add.
+
+    `paces` has the shape (g,), and `push`, the progress that each round averages, (T, g): the paces, or with
+    step-normalised averages the mean pace of a place's group. `is_rule` is False where places are workers.
+    """
+
+    num_workers: int
+    classes: tuple[ClassMotion, ...]
+    paces: npt.NDArray[np.int64]
+    push: Matrix
+    is_late: bool
+    is_rule: bool
+
+    @property
+    def size(self) -> int:
+        """g, the size of the matrices."""
+        return len(self.paces)
+
+    @property
+    def period(self) -> int:
+        """T, the number of phases."""
+        return len(self.classes[0].matrices)
+
+    @property
+    def instants(self) -> int:
+        """P, the instants of a round."""
+        return int(self.paces.max())
+
+    def made(self, s: int) -> npt.NDArray[np.int64]:
+        """The steps that every place has made at instant s of a round, shape (g,)."""
+        return s * self.paces // self.instants
+
+    @property
+    def noise(self) -> Matrix:
+        """The variance that each round averages, shape (T, g)."""
+        return np.asarray(self.push**2 / self.paces)
+
+    @property
+    def num_instants(self) -> int:
+        """Instants of a period times workers: what a sum over them is divided by."""
+        return self.num_workers * self.period * self.instants
+
+
+def motion_of(schedule: Schedule) -> Motion | str:
+    """The schedule for these claims, or why they are not made for it."""
+    rule, paces = rule_view(schedule), None
+    if rule is not None:
+        paces = _paces_of_ranks(schedule, rule.workers_per_node)
+    found = _by_workers(schedule) if rule is None or paces is None else _by_classes(rule, paces, schedule.period)
+    if isinstance(found, str):
+        return found
+    classes, paces = found
+    if schedule.period * int(paces.max()) * len(classes) > MAX_INSTANTS:
+        return "a period has too many instants, or a rule too many classes, for this check."
+    push = np.tile(paces.astype(np.float64), (schedule.period, 1))
+    if schedule.mixing.averaging is Averaging.STEP_NORMALISED and (paces != paces[0]).any():
+        if rule is None or len(paces) > rule.workers_per_node:
+            push = group_paces(schedule.steps(), paces)
+        else:
+            for t, block in ((t, block) for t, phase in enumerate(rule.phases) for block in phase):
+                push[t, list(block.local)] = paces[list(block.local)].mean()
+    is_rule = rule is not None and len(paces) == rule.workers_per_node
+    return Motion(schedule.num_workers, classes, paces, push, schedule.mixing.overlap, is_rule)
+
+
+Classes = tuple["tuple[ClassMotion, ...]", "npt.NDArray[np.int64]"]
+"""Classes, and the paces of their places."""
+
+
+def _by_workers(schedule: Schedule) -> Classes | str:
+    paces = schedule.paces()
+    if schedule.num_workers > MAX_WORKERS:
+        return f"groups of over {MAX_WORKERS} workers that no rule describes, or of different paces, are not checked."
+    if schedule.period * int(paces.max()) * schedule.num_workers**2 > MAX_STEPS:
+        return "the schedule is too large for a check that multiplies it out; write a rule."
+    steps = schedule.steps()
+    if not all(map(_lengthens_nothing, set(steps))):
+        return "a phase may lengthen differences."
+    if max(common_factor(step).bit_length() for step in steps) > MAX_FACTOR_BITS:
+        return "the factors of a phase have too long denominators for this check."
+    return (ClassMotion((), 1, _off_mean(np.stack([mixing_matrix(step) for step in steps]))),), paces
+
+
+def _by_classes(rule: RuleView, paces: npt.NDArray[np.int64], period: int) -> Classes | str:
+    if rule.num_digits > MAX_DIGITS or len(paces) > MAX_SIZE:
+        return f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node."
+    if any(not 0 <= block.relax <= 2 for phase in rule.phases for block in phase if block.makes_groups):
+        return "a phase may lengthen differences."
+    listed = distinct_classes(rule)
+    entries = len(listed) * len(paces) ** 2
+    is_large = entries > MAX_ENTRIES or entries * period * int(paces.max()) > MAX_STEPS
+    if is_large or len(listed) * period > MAX_ENTRIES // 64:
+        return f"the rule has {len(listed)} different classes, too many for this check."
+    counts = _class_counts(rule)
+    return tuple(ClassMotion(digits, counts[digits], _class_matrices(rule, digits)) for digits in listed), paces
+
+
+def rounded_up(value: float) -> Fraction:
+    """A fraction of 32 bits not below a float that is not negative."""
+    return fraction_above(value) if value > 0 else fraction_above(2.0**-64)
+
+
+def shown(at_most: Fraction) -> str:
+    """A bound for a sentence: 8 digits, rounded so that they are not below it."""
+    return f"{float(at_most) * (1 + 1e-7):.8g}"
+
+
+def as_integers(matrix: Matrix, bits: int) -> list[int]:
+    """The entries times 2^bits, rounded, in order."""
+    return [int(entry) for entry in np.rint(np.ldexp(matrix, bits)).ravel()]
+
+
+def bits_for(step: float) -> int:
+    """The bits after the point with which a unit is at most `step`; at least 1."""
+    return max(1, 1 - frexp(step)[1] + 1) if step > 0 else MAX_BITS + 1
+
+
+def _product(matrices: Matrix) -> Matrix:
+    result: Matrix = matrices[0]
+    for matrix in matrices[1:]:
+        result = np.asarray(matrix @ result)
+    return result
+
+
+def _off_mean(matrices: Matrix) -> Matrix:
+    result: Matrix = matrices - matrices.mean(axis=-2, keepdims=True)
+    return result
+
+
+def _paces_of_ranks(schedule: Schedule, ranks: int) -> npt.NDArray[np.int64] | None:
+    """The pace of every local rank, None where it differs between nodes."""
+    pace = schedule.strategy.pace
+    if isinstance(pace, int):
+        return np.full(ranks, pace, dtype=np.int64)
+    rows = np.array(pace, dtype=np.int64).reshape(-1, ranks)
+    return None if (rows != rows[0]).any() else np.asarray(rows[0])
+
+
+def _lengthens_nothing(step: MixingStep) -> bool:
+    if isinstance(step, Phase):
+        return all(0 <= relax <= 2 for relax in set(step.relax or ()))
+    return is_doubly_stochastic(step) and not has_negative_entries(step)
+
+
+def _class_matrices(rule: RuleView, digits: tuple[int, ...]) -> Matrix:
+    met = set(digits)
+    matrices = np.stack(
+        [
+            ExactMatrix.identity(rule.workers_per_node)
+            .averaged((b.local, b.relax, not met & set(b.across)) for b in phase if b.makes_groups)
+            .floats()
+            for phase in rule.phases
+        ]
+    )
+    return matrices if digits else _off_mean(matrices)
+
+
+def _class_counts(rule: RuleView) -> dict[tuple[int, ...], int]:
+    """How many characters act like those of each of the distinct classes."""
+    all_across = list({frozenset(block.across) for phase in rule.phases for block in phase})
+    first: dict[tuple[bool, ...], tuple[int, ...]] = {}
+    counts: dict[tuple[int, ...], int] = {}
+    for digits in every_class(rule.num_digits):
+        pattern = (not digits, *(not across.isdisjoint(digits) for across in all_across))
+        shown = first.setdefault(pattern, digits)
+        counts[shown] = counts.get(shown, 0) + prod(rule.radices[digit] - 1 for digit in digits)
+    return counts
