@@ -38,8 +38,9 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph", "spectral_gap")},
     **{
         f"verify/{name}.py": ((ORACLE,), PROVER)
-        for name in ("base", "deadlock_free", "exact_consensus", "prove", "rounds", "stochastic")
+        for name in ("base", "deadlock_free", "exact_consensus", "rounds", "stochastic")
     },
+    "verify/prove.py": ((ORACLE, "tests/verify/test_on_request.py"), PROVER),
     "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((ORACLE, *PROVER),),
     "verify/generated.py": (("tests/verify/test_generated_conditions.py", "tests/verify/test_on_request.py"),),

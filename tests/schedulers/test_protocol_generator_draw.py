@@ -253,6 +253,16 @@ def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_
     assert rules.divided(replace(one, known=((0, 1), (0, 3))), frozenset((0, 3))) == ((0, 3),)
 
 
+def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the_first():
+    """One and the same order of workers, and a choice from the bits above."""
+    rules = drawing((0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
+    everybody = frozenset(range(4))
+    now = now_of(rules.setting, known=((0, 1), (0, 2)))
+    order = next(salt for salt in range(24) if shuffled(everybody, salt) == [0, 3, 1, 2])
+    numbers = [order + 24 * -(-(choice << 61) // 24) for choice in range(4)]
+    assert [rules.divided(replace(now, salt=salt), everybody)[0] for salt in numbers] == [(0, 1), (0, 2)] * 2
+
+
 def test_what_is_known_already_is_drawn_as_it_comes_and_a_bounded_worker_speaks_for_itself_alone():
     rules = drawing((0, 0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
     now = now_of(rules.setting, known=((0, 1), (0, 2)))

@@ -15,15 +15,16 @@ import pytest
 
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.errors import RefutedError
+from preduce.topo.errors import RefutedError, ScheduleError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Static
+from preduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Server, Static
 from preduce.verify import Status, checker, prove
 from preduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
 from preduce.verify.certificate import certificate_bytes
 from preduce.verify.exact_consensus import _draw_prime, _passes
+from preduce.verify.prove import PROVERS, Prover
 from preduce.verify.rounds import best_bound, p_adic_bound
 
 FACTORS = [1, 1, 1, 1, Fraction(1, 2), Fraction(4, 3), Fraction(7, 4), 0, 2, Fraction(5, 2), Fraction(-1, 2)]
@@ -569,6 +570,17 @@ def test_a_proof_is_asked_by_name_and_printed():
     assert fine.require() is fine
     assert fine.budgets == {}
     assert not_proved("c", "open") == Claim("c", Status.NOT_PROVED, "open")
+
+
+def test_a_kind_without_a_prover_is_refused_and_claims_nobody_made_are_listed_in_order(monkeypatch):
+    server = Schedule("s", Cluster.regular(1, 2), Server())
+    assert prove(server).verdict is Status.PROVED
+    monkeypatch.setitem(PROVERS, "server", Prover(lambda _: (), frozenset({"b", "c", "a"})))
+    proof = prove(server)
+    assert [(claim.claim, claim.status) for claim in proof.claims] == [(name, Status.NOT_PROVED) for name in "abc"]
+    monkeypatch.delitem(PROVERS, "server")
+    with pytest.raises(ScheduleError, match="strategy 'server': has nothing to prove"):
+        prove(server)
 
 
 def test_a_set_of_ranks_is_cut_after_twelve():
