@@ -307,6 +307,13 @@ def test_rules(seed):
     check_groups(random_rule(seed))
 
 
+def test_a_local_rank_in_no_block_has_no_owner():
+    blocks = ((Block((2,), (0,)), Block((0,), ())), (Block((0, 1, 2)),))
+    schedule = Schedule("rule", Cluster.regular(2, 3), Static(phases=RulePhases((2,), blocks)))
+    table = prove(schedule)["conflict-free"].entry["phases"]
+    assert [[local for local, owner in enumerate(owners) if owner == -1] for owners in table] == [[1], []]
+
+
 def closed_sets(support):
     """The smallest sets of workers that take weight from themselves only, by reaching."""
     n = len(support)
