@@ -8,6 +8,8 @@
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
 * the search over one alphabet (`alphabet_search`): `segments` between full averages put together exactly (`cp_sat`,
   `constraints`), then `window_rebuilding` and `annealing`, all of them filling one `archive`;
+* `refinement` of what that leaves on the front: the phases in use put together anew, and `local_search` of new explicit
+  phases, worker by worker (`partitions`, `first_order`);
 * the bounds: `age_bound` over the phases of a complete alphabet, `profile_bound` over all plain means;
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
 """

@@ -201,7 +201,7 @@ class AlphabetSearch:
         segments = segments_of(self.alphabet, limits.max_period, lambda: clock.passed(begun + 0.5 * span))
         walk = self._walk(until, self.archive)
         self._tell("composing", None)
-        sketched = sketch_front(segments, limits, lambda: clock.passed(begun + 0.6 * span), clock)
+        sketched = list(sketch_front(segments, limits, lambda: clock.passed(begun + 0.6 * span), clock))
         maps, tried = self.alphabet.covariance_maps(), [np.empty((0, 3))]
         for first in range(STRIDE):  # every stride spreads over the whole front
             if first and clock.passed(begun + 0.8 * span):

@@ -15,6 +15,7 @@ from preduce.schedulers.synthesis.explicit_alphabet import MAX_EXPLICIT_WORKERS,
 from preduce.schedulers.synthesis.hints import budgets_of
 from preduce.schedulers.synthesis.problem import Front, Objective, Status, up_to
 from preduce.schedulers.synthesis.profile_bound import profile_bound
+from preduce.schedulers.synthesis.refinement import refine
 from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from preduce.topo.errors import InputError
 
@@ -34,6 +35,8 @@ BOUND_SHARE = 0.2
 """Part of an alphabet's time that its bounds may take."""
 REPORT_SHARE = 0.25
 """Part of an alphabet's time that is kept at the most for the figures of what was found."""
+WHOLE_SHARE = 0.2
+"""Part of what is left after compositions and bounds that is searched with the whole alphabet, before refining."""
 MAX_REPORTED = 60
 """Candidates of one alphabet that get their figures."""
 PER_RULE = 2e-4
@@ -106,7 +109,8 @@ def search(
         tried = AlphabetSearch(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
         tried.start(start + COMPOSING_SHARE * (end - start))
         narrow, wide = _bounds(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
-        tried.go_on(end - _kept_for_figures(tried, end - start))
+        tried.go_on(clock.position() + WHOLE_SHARE * (end - clock.position()))
+        _refine(problem, tried, end - _kept_for_figures(tried, end - start), seed + index)
         measured = _candidates(problem, tried, before=end)
         bounds += [] if narrow is None else [narrow]
         for bound in (wide, narrow):  # the wider class says more
@@ -132,6 +136,25 @@ def search(
         proof="; ".join(_proof(problem, bound) for bound in bounds),
         bounds=tuple(bounds),
     )
+
+
+def _refine(problem: Problem, tried: AlphabetSearch, until: float, seed: int) -> None:
+    """Refine the archives, which share the time; the search's alphabet gets the phases that came up."""
+    for index, archive in enumerate(tried.archives):
+        now, by_drift = tried.clock.position(), archive is tried.second
+        if not archive.front():  # there is nothing to refine yet
+            tried.go_on(until)
+            break
+        tried.alphabet = refine(
+            tried.alphabet,
+            problem,
+            archive,
+            clock=tried.clock,
+            until=now + (until - now) / (len(tried.archives) - index),
+            seed=seed,
+            targets=[target for target in tried.asked if target.budget is not None or not by_drift],
+            by_drift=by_drift,
+        )
 
 
 def impossible(problem: Problem) -> str | None:

@@ -49,15 +49,18 @@ LEAST_SOLVE, MAX_SOLVE = 0.05, 2.0
 """Seconds that one integer program is given at the least, and at the most."""
 PER_BEGINNING = 2e-5
 """Nominal seconds of one beginning of a beam search, beside its matrices."""
-PER_ENTRY = 2.5e-9
-"""Nominal seconds of one entry of the dynamic program, for each segment."""
+PER_TRIAL, PER_ENTRY = 6e-6, 1.4e-9
+"""Nominal seconds of trying one segment in the dynamic program, and of each of its entries."""
 
 
-def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM) -> list[Segment]:
+def segments_of(
+    alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM, per_cost: int = PER_COST
+) -> list[Segment]:
     """Good segments of every length up to `max_length`, ending in the full average; [] if there is none.
 
-    Beam search from consensus: at each length, for each cost, the few beginnings with the least disagreement so far and
-    the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in the alphabet.
+    Beam search from consensus: at each length, for each cost, the few beginnings (`per_cost`) with the least
+    disagreement so far and the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in the
+    alphabet.
     """
     full = alphabet.full_average()
     if full is None:
@@ -81,7 +84,7 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
             break
         left = scoring.weighed(space, covariance + space.fresh, gains)  # (B, A): disagreement after each next phase
         new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + left
-        keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam)
+        keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam, per_cost)
         parent, phase = np.divmod(keep, len(alphabet))
         begun = [(*begun[p], a) for p, a in zip(parent.tolist(), phase.tolist(), strict=True)]
         matrices = alphabet.matrices[phase]
@@ -90,7 +93,9 @@ def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool]
     return segments
 
 
-def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> npt.NDArray[np.int64]:
+def worth_extending(
+    costs: Floats, values: Floats, later: Floats, beam: int, per_cost: int = PER_COST
+) -> npt.NDArray[np.int64]:
     """The entries worth extending: for each distinct cost the best few, then the best over a range of prices.
 
     Best is the least of `values`, what was paid so far, and `later`, an estimate of what is to come.
@@ -101,7 +106,7 @@ def worth_extending(costs: Floats, values: Floats, later: Floats, beam: int) -> 
     order = np.lexsort((ahead, rounded))
     first = np.r_[True, np.diff(rounded[order]) != 0]
     rank = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-    kept = order[rank < PER_COST]
+    kept = order[rank < per_cost]
     if len(kept) <= beam:
         return np.asarray(kept, dtype=np.int64)
     scale = max(float(costs.max()), 1e-12)
@@ -200,17 +205,19 @@ def sketch_front(
     limits: Limits,
     expired: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
-) -> list[Indices]:
+    *,
+    bins_per_segment: int = BINS_PER_SEGMENT,
+) -> dict[Indices, float]:
     """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
 
     Costs are rounded to bins, so single entries may miss the optimum that `compositions` finds. O(P · S · bins).
-    Periods that the time does not reach are left out.
+    Periods that the time does not reach are left out. With each goes the sum of its segments' values.
     """
     if not segments:
-        return []
+        return {}
     longest = limits.max_period
-    unit = max(s.cost for s in segments) / BINS_PER_SEGMENT
-    bins = longest * BINS_PER_SEGMENT + 1
+    unit = max(s.cost for s in segments) / bins_per_segment
+    bins = longest * bins_per_segment + 1
     # Entry (p, b): the least sum of disagreements of p phases of costs in bin b, and the segment that ends them.
     table = np.full((longest + 1, bins), np.inf)
     choice = np.full((longest + 1, bins), -1, dtype=np.int64)
@@ -221,7 +228,7 @@ def sketch_front(
             longest = period - 1
             break
         if clock is not None:
-            clock.charge(len(segments) * (1e-5 + PER_ENTRY * bins))
+            clock.charge(sum(len(s.indices) <= period for s in segments) * (PER_TRIAL + PER_ENTRY * bins))
         for index, segment in enumerate(segments):
             length, step = len(segment.indices), steps[index]
             if length > period:
@@ -230,14 +237,14 @@ def sketch_front(
             better = trial < table[period, step:] - 1e-12
             table[period, step:][better] = trial[better]
             choice[period, step:][better] = index
-    sketch: dict[Indices, None] = {}
+    sketch: dict[Indices, float] = {}
     for period in range(limits.min_period, longest + 1):
         least = np.inf
         for place in np.flatnonzero(np.isfinite(table[period])).tolist():
             if table[period, place] < least - 1e-9:
                 least = float(table[period, place])
-                sketch[_traced(segments, choice, steps, period, place)] = None
-    return list(sketch)
+                sketch[_traced(segments, choice, steps, period, place)] = least
+    return sketch
 
 
 def _traced(

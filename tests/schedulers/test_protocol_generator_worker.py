@@ -214,7 +214,7 @@ def test_the_end_of_a_group_that_it_is_not_in_changes_the_epoch_alone():
     assert worker.state == replace(Worker().state, seq=4, epoch=1)
 
 
-@pytest.mark.parametrize("message", [Grant(1, 0, 9, (0, 1)), Alone(1, 0), Later(1, 0), Bye(1, 0), Void(1, 4)])
+@pytest.mark.parametrize("message", [Grant(1, 0, 9, (0, 1)), Alone(1, 0), Later(1, 0), Bye(1, 0)])
 def test_what_comes_from_a_past_life_of_the_generator_changes_nothing(message):
     for worker in (Worker(), Worker().granted(), Worker().meeting()):
         worker.state = replace(worker.state, epoch=2)
@@ -223,6 +223,13 @@ def test_what_comes_from_a_past_life_of_the_generator_changes_nothing(message):
         assert worker.state == before
         assert worker.hear(replace(message, epoch=2)) == []
         assert worker.state.epoch == 2
+
+
+def test_a_void_group_is_void_whatever_epoch_the_word_is_from():
+    for worker in (Worker().granted(), Worker().meeting()):
+        worker.state = replace(worker.state, epoch=2)
+        assert worker.hear(Void(1, 4)) == []
+        assert (worker.state.stage, worker.state.seq, worker.state.epoch) == (ALONE, -1, 2)
 
 
 def test_the_epoch_is_the_last_ones_that_was_heard_of():
