@@ -112,7 +112,7 @@ def answer(job: Job) -> Answer:
     seconds, cpu_seconds = time.monotonic() - clock, time.process_time() - work
     load = os.getloadavg()[0]
     skip = [name for name, most in MAX_CONVEX_WORKERS.items() if job.cluster.num_workers > most]
-    points = catalogue_points(Problem(cluster=job.cluster, form=job.form), skip=skip)
+    points = catalogue_points(Problem(cluster=job.cluster, form=job.problem().form), skip=skip)
     return Answer(found, seconds, cpu_seconds, load, points, places(points, found.options))
 
 

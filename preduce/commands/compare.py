@@ -73,12 +73,13 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
-        "schedule", Column("period", drop=4), "comm.", Column("step", drop=1), Column("NIC bytes", drop=5),
+        "schedule", Column("runs", drop=6, justify="left"), Column("period", drop=4), "comm.",
+        Column("step", drop=1), Column("NIC bytes", drop=5),
         Column("contr.", drop=3), "disagr.", "drift", Column("node drift", drop=2),
     )  # fmt: skip
     for row in rows:
         comparison.add(
-            row["name"], str(row["period"]), seconds(row["communication_seconds_per_step"]),
+            row["name"], _runs(row), str(row["period"]), seconds(row["communication_seconds_per_step"]),
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
             number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
@@ -88,6 +89,14 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
         "steady state: disagreement under gradient noise, drift when workers (or nodes) see different data.",
         style="dim",
     )
+
+
+def _runs(row: dict[str, Any]) -> str:
+    """What differs from sums around rings, in lockstep, after every step."""
+    pace = row["pace"]
+    words = [] if pace == 1 else [f"every {pace}" if isinstance(pace, int) else "paced"]
+    words += [word for word in (row["when"], row["form"]) if word not in {"lockstep", "ring"}]
+    return " ".join(words)
 
 
 def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> dict[str, Any]:
@@ -106,8 +115,12 @@ def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> d
         if times.is_fixed
         else sample(schedule, hardware, times, form=form).per_step
     )
+    strategy = schedule.strategy
     return {
         "name": schedule.name,
+        "form": str(form or strategy.how.form),
+        "when": "late" if strategy.overlap else "lockstep",
+        "pace": strategy.pace if isinstance(strategy.pace, int) else list(strategy.pace),
         "period": schedule.period,
         "communication_seconds_per_step": cost.per_step,
         "seconds_per_step": per_step,

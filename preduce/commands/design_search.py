@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 20
 
+MARK = "*"
+"""Behind the name of a baseline."""
+
 
 def search(
     job: Job, *, name: str | None, output: Path | None, front: Path | None, plot: Path | None, as_json: bool
@@ -81,12 +84,13 @@ def _progress(*, as_json: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _shown(planned: Plan) -> list[Option]:
-    """The pick, the catalogue's options on the front and as many others, evenly, as fit a screen."""
-    if len(planned.front) <= MAX_ROWS:
-        return planned.front
-    step = (len(planned.front) - 1) / (MAX_ROWS - 1)
-    kept = {id(planned.front[round(i * step)]) for i in range(MAX_ROWS)} | {id(planned.pick)}
-    return [option for option in planned.front if id(option) in kept]
+    """The pick, all baselines, and as many others of the front, evenly, as fit a screen; by rising communication."""
+    always = {id(option): option for option in [planned.pick, *planned.baselines]}
+    others = [option for option in planned.front if id(option) not in always]
+    room = max(2, MAX_ROWS - len(always))
+    if len(others) > room:
+        others = [others[round(i * (len(others) - 1) / (room - 1))] for i in range(room)]
+    return sorted([*always.values(), *others], key=lambda option: (option.communication, option.name))
 
 
 def _print(planned: Plan, job: Job) -> None:
@@ -101,9 +105,11 @@ def _print(planned: Plan, job: Job) -> None:
         "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "disagr.", "drift",
         Column("steps", drop=4), "time", Column("status", drop=1),
     )  # fmt: skip
+    baselines = {id(option) for option in planned.baselines}
     for option in _shown(planned):
         rows.add(
-            option.name, str(option.period), seconds(option.communication), seconds(option.step_seconds),
+            f"{option.name} {MARK}" if id(option) in baselines else option.name,
+            str(option.period), seconds(option.communication), seconds(option.step_seconds),
             number(option.disagreement.value), number(option.drift.value), f"{option.stretch:.3f}",
             seconds(option.time), option.status, style="bold green" if option is planned.pick else None,
         )  # fmt: skip
@@ -111,13 +117,13 @@ def _print(planned: Plan, job: Job) -> None:
     screen.print(rows)
     screen.print(
         "Per step: communication, whole step with waiting. steps: predicted steps to a loss over All-Reduce's; time: "
-        "step × steps. Nothing on the list beats another in everything.",
+        f"step × steps. {MARK}: baselines, also where others beat them; nothing else here beats another in everything.",
         style="dim",
     )
     if len(planned.front) > MAX_ROWS:
         screen.print(f"{len(planned.front)} schedules are on the front; --front FILE writes all of them.", style="dim")
     screen.print(f"\nPick ({job.objective}): {planned.pick.name}, {planned.proof.verdict}", style="bold")
-    screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}); it ended with {planned.answer.ended}")
+    screen.print(f"Answer: {planned.answer.status} ({planned.answer.because}). {planned.answer.ended.capitalize()}.")
     for sentence in planned.reasons:
         screen.print(f"  • {sentence}")
     for sentence in planned.cautions:

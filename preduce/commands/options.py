@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -60,9 +60,24 @@ Jitter = Annotated[
 ClusterFile = Annotated[
     str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
 ]
+ANY = "any"
 _FORMS = members("ring", "tree", "hierarchical")
 FormName = Annotated[
-    str, typer.Option("--form", help="How groups average: ring, tree or hierarchical.", autocompletion=_FORMS)
+    str,
+    typer.Option(
+        "--form",
+        help="How groups average: any, ring (take it for NCCL), tree or hierarchical.",
+        autocompletion=members(ANY, "ring", "tree", "hierarchical"),
+    ),
+]
+WHENS = {ANY: None, "lockstep": False, "late": True}
+WhenName = Annotated[
+    str,
+    typer.Option(
+        "--when",
+        help="Whether a round waits for its averaging: any, lockstep, or late by one round.",
+        autocompletion=members(*WHENS),
+    ),
 ]
 FileForm = Annotated[
     str | None,
@@ -156,6 +171,37 @@ def choice(kind: type[E], text: str, option: str) -> E:
         return kind(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}", param_hint=option) from None
+
+
+def late_of(text: str) -> bool | None:
+    """What `--when` allows: True late only, False lockstep only, None either.
+
+    Raises:
+        BadParameter: another word.
+    """
+    if text not in WHENS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(WHENS)}", param_hint="--when")
+    return WHENS[text]
+
+
+def function_of(text: str, place: str) -> Callable[..., Any]:
+    """`train.py:step` → the function.
+
+    Raises:
+        InputError: no such file or function.
+    """
+    import runpy
+
+    from preduce.topo.errors import InputError
+
+    path, _, name = text.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise InputError(f"{place} {text!r}: write FILE.py:NAME with an existing file")
+    named = runpy.run_path(path).get(name)
+    if not callable(named):
+        raise InputError(f"{place} {text!r}: {path} defines no function {name!r}")
+    function: Callable[..., Any] = named
+    return function
 
 
 def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.job import Data
-from preduce.planner.pick import MAX_STRETCH_WHEN_CHEAP
+from preduce.planner.preference import MAX_STRETCH_WHEN_CHEAP
 from preduce.schedulers.synthesis.candidates import TOLERANCE, class_of
-from preduce.schedulers.synthesis.problem import Objective, Status
+from preduce.schedulers.synthesis.problem import ROUNDING, Objective, Status
 
 if TYPE_CHECKING:
     from preduce.planner.job import Job
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Answer:
     """`status` is optimal or feasible; `because` what proves the one, and why not more than the other is known.
 
-    `ended` says what ended the search; `capped` whether seconds had a part in it, so that another run may differ.
+    `ended` says why the search ended; `capped` whether seconds had a part in it, so that another run may differ.
     """
 
     status: Status
@@ -79,15 +79,19 @@ def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | No
         return (
             f"no schedule of groups of at most {rounds.max_group} is exact in fewer rounds ({rounds.bound.name} bound)"
         )
-    if chosen.form is not job.form or chosen.schedule.strategy.overlap or not searched.bounds:
-        return None
     problem, budget, spread = job.problem(), job.limits.max_communication, float(chosen.disagreement)
+    if job.objective is Objective.DISAGREEMENT and spread <= ROUNDING:
+        return "its disagreement is 0, and none is below"
+    # The bounds are for lockstep and one form; where any form will do, that is one which no phase is cheaper without.
+    if job.form not in {None, chosen.form} or chosen.late or not searched.bounds:
+        return None
     classes = "; ".join(class_of(bound, problem) for bound in searched.bounds)
-    if job.objective is Objective.DISAGREEMENT:
-        if spread <= TOLERANCE:
-            return "its disagreement is 0, and none is below; without a budget that takes no search"
-        if budget is not None and all(spread <= bound.at(budget) + TOLERANCE for bound in searched.bounds):
-            return f"age bound: nothing within the budget has less disagreement, of the class: {classes}"
+    if (
+        job.objective is Objective.DISAGREEMENT
+        and budget is not None
+        and all(spread <= bound.at(budget) + TOLERANCE for bound in searched.bounds)
+    ):
+        return f"age bound: nothing within the budget has less disagreement, of the class: {classes}"
     most = problem.most_disagreement
     # Beyond that stretch the objective prefers what communicates more, so the cheapest is not what was asked for.
     if job.objective is Objective.COMMUNICATION and most is not None and chosen.stretch <= MAX_STRETCH_WHEN_CHEAP:

@@ -6,11 +6,12 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from preduce.planner.axes import Axes, timed
+from preduce.planner.front import PUBLISHED
 from preduce.planner.job import Data
-from preduce.planner.option import Option, measure
-from preduce.planner.work import work_of
+from preduce.planner.limits import within_gap, within_limits
+from preduce.planner.measuring import Label, measure
+from preduce.planner.work import payer, work_of, work_of_setting
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from preduce.schedulers.synthesis.cluster_shape import derived_paces
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from preduce.planner.job import Job
+    from preduce.planner.option import Option
     from preduce.schedulers.entry import Entry
-    from preduce.schedulers.synthesis.problem import Limits
 
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
@@ -36,12 +37,14 @@ RULES_FIRST = ("rule", "allreduce")
 """Kinds whose figures cost milliseconds at any size; they also are the strongest competitors."""
 
 VARIANTS: dict[str, Sequence[dict[str, object]]] = {
-    "allreduce": [{"every": every} for every in (1, 2, 3, 4, 6, 8, 12, 16, 24)],
     "local-sgd": [],  # the same schedules as allreduce
     "node-then-all": [{"node_rounds": rounds} for rounds in (1, 2, 3, 5, 7, 11, 15, 23)],
     "pairs-pairs-all": [{"pair_rounds": rounds} for rounds in (1, 2, 3, 4, 5, 7, 11, 15, 23)],
     "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
+
+PLAIN_PACES = (2, 3, 4, 6, 8, 12, 16, 24)
+"""Steps of a round at which All-Reduce is always shown, beside those that suit the job best."""
 
 
 def competitors(
@@ -52,25 +55,24 @@ def competitors(
     clock: Clock | None = None,
     left_out: Callable[[str], None] | None = None,
 ) -> list[Option]:
-    """Every catalogue entry that fits the cluster, in all its forms, measured; entries that cannot run are left out.
+    """Every catalogue entry that fits the cluster, on all axes, measured; entries that cannot run are left out.
 
-    Rules and All-Reduce are measured until the clock's position `stop`, All-Reduce in every step in any case, others
-    until `until`; the name of each that the time did not reach goes to `left_out`.
+    Rules and All-Reduce are measured until the clock's position `stop`, All-Reduce in every step in any case, others,
+    baselines first, until `until`; the name of each that the time did not reach goes to `left_out`.
     """
     clock = clock or Clock(seconds=MANY_SECONDS)
 
+    pay = payer(clock, stop)
+
     def fits(schedule: Schedule) -> bool:
-        """Whether there is time for a schedule, which is counted as spent."""
-        work = work_of(schedule, job)
-        if options and not clock.fits(work, stop):
-            return False
-        clock.charge(work)
-        return True
+        """Whether there is time for a schedule; All-Reduce in every step, the first, is measured in any case."""
+        return pay(work_of(schedule, job)) or not options
 
     options: list[Option] = []
     kinds = {name: registry.entry(name).kind for name in registry.names()}
     seen: set[object] = set()
-    for name in sorted(kinds, key=lambda name: kinds[name] not in RULES_FIRST):
+    order = sorted(kinds, key=lambda name: (name != "allreduce", kinds[name] not in RULES_FIRST, name not in PUBLISHED))
+    for name in order:
         entry = registry.entry(name)
         if not _offered(entry, job):
             continue
@@ -83,14 +85,20 @@ def competitors(
                 if left_out is not None:
                     left_out(label)
                 continue
-            options.append(measure(schedule, job, name=label))
+            plain = schedule.strategy.averages_everyone
+            options += Axes.of(schedule, job).options(
+                Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
+            )
             options += [
-                measure(paced, job, name=f"paced {label}")
+                measure(
+                    timed(paced, late, paced.strategy.pace), job, label=Label(name=f"paced {label}{' late' * late}")
+                )
                 for paced in _paced(schedule, job)
-                if _within_gap(paced, job.limits) and fits(paced)
+                for late in job.whens
+                if within_gap(paced, job.limits) and fits(paced)
             ]
-            if label in {"allreduce", "allreduce(every=1)"} and job.form is not Form.HIERARCHICAL:
-                options.append(measure(schedule, job, name="allreduce hierarchical", form=Form.HIERARCHICAL))
+            if plain and not any(option.name == label for option in options):
+                options.append(measure(schedule, job, label=Label(name=label), form=Form.RING))
     return options
 
 
@@ -111,6 +119,7 @@ def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str,
 def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
     """The schedule with paces in proportion to the workers' speeds, where those differ: nobody waits for the slow ones.
 
+    In lockstep and late, as the job allows.
     Where workers see different data their progress is normalised, so that the slow ones' data count as much.
     """
     strategy = schedule.strategy
@@ -122,7 +131,8 @@ def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
     for paces in derived_paces(job.cluster):
         if len(set(paces)) > 1:
             unequal = replace(strategy, pace=paces, averaging=averaging)
-            yield Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
+            named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
+            yield from (timed(named, late, paces) for late in job.whens)
 
 
 def _offered(entry: Entry, job: Job) -> bool:
@@ -130,42 +140,3 @@ def _offered(entry: Entry, job: Job) -> bool:
         return False
     most = MAX_CONVEX_WORKERS.get(entry.name, MAX_GRAPH_WORKERS)
     return entry.kind in RULES_FIRST or job.cluster.num_workers <= most
-
-
-def within_limits(schedule: Schedule, limits: Limits) -> bool:
-    """Whether a schedule keeps the limits on its shape; known ones may always have 24 phases."""
-    if not limits.min_period <= schedule.period <= limits.max_period:
-        return False
-    if limits.max_distinct_phases is not None and schedule.num_distinct_phases() > limits.max_distinct_phases:
-        return False
-    if limits.max_group is not None and _largest_group(schedule) > limits.max_group:
-        return False
-    return _within_gap(schedule, limits)
-
-
-def _largest_group(schedule: Schedule) -> int:
-    """The most workers that one worker's parameters depend on after one round, itself included."""
-    if graphs := schedule.strategy.graphs:
-        return 1 + max(int(np.bincount(edges.targets).max(initial=0)) for edges in graphs)
-    return max((int(schedule.phase(t).sizes.max(initial=0)) for t in range(schedule.period)), default=0)
-
-
-def _within_gap(schedule: Schedule, limits: Limits) -> bool:
-    """Whether never more than `max_gap` steps in a row pass without a group that crosses nodes."""
-    if limits.max_gap is None:
-        return True
-    crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]
-    if not crossing:
-        return False
-    rounds_between = np.diff([*crossing, crossing[0] + schedule.period]).max()
-    return int(rounds_between) * int(schedule.paces().max()) - 1 <= limits.max_gap
-
-
-def _crosses_nodes(schedule: Schedule, t: int) -> bool:
-    node_of = schedule.cluster.node_of()
-    if graphs := schedule.strategy.graphs:
-        return bool((node_of[graphs[t].sources] != node_of[graphs[t].targets]).any())
-    phase = schedule.phase(t)
-    # Every member's node beside that of its group's first member.
-    first = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)
-    return bool((node_of[phase.members] != node_of[first]).any())

@@ -1,4 +1,4 @@
-"""The Pareto front of a plan: options that no other option beats in everything at once."""
+"""The Pareto front of a plan: options that no other option beats in everything at once; and the baselines beside it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from preduce.topo.arithmetic.pareto import non_dominated
+from preduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,14 +21,26 @@ def front(options: Sequence[Option]) -> list[Option]:
     left out. O(k²) for k options.
     """
     usable = [option for option in options if math.isfinite(option.stretch)]
-    return non_dominated(usable, _costs, lambda option: (option.period, option.name))
+    return non_dominated(usable, lambda option: option.costs.all(), lambda option: (option.period, option.name))
 
 
-def _costs(option: Option) -> tuple[float, ...]:
-    return (
-        option.communication,
-        math.inf if option.disagreement.value is None else option.disagreement.value,
-        math.inf if option.drift.value is None else option.drift.value,
-        option.step_seconds,
-        option.stretch,
-    )
+PUBLISHED = ("prague-figure-10", "ring")
+"""Published schedules that users compare with: Prague's static one, and D-PSGD on a ring."""
+
+
+def baselines(options: Sequence[Option]) -> list[Option]:
+    """What a user would take without a planner, by rising communication, beaten by others or not.
+
+    All-Reduce in every step as torch does it (gradients around rings) and at its best; every k steps at its best, in
+    lockstep and late; and the published schedules that were measured.
+    """
+    plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
+    kinds = [
+        [o for o in plain if o.schedule.strategy.averages_gradients and o.form is Form.RING],
+        [o for o in plain if o.pace == 1],
+        [o for o in plain if not o.late],
+        [o for o in plain if o.late],
+        *([o for o in options if o.name == name] for name in PUBLISHED),
+    ]
+    best = [min(kind, key=lambda option: (option.time, option.communication)) for kind in kinds if kind]
+    return sorted({id(option): option for option in best}.values(), key=lambda option: option.communication)

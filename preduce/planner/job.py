@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.clock import Clock
 from preduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from preduce.topo.errors import InputError
@@ -13,9 +14,11 @@ from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
+    from preduce.planner.steps_model import StepsModel
     from preduce.schedulers.synthesis.problem import Push
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
+    from preduce.topo.pilot import Pilot
     from preduce.topo.schedule import Schedule
     from preduce.topo.timing.compute import Disturbance
 
@@ -60,7 +63,10 @@ class Job:
     `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
     the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names some): the
     same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no effort is given,
-    and caps the effort otherwise; without either the effort is normal.
+    and caps the effort otherwise; without either the effort is normal. `form` and `late` restrict how every
+    candidate may travel and whether its averaging may come a round late; None leaves it to the planner, which takes
+    what is best for each. A `pilot` of the user's own job brings the prices of disagreement, drift and lateness that
+    stand in for the shipped ones.
     """
 
     cluster: Cluster
@@ -68,17 +74,20 @@ class Job:
     limits: Limits = field(default_factory=Limits)
     data: Data = Data.SHUFFLED
     drift_correction: bool = False
-    form: Form = Form.RING
+    form: Form | None = None
+    late: bool | None = None
     disturbance: Disturbance | None = None
     time_limit: float | None = None
     effort: float | None = None
     seed: int = 0
+    pilot: Pilot | None = None
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot be planned.
 
         Raises:
-            InputError: one worker, no links, no model size, no time or effort, or limits that this cluster cannot meet.
+            InputError: one worker, no links, no model size, no time or effort, limits that this cluster cannot meet, or
+                a pilot that says nothing about this job.
         """
         check_cluster(self.cluster)
         if self.time_limit is not None and not self.time_limit > 0:
@@ -88,6 +97,20 @@ class Job:
         if self.effort is not None and not 0 < self.effort < float("inf"):
             raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
         self.limits.check(self.cluster)
+        if self.pilot is not None and self.pilot.data != self.data:
+            raise InputError(
+                f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with --data "
+                f"{self.pilot.data}, or run the pilot with --data {self.data}"
+            )
+        if self.pilot is not None and self.drift_correction:
+            raise InputError("pilot: ran without drift correction, whose prices are others; leave out one of the two")
+
+    @property
+    def steps_model(self) -> StepsModel:
+        """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
+        from preduce.planner.calibration import steps_model
+
+        return FITTED if self.pilot is None else steps_model(self.pilot)
 
     @property
     def hardware(self) -> Hardware:
@@ -98,6 +121,16 @@ class Job:
     def push(self) -> Push:
         """Which drift matters: `worker` or `node`."""
         return "node" if self.data is Data.PER_NODE else "worker"
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms that a candidate may take, the simplest first."""
+        return (Form.RING, Form.HIERARCHICAL) if self.form is None else (self.form,)
+
+    @property
+    def whens(self) -> tuple[bool, ...]:
+        """Whether a candidate may be late: False for lockstep, True for late by one round."""
+        return (False, True) if self.late is None else (self.late,)
 
     def compute_times(self) -> ComputeTimes:
         """How long the workers compute (no time at all when the hardware does not say)."""
@@ -114,14 +147,15 @@ class Job:
     def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
         """What the search is asked; where the objective is not one of its figures, the one that the data makes matter.
 
-        `hints` are known schedules of the same cluster, from which the search starts.
+        `hints` are known schedules of the same cluster, from which the search starts. Where any form will do, costs are
+        those of the hierarchical one, since no phase costs less as rings.
         """
         by_data = Objective.DISAGREEMENT if self.data is Data.SHUFFLED else Objective.DRIFT
         return Problem(
             cluster=self.cluster,
             objective=self.objective if self.objective in SEARCHED else by_data,
             limits=self.limits,
-            form=self.form,
+            form=self.form or Form.HIERARCHICAL,
             push=self.push,
             hints=hints,
         )

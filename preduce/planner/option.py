@@ -6,30 +6,26 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from preduce.planner.job import Data
-from preduce.planner.steps_model import CORRECTED, FITTED
-from preduce.topo.errors import PreduceError
-from preduce.topo.timing.cost import communication
-from preduce.topo.timing.event_graph import cycle_time
-from preduce.topo.timing.sampling import sample
+from preduce.planner.preference import Costs
 
 if TYPE_CHECKING:
-    from preduce.planner.job import Job
+    from preduce.planner.job import Data
+    from preduce.planner.steps_model import StepsModel
     from preduce.topo.figures.base import Figure
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
-
-MAX_SAMPLED_WORKERS = 4096
+    from preduce.topo.strategies.base import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A schedule on the job's cluster. Seconds are per step of the workers with the largest pace.
+    """A schedule on the job's cluster, as it is to be run: its pace, its form, in lockstep or late.
 
-    `step_seconds` includes computing, waiting and communication; `stretch` is the predicted number of steps to a loss
-    over All-Reduce's; `status` is the search's word (`optimal`, `feasible`) or `catalogue`; `bound` the least
-    disagreement that any schedule of the searched class can have at this communication, where that is proved.
-    `corrected` says that the stretch is the one with drift correction.
+    Seconds are per step of the workers with the largest pace. `step_seconds` includes computing, waiting and
+    communication, `step_error` is the relative standard error where it was sampled; `stretch` is the predicted number
+    of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
+    `catalogue`; `bound` the least disagreement that any schedule of `bound_class` can have at this communication, where
+    that is proved. `corrected` says that the stretch is the one with drift correction.
     """
 
     name: str
@@ -39,11 +35,13 @@ class Option:
     communication: float
     nic_bytes: float
     step_seconds: float
+    step_error: float
     waiting: float
     disagreement: Figure
     drift: Figure
     contraction: Figure
     stretch: float
+    model: StepsModel
     extrapolated: bool
     status: str
     bound: float | None = None
@@ -51,9 +49,41 @@ class Option:
     corrected: bool = False
 
     @property
+    def costs(self) -> Costs:
+        """What an objective looks at."""
+        return Costs(
+            communication=self.communication,
+            step_seconds=self.step_seconds,
+            disagreement=known(self.disagreement),
+            drift=known(self.drift),
+            stretch=self.stretch,
+        )
+
+    @property
     def time(self) -> float:
         """Predicted seconds to a loss, per step that All-Reduce would need."""
         return self.step_seconds * self.stretch
+
+    @property
+    def late(self) -> bool:
+        """Whether a round's averaging comes one round late, beside the computing."""
+        return self.schedule.strategy.overlap
+
+    @property
+    def pace(self) -> Pace:
+        """Steps per round, one number or one per worker."""
+        return self.schedule.strategy.pace
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
+        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int)
+
+    def stretch_error(self, data: Data) -> float:
+        """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in every step define 1."""
+        if self.schedule.strategy.averages_gradients:
+            return 0.0
+        return self.model.error(data, late=self.late)
 
     @property
     def is_exact(self) -> bool:
@@ -65,6 +95,8 @@ class Option:
         return {
             "name": self.name,
             "form": str(self.form),
+            "when": "late" if self.late else "lockstep",
+            "pace": self.pace if isinstance(self.pace, int) else list(self.pace),
             "communication_seconds_per_step": self.communication,
             "nic_bytes_per_step": self.nic_bytes,
             "disagreement": self.disagreement.json_value(),
@@ -81,73 +113,6 @@ class Option:
         }
 
 
-def measure(
-    schedule: Schedule,
-    job: Job,
-    *,
-    name: str | None = None,
-    form: Form | None = None,
-    status: str = "catalogue",
-    bound: float | None = None,
-    bound_class: str = "",
-) -> Option:
-    """All figures of one schedule for a job.
-
-    Raises:
-        PreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
-    """
-    from preduce.topo.figures import contraction, disagreement, drift
-    from preduce.topo.figures.correction import is_correctable
-
-    chosen = form or job.form
-    schedule = schedule.travelling(chosen)  # the file then says how it is to be run
-    cost = communication(schedule, job.hardware, form=chosen)
-    step_seconds, computing = _step_seconds(schedule, job, chosen)
-    spread = disagreement(schedule)
-    push = drift(schedule, job.push)
-    noise = math.inf if spread.value is None else spread.value
-    pushed = 0.0 if job.data is Data.SHUFFLED else (math.inf if push.value is None else push.value)
-    corrected = pushed > 0 and job.drift_correction and is_correctable(schedule)
-    model = CORRECTED if corrected and CORRECTED.stretch(noise, pushed) < FITTED.stretch(noise, pushed) else FITTED
-    return Option(
-        name=name or schedule.name,
-        schedule=schedule,
-        form=chosen,
-        period=schedule.period,
-        communication=cost.per_step,
-        nic_bytes=cost.nic_bytes_per_step,
-        step_seconds=step_seconds,
-        waiting=_waiting(step_seconds, computing, 0.0 if _overlaps(schedule) else cost.per_step),
-        disagreement=spread,
-        drift=push,
-        contraction=contraction(schedule),
-        stretch=model.stretch(noise, pushed),
-        extrapolated=model.extrapolates(noise, pushed),
-        corrected=model is CORRECTED,
-        status=status,
-        bound=bound,
-        bound_class=bound_class,
-    )
-
-
-def _overlaps(schedule: Schedule) -> bool:
-    return schedule.strategy.overlap
-
-
-def _waiting(step_seconds: float, computing: float, communicating: float) -> float:
-    """What is left of a step, without the rounding of the three terms."""
-    left = step_seconds - computing - communicating
-    return left if left > 1e-9 * step_seconds else 0.0
-
-
-def _step_seconds(schedule: Schedule, job: Job, form: Form) -> tuple[float, float]:
-    """Seconds per step, and the seconds that the fastest workers compute of it."""
-    compute = job.compute_times()
-    if not compute.is_fixed:
-        if schedule.num_workers > MAX_SAMPLED_WORKERS:
-            raise PreduceError(
-                f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
-            )
-        sampled = sample(schedule, job.hardware, compute, form=form, seed=job.seed)
-        return sampled.per_step, sampled.compute
-    return cycle_time(schedule, job.hardware, compute, form=form).per_step, compute.base
+def known(figure: Figure) -> float:
+    """The value of a figure; infinite where it was not found."""
+    return math.inf if figure.value is None else figure.value

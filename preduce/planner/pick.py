@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
+from preduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
 from preduce.planner.job import Data
-from preduce.planner.steps_model import CORRECTED, FITTED
+from preduce.planner.preference import preference
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import PreduceError, UnknownError
 from preduce.topo.strategies.axes import Form
@@ -15,106 +17,38 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
 
+    from preduce.planner.gain import Gain
     from preduce.planner.job import Job
     from preduce.planner.option import Option
-    from preduce.planner.steps_model import StepsModel
-    from preduce.schedulers.synthesis.problem import Limits
-
-MAX_STRETCH_WHEN_CHEAP = 1.25
-"""`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""
 
 
 def pick(options: Sequence[Option], job: Job) -> Option:
-    """The option that the objective prefers within the job's limits.
+    """The option that the objective prefers within the job's limits, the simplest of those that it cannot tell apart.
+
+    Predicted times that differ by less than the error of the prediction are not told apart; other objectives are
+    figures of the schedule and are, up to rounding.
 
     Raises:
         UnknownError: no option keeps the limits; the message names the nearest one.
     """
-    allowed = [option for option in options if _keeps(option, job.limits)]
+    allowed = permitted(options, job)
     if job.objective is Objective.EXACT:
-        allowed = [option for option in allowed if option.is_exact]
+        exact = [option for option in allowed if option.is_exact]
+        allowed = [option for option in exact if option.period == min(other.period for other in exact)]
     if not allowed:
         raise UnknownError(_nothing(options, job))
-    return min(allowed, key=lambda option: (*map(_rounded, _preference(option, job)), option.period, option.name))
+    if job.objective is Objective.BALANCED:
+        return simplest_as_good(allowed, job.data)
+    kept = unbeaten(allowed)
+    least = min(preference(option.costs, job.objective) for option in kept)
+    best = [option for option in kept if preference(option.costs, job.objective) == least]
+    return min(best, key=lambda option: (simplicity(option), option.status != "optimal", option.name))
 
 
-def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """Why the pick was picked, against the All-Reduce forms that a user would otherwise take. One sentence each."""
-    baselines = [o for o in options if o.schedule.strategy.averages_everyone and o.schedule.strategy.pace == 1]
-    costs = f"it communicates {_ms(chosen.communication)} per step and takes {_ms(chosen.step_seconds)} per step in all"
-    said = [f"{costs}, of which {_ms(chosen.waiting)} are waiting"]
-    if baselines:
-        best = min(baselines, key=lambda option: option.time)
-        if chosen is best:
-            said.append("no schedule that averages less is predicted to train faster than All-Reduce in every step")
-        elif chosen.time > 0:
-            said.append(
-                f"it is predicted to reach a loss {best.time / chosen.time:.2f} times as fast as {best.name} "
-                f"({_ms(best.step_seconds)} per step)"
-            )
-    said.append(
-        f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-        f"(9 of 10 measured schedules lay within {_model(chosen).error(job.data):.0%} of the prediction)"
-    )
-    if chosen.form is Form.HIERARCHICAL:
-        said.append("its groups add up inside nodes first, as its file says: form hierarchical, which runs over gloo")
-    if chosen.corrected:
-        without = FITTED.stretch(float(chosen.disagreement), float(chosen.drift))
-        said.append(
-            f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
-            f"{without:.2f} times All-Reduce's steps"
-        )
-    if chosen.extrapolated:
-        said.append(
-            "that prediction lies outside the schedules that the model was fitted to: measure before you rely on it"
-        )
-    return said
-
-
-def cautions(chosen: Option, job: Job, ended: str = "its time limit") -> list[str]:
-    """What was not proved, and what the user should know; `ended` says what ended the search."""
-    said = []
-    if chosen.form is Form.TREE:
-        said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
-    if chosen.status == "feasible":
-        bound = f", whose disagreement is at least {chosen.bound:.4g}" if chosen.bound is not None else ""
-        said.append(f"better schedules may exist{bound}: the search ended because of {ended}, not at a proof")
-    elif chosen.status == "catalogue":
-        said.append("the pick is a published construction; that nothing better exists is not proved")
-    if job.data is not Data.SHUFFLED and not job.drift_correction:
-        said.append(
-            "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
-            "average rarely need far fewer steps on such data"
-        )
-    if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
-        drift = chosen.drift.value or math.inf
-        slower = FITTED.stretch(0.0, drift)
-        said.append(
-            f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
-            f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
-        )
-    return said
-
-
-def _rounded(value: float) -> float:
-    """Nine digits: two ways to write one schedule differ by rounding, and then the shorter period is to win."""
-    return float(f"{value:.9g}")
-
-
-def _model(option: Option) -> StepsModel:
-    return CORRECTED if option.corrected else FITTED
-
-
-def _keeps(option: Option, limits: Limits) -> bool:
-    """Whether the option reaches consensus and its figures keep the limits, up to rounding."""
-    if not math.isfinite(option.stretch):
-        return False
-    if not limits.allow_communication(option.communication):
-        return False
-    spread = option.disagreement.value
-    if spread is None:
-        return limits.max_disagreement is None
-    return limits.allow_disagreement(spread, lambda: _exactly(option))
+def permitted(options: Sequence[Option], job: Job) -> list[Option]:
+    """The options that keep the job's limits and may be late, or in lockstep, as it says."""
+    able = [option for option in options if option.late in job.whens]
+    return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
 
 
 def _exactly(option: Option) -> Fraction | None:
@@ -127,20 +61,116 @@ def _exactly(option: Option) -> Fraction | None:
         return None
 
 
-def _preference(option: Option, job: Job) -> tuple[float, ...]:
-    spread = math.inf if option.disagreement.value is None else option.disagreement.value
-    drift = math.inf if option.drift.value is None else option.drift.value
-    if job.objective is Objective.COMMUNICATION:
-        return (float(option.stretch > MAX_STRETCH_WHEN_CHEAP), option.communication, option.time)
-    if job.objective is Objective.DISAGREEMENT:
-        return (spread, option.communication)
-    if job.objective is Objective.DRIFT:
-        return (drift, option.communication)
-    if job.objective is Objective.WAITING:
-        return (option.step_seconds, option.stretch)
-    if job.objective is Objective.EXACT:
-        return (float(option.period), option.communication, float(option.status != "optimal"))
-    return (option.time, option.communication)
+def gain_of(chosen: Option, options: Sequence[Option], job: Job) -> Gain | None:
+    """The pick against the best plain alternative, within the limits if there is one; None without any."""
+    plain = best_plain(permitted(options, job)) or best_plain(options)
+    return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
+
+
+def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """Why the pick was picked, against All-Reduce as a user would otherwise run it. One sentence each."""
+    costs = f"it communicates {_ms(chosen.communication)} per step and takes {_ms(chosen.step_seconds)} per step in all"
+    said = [f"{costs}, of which {_ms(chosen.waiting)} are waiting"]
+    said += _compared(chosen, options, job)
+    if chosen.schedule.strategy.averages_gradients:
+        said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
+    else:
+        said.append(
+            f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
+            f"({chosen.model.basis} lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
+        )
+    if chosen.late:
+        said.append(
+            "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
+            "one more copy of the parameters, and --when lockstep leaves such schedules out"
+        )
+    if chosen.form is Form.HIERARCHICAL:
+        said.append(
+            "its groups add up inside nodes first, as its file says: form hierarchical, which runs over gloo; for GPUs "
+            "say --form ring, since NCCL chooses by itself"
+        )
+    if chosen.corrected:
+        without = job.steps_model.stretch(float(chosen.disagreement), float(chosen.drift))
+        said.append(
+            f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
+            f"{without:.2f} times All-Reduce's steps"
+        )
+    if chosen.extrapolated:
+        said.append(
+            "that prediction lies outside the schedules that the model was fitted to: measure before you rely on it"
+        )
+    return said
+
+
+def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """The pick against the best plain alternative, against what was set aside for it, and against every-step sums."""
+    allowed, said = permitted(options, job), []
+    against = gain_of(chosen, options, job)
+    fastest = min(allowed, key=lambda option: option.time)
+    if against is not None and not chosen.is_plain:
+        said.append(
+            f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
+            f"{against.alternative.name} ({_ms(against.alternative.step_seconds)} per step){_sure(chosen, against)}"
+        )
+    if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
+        said.append(
+            f"{fastest.name} is predicted to be {gain(fastest, chosen, job.data)} as fast as it: not distinguishable, "
+            f"and the pick is simpler: {_phases(chosen)}, against {_phases(fastest)}"
+        )
+    elif chosen.is_plain and fastest is chosen:
+        said.append("no schedule that averages over fewer workers is predicted to train faster")
+    every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
+    if every and chosen.time > 0:
+        best = min(every, key=lambda option: option.time)
+        said.append(
+            f"All-Reduce in every step would take {best.time / chosen.time:.2f} times as long at its best "
+            f"({best.name}, {_ms(best.step_seconds)} per step)"
+        )
+    return said
+
+
+def _sure(chosen: Option, against: Gain) -> str:
+    if against.low > 1 or against.high < 1:
+        return ""
+    but = ", but it is better in every cost" if beats(chosen, against.alternative) else ""
+    return f": not distinguishable{but}"
+
+
+def _phases(option: Option) -> str:
+    if option.is_plain:
+        return "one group of all workers"
+    distinct = option.schedule.num_distinct_phases()
+    return f"{distinct} distinct phase{'s' * (distinct != 1)} in a period of {option.period}"
+
+
+def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list[str]:
+    """What was not proved, and what the user should know; `ended` says why the search ended."""
+    said = []
+    if chosen.form is Form.TREE:
+        said.append("the form tree can be planned but not run over gloo; with --form ring or hierarchical it can")
+    if chosen.status == "feasible":
+        bound = "" if chosen.bound is None else f" of its class, with a disagreement of {chosen.bound:.4g} or more,"
+        said.append(f"better schedules{bound} may exist: the search ended because {ended}, not at a proof")
+    elif chosen.status == "catalogue" and not chosen.is_plain:
+        said.append("the pick is a published construction; that nothing better exists is not proved")
+    if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:
+        said.append(
+            f"the pilot had {job.pilot.num_workers} workers and this cluster has {job.cluster.num_workers}: its prices "
+            "change with the number, as docs/pilot.md shows"
+        )
+    if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
+        said.append(
+            "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
+            "average rarely need far fewer steps on such data"
+        )
+    if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
+        drift = chosen.drift.value or math.inf
+        slower = job.steps_model.stretch(0.0, drift)
+        said.append(
+            f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
+            f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
+        )
+    return said
 
 
 def _nothing(options: Sequence[Option], job: Job) -> str:

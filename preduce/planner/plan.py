@@ -8,22 +8,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.answer import Answer, answer_of, why_infeasible
-from preduce.planner.competitors import competitors, within_limits
-from preduce.planner.front import front
-from preduce.planner.option import Option, measure
-from preduce.planner.pick import cautions, pick, reasons
-from preduce.planner.work import work_of
+from preduce.planner.axes import Axes, timed
+from preduce.planner.competitors import competitors
+from preduce.planner.front import baselines, front
+from preduce.planner.limits import within_limits
+from preduce.planner.measuring import Label
+from preduce.planner.pick import cautions, gain_of, pick, reasons
+from preduce.planner.searched import options_of
+from preduce.planner.shorter import shorter
+from preduce.planner.work import SETTINGS, payer, work_of
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import InfeasibleError, UnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from preduce.planner.gain import Gain
     from preduce.planner.job import Job
+    from preduce.planner.option import Option
     from preduce.schedulers.exact_rounds.fewest import ExactAnswer
     from preduce.schedulers.synthesis.alphabet_search import SearchStage
     from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Candidate, Front
+    from preduce.topo.pilot import Pilot
+    from preduce.topo.schedule import Schedule
     from preduce.verify.base import Proof
 
 CATALOGUE_SHARE = 0.25
@@ -55,8 +63,9 @@ MAX_EXACT_WORKERS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer: the pick with its proof, the front, and all competitors that were measured.
+    """The answer: the pick with its proof, the front, the baselines, and all competitors that were measured.
 
+    `gain` is the pick's over the best plain alternative, All-Reduce every k steps in its best form, late or not.
     `answer` says how good the pick is known to be, and why the search ended. `search_status` is the synthesiser's word
     about its own problem, which minimises a figure where the objective is none, `search_proof` what its bound covers.
     """
@@ -66,20 +75,26 @@ class Plan:
     reasons: list[str]
     cautions: list[str]
     front: list[Option]
+    baselines: list[Option]
     options: list[Option]
+    gain: Gain | None
     answer: Answer
     search_status: str
     search_proof: str
+    pilot: Pilot | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `preduce design --json` prints it; the same for the same job, unless seconds decided (`answer.capped`)."""
         return {
             "answer": self.answer.to_json(),
             "pick": {**self.pick.to_json(), "verdict": self.proof.verdict},
+            "gain": None if self.gain is None else self.gain.to_json(),
             "reasons": self.reasons,
             "cautions": self.cautions,
             "front": [option.to_json() for option in self.front],
+            "baselines": [option.to_json() for option in self.baselines],
             "search": {"status": self.search_status, "proof": self.search_proof},
+            **({} if self.pilot is None else {"pilot": _prices(self.pilot)}),
         }
 
 
@@ -112,6 +127,9 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     unmeasured = _measure(searched, job, clock, options)
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
     chosen = _pick(options, job, searched, clock, rounds)
+    if (part := shorter(chosen, job, lambda one: _fits(one, job, clock))) is not None:
+        options.append(part)
+        chosen = part
     say(f"proving {chosen.name}")
     proof = prove(chosen.schedule)
     kept = front(options)
@@ -122,10 +140,13 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         reasons=reasons(chosen, options, job),
         cautions=[*cautions(chosen, job, answer.ended), *_unmeasured(left_out, unmeasured)],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
+        baselines=baselines(options),
         options=options,
+        gain=gain_of(chosen, options, job),
         answer=answer,
         search_status=str(searched.status),
         search_proof=searched.proof,
+        pilot=job.pilot,
     )
 
 
@@ -141,9 +162,11 @@ def _search(job: Job, clock: Clock, options: list[Option], say: Callable[[str], 
     """Search for as long as what it finds can still be measured: a figure takes as long as the catalogue's did."""
     from preduce.schedulers.synthesis.front import MAX_REPORTED, search
 
-    each = clock.position() / max(1, len(options))
+    each = SETTINGS * clock.position() / max(1, len(options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each) + _for_proof(clock)
-    hints = tuple(option.schedule for option in front(options))
+    # The search is in lockstep; of late ones it takes the phases.
+    spoken = (timed(option.schedule, late=False, pace=option.pace) for option in front(options))
+    hints = tuple({hint.strategy: hint for hint in spoken}.values())
     return search(job.problem(hints), clock, clock.limit - kept, seed=job.seed, progress=lambda news: say(_line(news)))
 
 
@@ -155,21 +178,15 @@ def _measure(searched: Front, job: Job, clock: Clock, options: list[Option]) -> 
     """Add what the search found to the options, the best first; how many there was no time for."""
     found = _asked_first(searched)
     for index, candidate in enumerate(found):
-        work = work_of(candidate.schedule, job)
-        if index and not clock.fits(work, clock.limit - _for_proof(clock)):
+        if not _fits(candidate.schedule, job, clock) and index:
             return len(found) - index
-        clock.charge(work)
-        options.append(
-            measure(
-                candidate.schedule,
-                job,
-                name=candidate.name,
-                status=str(candidate.status),
-                bound=candidate.bound,
-                bound_class=candidate.bound_class,
-            )
-        )
+        options += options_of(candidate, job)
     return 0
+
+
+def _fits(schedule: Schedule, job: Job, clock: Clock) -> bool:
+    """Whether there is time for the figures of a schedule before the proof; it is counted as spent."""
+    return payer(clock, clock.limit - _for_proof(clock))(work_of(schedule, job, SETTINGS))
 
 
 def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:
@@ -179,9 +196,15 @@ def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds
     except UnknownError as error:
         if impossible := why_infeasible(job, searched, rounds):
             raise InfeasibleError(f"{impossible} (proved; {error})") from None
-        raise UnknownError(
-            f"{error} (not proved impossible: the search ended because of {clock.stopped_by()})"
-        ) from None
+        raise UnknownError(f"{error} (not proved impossible: the search ended because {clock.stopped_by()})") from None
+
+
+def _prices(pilot: Pilot) -> dict[str, Any]:
+    """The prices behind the predictions, as the pilot's own file has them."""
+    from preduce.topo.document.pilot import dump_pilot
+
+    document = dump_pilot(pilot)
+    return {key: document[key] for key in ("num_workers", "data", "steps", "prices")}
 
 
 def _asked_first(answer: Front) -> list[Candidate]:
@@ -216,7 +239,7 @@ def _exact(job: Job, options: list[Option]) -> ExactAnswer | None:
     if answer.phases is not None and len(answer.phases) <= job.limits.max_period:
         schedule = answer.schedule(job.cluster.shape())
         if within_limits(schedule, job.limits):
-            options.append(measure(schedule, job, status=str(answer.status)))
+            options += Axes.of(schedule, job).options(Label(name=schedule.name, status=str(answer.status)))
     return answer
 
 

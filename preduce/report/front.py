@@ -41,7 +41,7 @@ def draw_front(planned: Plan, path: Path) -> None:
 
 
 def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> None:
-    """One scatter on logarithmic axes: what is on the front large, the rest small and pale, and the pick ringed."""
+    """One scatter on logarithmic axes: the front large, the rest small and pale, the pick ringed, baselines crossed."""
     kept = {id(option) for option in planned.front}
     points = [
         (option, option.communication * 1e3, value)
@@ -58,6 +58,12 @@ def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> No
                 ms=7 if on_front else 4, mfc=look.colour if on_front else "none", mec="black" if on_front else GREY,
                 mew=0.6, zorder=3 if on_front else 2,
             )  # fmt: skip
+    baselines = {id(option) for option in planned.baselines}
+    crossed = [(x, y) for option, x, y in points if id(option) in baselines]
+    axis.plot(
+        [x for x, _ in crossed], [y for _, y in crossed], "+", ms=11, mec=INK, mew=1.2, linestyle="none",
+        label="baseline", zorder=5,
+    )  # fmt: skip
     pick: Option = planned.pick
     value = next((y for option, _, y in points if option is pick), None)
     if value is not None:

@@ -26,6 +26,10 @@ TOLERANCE = 5e-5
 """A disagreement within this of its proved bound is called optimal (the bound's tables are in single precision)."""
 
 
+LOCKSTEP_CLASS = "in lockstep"
+"""How the class of a bound says that no averaging is late; whoever converts the bound says otherwise in its place."""
+
+
 def candidate(problem: Problem, alphabet: Alphabet, indices: Indices) -> Candidate:
     """One schedule with its figures from `topo`."""
     schedule = alphabet.schedule(indices, "synthesised")
@@ -57,7 +61,7 @@ def bounded(one: Candidate, bound: DualBound, problem: Problem) -> Candidate:
 
 def class_of(bound: DualBound, problem: Problem) -> str:
     """The schedules that a bound covers, in words: another form or a late averaging may do better."""
-    return f"{bound.described}, of any period, in lockstep, with sums in the form {problem.form}"
+    return f"{bound.described}, of any period, {LOCKSTEP_CLASS}, with sums in the form {problem.form}"
 
 
 def primitive(indices: Indices, least: int = 1) -> Indices:

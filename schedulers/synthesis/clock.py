@@ -70,9 +70,9 @@ class Clock:
         return inf if self.effort is None else max(0.0, until - self._work)
 
     def stopped_by(self) -> str:
-        """What ended the search, in words: the effort, the time limit that capped it, or the time limit alone."""
+        """Why the search ended: the effort, the time limit that capped it, or the time limit alone; a sentence."""
         if self.effort is None:
-            return f"its time limit of {self.seconds:.4g} s"
+            return f"its time limit of {self.seconds:.4g} s was over"
         if self.capped:
-            return f"its time limit of {self.seconds:.4g} s, before its effort of {self.effort:.4g} was used up"
+            return f"its time limit of {self.seconds:.4g} s cut its effort of {self.effort:.4g} short"
         return f"its effort of {self.effort:.4g} was used up"

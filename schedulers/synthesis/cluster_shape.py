@@ -59,6 +59,11 @@ def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return (same,) if proportional == same else (same, proportional)
 
 
+def largest_pace(problem: Problem) -> int:
+    """The most steps of a round that the search gives any worker."""
+    return max((max(pace) for pace in problem.paces or derived_paces(problem.cluster)), default=1)
+
+
 def crossing_bound(problem: Problem) -> float:
     """Seconds per step below which the workers cannot all stay connected.
 
@@ -68,12 +73,11 @@ def crossing_bound(problem: Problem) -> float:
     in steps.
     """
     cluster = problem.cluster
-    instants = max((max(pace) for pace in problem.paces or derived_paces(cluster)), default=1)
     if cluster.num_nodes == 1:
         least = partition_cost(((0, 1),), problem)
     else:
         least = max(min(costs) for costs in _costs_across_cuts(problem))
-    return least / (problem.limits.max_period * instants)
+    return least / (problem.limits.max_period * largest_pace(problem))
 
 
 def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:

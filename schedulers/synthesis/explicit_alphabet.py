@@ -91,6 +91,12 @@ def explicit_space(num_workers: int, paces: npt.NDArray[np.int64], node_of: npt.
     )
 
 
+def no_larger_than(problem: Problem) -> str:
+    """The limit on groups in words, for a class that keeps it; nothing where it does not bind."""
+    limit = problem.limits.max_group
+    return "" if limit is None or limit >= problem.cluster.num_workers else f" of at most {limit} workers each"
+
+
 def plain_means(pace: Sequence[int]) -> str:
     """The class of all schedules with one pace per worker, in words."""
     unequal = "" if len(set(pace)) == 1 else f" with paces {tuple(pace)}"
@@ -277,7 +283,8 @@ def explicit_alphabet(
     rows = _labels(n, kept)  # (A, n)
     costs = PartitionCosts(problem).seconds(rows)
     # What costs as much as the full average is pruned (see `Alphabet.prune`), here before anything is made of it.
-    cheap = np.flatnonzero((costs < partition_cost((everyone,), problem)) | (rows == 0).all(axis=1))
+    full = (rows == 0).all(axis=1)
+    cheap = np.flatnonzero(full | (costs < costs[full].min(initial=np.inf)))
     paces = np.array(pace, dtype=np.int64)
     node_of = cluster.node_of()
     alphabet = Alphabet(
@@ -289,7 +296,7 @@ def explicit_alphabet(
         (node_of[rows[cheap]] != node_of).any(axis=1),
         pace=tuple(int(p) for p in paces) if len(set(pace)) > 1 else int(paces[0]),
         complete=complete,
-        described=plain_means(pace),
+        described=plain_means(pace) + no_larger_than(problem),
     )
     return alphabet.prune()
 

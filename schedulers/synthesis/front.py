@@ -10,7 +10,13 @@ from preduce.schedulers.synthesis.age_bound import DualBound, dual_bound
 from preduce.schedulers.synthesis.alphabet_search import AlphabetSearch, SearchStage, within_limits
 from preduce.schedulers.synthesis.candidates import bounded, candidate, class_of, nearest, pareto, preferred, primitive
 from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
-from preduce.schedulers.synthesis.cluster_shape import crossing_bound, derived_paces, is_even, node_radices
+from preduce.schedulers.synthesis.cluster_shape import (
+    crossing_bound,
+    derived_paces,
+    is_even,
+    largest_pace,
+    node_radices,
+)
 from preduce.schedulers.synthesis.explicit_alphabet import MAX_EXPLICIT_WORKERS, explicit_alphabet
 from preduce.schedulers.synthesis.hints import budgets_of
 from preduce.schedulers.synthesis.problem import Front, Objective, Status, up_to
@@ -163,8 +169,8 @@ def impossible(problem: Problem) -> str | None:
     if limits.max_communication is not None and not limits.allow_communication(least):
         return (
             f"max_communication: {limits.max_communication:.6g} s per step; the nodes must meet at least once in "
-            f"{limits.max_period} phases, and one pair across nodes costs {least:.6g} s per step (crossing bound); "
-            f"allow that, or a longer period"
+            f"{limits.max_period} rounds of {largest_pace(problem)} step(s), and one pair across nodes then costs "
+            f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
         )
     return None
 

@@ -74,7 +74,7 @@ def allowed(problem: Problem, seconds: float) -> Level:
     """The most that a phase of at most so many seconds can do, short of the full average. O(n + m)."""
     cluster, hardware = problem.cluster, problem.hardware
     sizes, n, m = cluster.node_sizes(), cluster.num_workers, cluster.num_nodes
-    budget, lanes = seconds * ROUNDING, hardware.num_nics if problem.form is Form.HIERARCHICAL else 1
+    budget, lanes = seconds * ROUNDING, hardware.num_nics
     nics = [hardware.nic_of(v).seconds_per_byte * problem.size for v in range(m)]
     capacity = [budget * hardware.num_nics / (share(2, problem.form) * x) if x > 0 else float("inf") for x in nics]
     slots = [min(int(size), floor(min(room, n))) for size, room in zip(sizes, capacity, strict=True)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.schedulers.synthesis.alphabet import Alphabet
+from preduce.schedulers.synthesis.explicit_alphabet import no_larger_than
 from preduce.schedulers.synthesis.hints import rule_rounds
 from preduce.schedulers.synthesis.scoring import Space
 from preduce.topo.arithmetic.whole_numbers import divisors, prime_factors
@@ -174,7 +175,7 @@ def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> A
     matrices = np.stack([phase_matrices(phase, size, len(radices)) for phase in phases])
     costs = np.array([rule_cost(phase, radices, problem) for phase in phases])
     crosses = np.array([any(block.across for block in phase) for phase in phases])
-    described = f"rules over node radices {list(radices)} with plain means"
+    described = f"rules over node radices {list(radices)} with plain means{no_larger_than(problem)}"
     space = rule_space(size, radices, push=problem.push)
     alphabet = Alphabet(
         problem.cluster, space, phases, matrices, costs, crosses, radices, complete=complete, described=described

@@ -11,7 +11,7 @@ import pytest
 from preduce import Data, Job, Late, Limits, Objective, Option, Plan, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.front import front
-from preduce.planner.option import measure
+from preduce.planner.measuring import measure
 from preduce.planner.pick import cautions, pick, reasons
 from preduce.planner.steps_model import CORRECTED, FITTED
 from preduce.schedulers import registry
@@ -57,7 +57,8 @@ def test_catalogue_costs_are_the_reference_figures(catalogue: list[Option]) -> N
     assert math.isclose(float(figure_10.disagreement), 8 / 7)
     assert math.isclose(named(catalogue, "allreduce hierarchical").communication, 0.1656)
     assert math.isclose(named(catalogue, "allreduce").communication, 0.207)
-    assert math.isclose(named(catalogue, "allreduce(every=4)").communication, 0.05175)
+    rings = competitors(job(form=Form.RING), until=0.0)
+    assert math.isclose(named(rings, "allreduce(every=4)").communication, 0.05175)
 
 
 def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[Option]) -> None:
@@ -216,11 +217,15 @@ def test_rules_are_measured_and_graphs_named_when_the_time_is_up() -> None:
 
 
 def test_catalogue_entries_keep_every_limit_that_the_search_keeps() -> None:
-    options = competitors(job(max_gap=3, min_period=2), until=0.0)
+    options = competitors(job(max_gap=3, min_period=2, form=Form.RING), until=0.0)
     assert {"prague-figure-10", "node-then-all"} <= {option.name for option in options}
     assert not {"allreduce", "node-then-all(node_rounds=5)"} & {option.name for option in options}
-    without_gap = competitors(job(max_gap=0), until=0.0)
-    assert {option.name for option in without_gap} == {"allreduce", "allreduce hierarchical", "node-digits"}
+    without_gap = competitors(job(max_gap=0, late=False), until=0.0)
+    assert {option.name for option in without_gap} == {
+        "allreduce",
+        "allreduce hierarchical",
+        "node-digits hierarchical",
+    }
 
 
 def test_the_search_minimises_what_the_data_make_matter_unless_a_figure_is_asked_for() -> None:
@@ -245,3 +250,12 @@ def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
     options = competitors(job("4x4", max_period=3, max_group=4))
     assert options
     assert all(option.period <= 3 for option in options)
+
+
+def test_an_overlapped_schedule_is_predicted_from_its_delayed_figures_with_an_error_of_its_own() -> None:
+    """Lateness has no price beside them (benchmarks/results/steps_to_loss_overlapped.json)."""
+    assert FITTED.stretch(0.9375, 0.0, late=True) == FITTED.stretch(0.9375, 0.0) > 1
+    assert replace(FITTED, late=0.1).stretch(0.5, 2.0, late=True) == pytest.approx(FITTED.stretch(0.5, 2.0) + 0.1)
+    assert replace(FITTED, late=0.1).stretch(0.5, 2.0) == FITTED.stretch(0.5, 2.0)
+    assert FITTED.error("per-node", late=True) != FITTED.error("per-node")
+    assert CORRECTED.error("per-node", late=True) == CORRECTED.error("per-node")

@@ -83,11 +83,26 @@ def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
     assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a bus of its own"
 
 
-def test_rails_let_the_shards_of_a_hierarchical_allreduce_use_every_nic():
+def test_rails_carry_rings_side_by_side_as_they_carry_shards():
     hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(1e12), model_bytes=552_000_000, num_nics=4)
     every = Schedule("a", CLUSTER, AllReduce())
     assert communication(every, hardware, form=Form.HIERARCHICAL).per_step == pytest.approx(0.1656 / 4)
-    assert communication(every, hardware).per_step == pytest.approx(0.207), "one ring uses one rail"
+    assert communication(every, hardware).per_step == pytest.approx(0.207 / 4), "one ring for each rail, as NCCL makes"
+
+
+def test_a_group_makes_as_many_rings_as_its_thinnest_node_has_workers_and_no_more_than_there_are_rails():
+    cluster = Cluster.regular(2, 4)
+    hardware = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=12, num_nics=3)
+    groups = [(0, 4), (0, 1, 4), (0, 1, 4, 5), (0, 1, 2, 3, 4, 5, 6, 7)]
+    alone = [group_seconds(Phase.from_groups(8, [group]), cluster, hardware)[0] for group in groups]
+    rings = [1, 1, 2, 3]
+    assert alone == pytest.approx([12 * 2 * (len(g) - 1) / len(g) / r for g, r in zip(groups, rings, strict=True)])
+
+
+def test_what_links_inside_a_node_carry_bounds_the_rings():
+    hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(10e9), model_bytes=552_000_000, num_nics=8)
+    every = Schedule("a", Cluster.regular(8, 8), AllReduce())
+    assert communication(every, hardware).per_step == pytest.approx(2 * 63 / 64 * 0.0552)
 
 
 def test_pace_divides_the_cost_of_a_round():
@@ -172,6 +187,16 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics)
     every = communication(Schedule("a", cluster, AllReduce()), hardware, form=form)
     explicit = communication(Schedule("e", cluster, everyone), hardware, form=form)
     assert every == explicit
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(rules())
+def test_no_phase_costs_more_hierarchical_than_as_rings(case):
+    schedule, hardware = case
+    ring, hierarchical = (
+        communication(schedule, hardware, form=form).phases for form in (Form.RING, Form.HIERARCHICAL)
+    )
+    assert all(split <= flat * (1 + 1e-12) for split, flat in zip(hierarchical, ring, strict=True))
 
 
 @pytest.mark.parametrize("schedule", [static(*FIGURE_10), Schedule("a", CLUSTER, AllReduce())])

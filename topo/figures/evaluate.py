@@ -11,6 +11,7 @@ from preduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
 from preduce.topo.figures.decomposition import DEFAULT, Limits, sectors_of
 from preduce.topo.figures.large import Large
 from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
+from preduce.topo.figures.retimed import Retimed
 from preduce.topo.figures.sectors import spectral_norms
 from preduce.topo.figures.spectral_gaps import GapKind, spectral_gap
 from preduce.topo.figures.steady_state import disagreement_of, drift_of, effective_neighbours_of
@@ -65,6 +66,31 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limits 
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
     return _drift(_prepare(schedule, limit), push)
+
+
+def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limits = DEFAULT) -> Retimed:
+    """What the figures of a schedule at one step a round in lockstep say about every other pace, and about late.
+
+    Raises:
+        InputError: another pace than 1, or late already.
+        ScheduleError: overlapping groups, or a strategy without fixed phases.
+    """
+    if schedule.strategy.pace != 1 or schedule.strategy.overlap:
+        raise InputError("retimed: the schedule is at pace 1 and in lockstep, so that the other paces follow")
+    n, sectors = schedule.num_workers, _prepare(schedule, limit)
+    shared = float((schedule.cluster.node_sizes().astype(float) ** 2).sum()) / n**2
+    if isinstance(sectors, Large):
+        late_drift = absent("not found: a late schedule this large is not sampled here")
+    else:
+        late_drift = _drift(replace(sectors, overlap=True), push)
+    return Retimed(
+        contraction=_contraction(schedule, sectors, 0),
+        disagreement=_disagreement(sectors),
+        drift=_drift(sectors, push),
+        late_drift=late_drift,
+        noise=1 - 1 / n,
+        push=1 - 1 / n if push == "worker" else 1 - shared,
+    )
 
 
 def n_eff(schedule: Schedule, gamma: float = 0.95, *, limit: Limits = DEFAULT) -> float:

@@ -2,7 +2,17 @@
 
 A group of k workers that averages b bytes by a ring sends 2(k−1)/k · b through each NIC that it crosses and through the
 links inside its nodes, and waits 2(k−1) times for its slowest link's latency. Groups that cross one NIC share it
-fairly; a node with r NICs serves r groups at full speed. A phase lasts as long as its slowest group.
+fairly. A phase lasts as long as its slowest group.
+
+A node with r NICs (rails) serves r lanes at full speed. A group with at least l workers on each of its nodes spreads
+its bytes evenly over l lanes: l rings side by side, or the l shards of the hierarchical form. Rings side by side are
+what NCCL makes: it searches for as many rings as bandwidth allows, each of which enters a node through a NIC, goes
+through all of the group's GPUs and leaves through a NIC (NVIDIA/nccl, src/graph/search.cc, "Search Patterns";
+S. Jeaugey in issue 412 there: several NICs add up where the links inside the node carry all rings, which the bytes
+inside count). NICs are looked for beginning with those nearest to the group's GPUs (ncclTopoSelectNets), so one NIC
+for each GPU is counted, and all nodes take the least number of rings that any can make. gloo makes one ring, through
+one NIC: over it, several rails serve several groups and the hierarchical form, and a ring costs up to l times what is
+said here.
 
 A switch is to the nodes below it what a NIC is to the workers of a node: a group with workers on both sides sends as
 many bytes through the uplink as through a NIC (the ring visits the nodes below a switch one after another, so it leaves
@@ -15,7 +25,7 @@ and of all uplinks on the longer one of its two ways, up from the source or down
     hierarchical   2(m−1)/m · b          2(l−1) inside + 2(m−1) across   reduce-scatter inside, shards across m nodes
 
 `hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the ring
-elsewhere; its l shards use up to l NICs of a node at once, and its two stages are pipelined.
+elsewhere; its two stages are pipelined. It never costs more than the ring.
 """
 
 from __future__ import annotations

@@ -75,21 +75,54 @@ def cycle_time(
         UnknownError: the policy iteration did not settle (it has a generous limit).
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
-    times.check(schedule.num_workers)
-    pace, form = schedule.strategy.pace, form or schedule.strategy.how.form
-    if _nodes_are_alike(schedule, hardware, times):
-        stages = _one_node(schedule, hardware, model_bytes, form)
+    return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, form=form).cycle()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedPeriod:
+    """The stages of one period, to be timed at any common pace, in lockstep and late, without costing them again.
+
+    `steps` and `paces` (workers,) hold the seconds of one step and the steps of a round.
+    """
+
+    stages: list[Stage]
+    steps: npt.NDArray[np.float64]
+    paces: npt.NDArray[np.int64]
+    overlap: bool
+
+    @classmethod
+    def of(
+        cls,
+        schedule: Schedule,
+        hardware: Hardware,
+        times: ComputeTimes,
+        *,
+        model_bytes: int | None = None,
+        form: Form | None = None,
+    ) -> TimedPeriod:
+        """See `cycle_time` for arguments and refusals."""
+        times.check(schedule.num_workers)
+        pace, form = schedule.strategy.pace, form or schedule.strategy.how.form
+        overlap = schedule.strategy.overlap
+        if not _nodes_are_alike(schedule, hardware, times):
+            stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
+            return cls(stages, times.fixed(schedule.num_workers), schedule.paces(), overlap)
         count = schedule.cluster.workers_per_node or 0
         paces = np.full(count, pace if isinstance(pace, int) else pace[0])
-        steps = np.full(count, times.base)
-    else:
-        stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
-        paces, steps = schedule.paces(), times.fixed(schedule.num_workers)
-    overlap = schedule.strategy.overlap
-    means, critical = _howard(stages, steps * paces, overlap=overlap)
-    workers = means / len(stages)
-    slowest = float(workers.max())
-    return CycleTime(slowest, slowest / int(paces.max()), workers, critical)
+        return cls(_one_node(schedule, hardware, model_bytes, form), np.full(count, times.base), paces, overlap)
+
+    def cycle(self, *, pace: int | None = None, overlap: bool | None = None) -> CycleTime:
+        """The steady speed; with another pace for all workers, or in lockstep or late, where asked for.
+
+        Raises:
+            UnknownError: the policy iteration did not settle.
+        """
+        paces = self.paces if pace is None else np.full_like(self.paces, pace)
+        late = self.overlap if overlap is None else overlap
+        means, critical = _howard(self.stages, self.steps * paces, overlap=late)
+        workers = means / len(self.stages)
+        slowest = float(workers.max())
+        return CycleTime(slowest, slowest / int(paces.max()), workers, critical)
 
 
 def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:

@@ -108,7 +108,7 @@ def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes:
     np.maximum.at(most, pair_group, here)
     np.minimum.at(least, pair_group, here)
     links = Links.of(cluster, hardware)
-    shape = _Shape(sizes, num_nodes, most, most == least, here.astype(float))
+    shape = _Shape(sizes, num_nodes, most, least, here.astype(float))
     return _assemble(
         shape,
         np.stack([pair_group, pair_node], 1),
@@ -167,7 +167,7 @@ def of_rule(
     incidence = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     members = np.array(locals_)
     shape = _Shape(
-        np.array(sizes, dtype=np.int64), np.array(spans, dtype=np.int64), members, None, members[incidence[:, 0]]
+        np.array(sizes, dtype=np.int64), np.array(spans, dtype=np.int64), members, members, members[incidence[:, 0]]
     )
     usual = [(hardware.nic, hardware.inside)] * stand_ins
     return _assemble(
@@ -198,14 +198,14 @@ def _of_rule_everywhere(
         locals_.append(np.full(count, float(len(block.local))))
         shown += count
     incidence, members = np.concatenate(pairs), np.concatenate(locals_)
-    shape = _Shape(np.concatenate(sizes), np.concatenate(spans), members, None, members[incidence[:, 0]])
+    shape = _Shape(np.concatenate(sizes), np.concatenate(spans), members, members, members[incidence[:, 0]])
     links = Links.of(cluster, hardware)
     return _assemble(shape, incidence, links, num_nics=hardware.num_nics, model_bytes=model_bytes, form=form)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Per group: its workers, its nodes, the most workers it has on one node, whether every node has as many.
+    """Per group: its workers, its nodes, the most and the least workers that it has on one node.
 
     `here` holds, per (group, node) incidence, the workers of the group there.
     """
@@ -213,7 +213,7 @@ class _Shape:
     sizes: npt.NDArray[np.int64]
     num_nodes: npt.NDArray[np.int64]
     most: npt.NDArray[np.float64]
-    even: npt.NDArray[np.bool_] | None
+    least: npt.NDArray[np.float64]
     here: npt.NDArray[np.float64]
 
 
@@ -224,9 +224,7 @@ def _assemble(
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]
     k, m, few = shape.sizes.astype(float), shape.num_nodes.astype(float), np.maximum(shape.most, 1.0)
     crosses = m > 1
-    split = crosses & (few > 1) & (form == "hierarchical")
-    if shape.even is not None:
-        split &= shape.even
+    split = crosses & (few > 1) & (shape.most == shape.least) & (form == "hierarchical")
     whole = np.full(len(k), 2.0) if form == "tree" else 2 * (k - 1) / k
     nic_share = np.where(split, 2 * (m - 1) / m, whole)
     in_share = np.where(few > 1, np.where(split, 2 * (few - 1) / few, whole), 0.0)
@@ -258,7 +256,7 @@ def _assemble(
         group,
         node,
         nic_share[group] * model_bytes,
-        np.where(split, few, 1.0)[group],
+        shape.least[group],
         links.nic_inverse[node],
         num_nics,
         besides=tuple(besides),

@@ -1,0 +1,162 @@
+"""Measuring: one schedule as it stands, on the job's cluster, with everything that decides whether to take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from preduce.planner.job import Data
+from preduce.planner.option import Option, known
+from preduce.planner.steps_model import CORRECTED
+from preduce.topo.errors import PreduceError
+from preduce.topo.strategies.axes import Form
+from preduce.topo.timing.cost import Communication, communication
+from preduce.topo.timing.event_graph import cycle_time
+from preduce.topo.timing.sampling import sample
+
+if TYPE_CHECKING:
+    from preduce.planner.job import Job
+    from preduce.planner.steps_model import StepsModel
+    from preduce.topo.figures.base import Figure
+    from preduce.topo.schedule import Schedule
+
+MAX_SAMPLED_WORKERS = 4096
+
+SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
+"""Steps that are sampled, whatever the pace, and rounds at the least."""
+
+
+class Seconds(NamedTuple):
+    """Of one step: in all, how much of it the fastest workers compute, and the relative standard error if sampled."""
+
+    step: float
+    computing: float
+    error: float = 0.0
+
+
+class Sent(NamedTuple):
+    """In one step: seconds of communication, and bytes out of the busiest node."""
+
+    seconds: float
+    nic_bytes: float
+
+
+class Figures(NamedTuple):
+    """The figures that an option shows."""
+
+    disagreement: Figure
+    drift: Figure
+    contraction: Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What a candidate is called and what the search said about it."""
+
+    name: str
+    status: str = "catalogue"
+    bound: float | None = None
+    bound_class: str = ""
+
+
+def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: Form | None = None) -> Option:
+    """All figures of one schedule as it stands, at its own pace, in lockstep or late, in the cheapest form allowed.
+
+    Raises:
+        PreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
+    """
+    from preduce.topo.figures import contraction, disagreement, drift
+
+    if form is None:
+        form, cost = cheapest(schedule, job)
+    else:
+        cost = communication(schedule, job.hardware, form=form)
+    times = job.compute_times()
+    if times.is_fixed:
+        seconds = Seconds(cycle_time(schedule, job.hardware, times, form=form).per_step, times.base)
+    else:
+        seconds = sampled_seconds(schedule, job, form)
+    return assembled(
+        schedule.travelling(form),  # the file then says how it is to be run
+        job,
+        label or Label(name=schedule.name),
+        form=form,
+        sent=Sent(cost.per_step, cost.nic_bytes_per_step),
+        seconds=seconds,
+        figures=Figures(disagreement(schedule), drift(schedule, job.push), contraction(schedule)),
+    )
+
+
+def assembled(
+    schedule: Schedule, job: Job, label: Label, *, form: Form, sent: Sent, seconds: Seconds, figures: Figures
+) -> Option:
+    """The option of a schedule that is measured already."""
+    noise, pushed = known(figures.disagreement), pushed_by(figures.drift, job)
+    model = steps_model(schedule, job, noise, pushed)
+    late = schedule.strategy.overlap
+    return Option(
+        name=label.name,
+        schedule=schedule,
+        form=form,
+        period=schedule.period,
+        communication=sent.seconds,
+        nic_bytes=sent.nic_bytes,
+        step_seconds=seconds.step,
+        step_error=seconds.error,
+        waiting=_waiting(seconds, 0.0 if late else sent.seconds),
+        disagreement=figures.disagreement,
+        drift=figures.drift,
+        contraction=figures.contraction,
+        stretch=model.stretch(noise, pushed, late=late),
+        model=model,
+        extrapolated=model.extrapolates(noise, pushed),
+        corrected=model is CORRECTED,
+        status=label.status,
+        bound=label.bound,
+        bound_class=label.bound_class,
+    )
+
+
+def _waiting(seconds: Seconds, communicating: float) -> float:
+    """What is left of a step, without the rounding of the three terms."""
+    left = seconds.step - seconds.computing - communicating
+    return left if left > 1e-9 * seconds.step else 0.0
+
+
+def cheapest(schedule: Schedule, job: Job) -> tuple[Form, Communication]:
+    """The form that the job allows in which the schedule communicates least, the simplest of equals, and its cost."""
+    able = (*schedule.strategy.forms, Form.TREE)  # a tree is a cost to compare with, of any kind
+    forms = [form for form in job.forms if form in able] or [Form.RING]
+    costs = [(form, communication(schedule, job.hardware, form=form)) for form in forms]
+    return min(costs, key=lambda pair: float(f"{pair[1].per_round:.12g}"))
+
+
+def pushed_by(drift: Figure, job: Job) -> float:
+    """The drift that counts for the job's data: none where every worker sees the same mixture."""
+    return 0.0 if job.data is Data.SHUFFLED else known(drift)
+
+
+def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float) -> StepsModel:
+    """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
+    from preduce.topo.figures.correction import is_correctable
+
+    usual, late = job.steps_model, schedule.strategy.overlap
+    if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
+        return usual
+    helps = CORRECTED.stretch(noise, pushed) < usual.stretch(noise, pushed, late=late)
+    return CORRECTED if helps else usual
+
+
+def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
+    """Under random step times.
+
+    Raises:
+        PreduceError: too many workers to sample.
+    """
+    if schedule.num_workers > MAX_SAMPLED_WORKERS:
+        raise PreduceError(
+            f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
+        )
+    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // int(schedule.paces().max()))
+    sampled = sample(schedule, job.hardware, job.compute_times(), form=form, num_rounds=rounds, seed=job.seed)
+    return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)

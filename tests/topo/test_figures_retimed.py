@@ -1,0 +1,64 @@
+"""Figures at every pace and late, by formula, against the solution of the steady state for that pace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from preduce.schedulers import registry
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.figures import Limits, contraction, disagreement, drift
+from preduce.topo.figures.evaluate import retimed
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
+
+UNEVEN = Cluster.parse("3,2,2")
+PHASES = tuple(Phase.from_groups(7, groups) for groups in ([(0, 3, 5), (1, 2)], [(0, 1, 6), (3, 4)], []))
+SCHEDULES = [
+    registry.build("prague-figure-10", Cluster.parse("4x4")),
+    registry.build("node-then-all", Cluster.parse("3x2"), node_rounds=2),
+    registry.build("ring", Cluster.parse("1x7")),
+    registry.build("exponential", Cluster.parse("2x4")),
+    Schedule("everybody", UNEVEN, AllReduce()),
+    Schedule("groups", UNEVEN, Static(phases=GroupPhases(PHASES))),
+]
+
+
+@pytest.mark.parametrize("push", ["worker", "node"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_every_pace_in_lockstep_and_late_is_what_the_steady_state_solves_to(schedule, push):
+    known = retimed(schedule, push)
+    for pace in (1, 2, 5):
+        for when in (Lockstep(), Late()):
+            other = replace(schedule, strategy=replace(schedule.strategy, pace=pace, when=when))
+            late = other.strategy.overlap
+            assert known.disagreement_at(pace, late=late).value == pytest.approx(disagreement(other).value, abs=1e-12)
+            assert known.drift_at(pace, late=late).value == pytest.approx(drift(other, push).value, abs=1e-12)
+    assert known.contraction == contraction(schedule)
+
+
+def test_workers_that_never_agree_do_so_at_no_pace():
+    apart = Schedule("apart", Cluster.parse("1x3"), Static(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
+    known = retimed(apart, "worker")
+    for pace, late in ((1, True), (3, False), (3, True)):
+        assert known.disagreement_at(pace, late=late).value == known.drift_at(pace, late=late).value == float("inf")
+
+
+def test_a_sampled_figure_keeps_its_enclosure_and_says_what_was_not_sampled():
+    known = retimed(SCHEDULES[-1], "worker", limit=Limits(dense_workers=3, seconds=0.2))
+    at_two, once = known.disagreement_at(2, late=True), known.disagreement
+    assert at_two.value == pytest.approx(2 * once.value + 2.5 * 6 / 7)
+    assert at_two.kind is once.kind
+    assert known.drift_at(1, late=False) == known.drift
+    assert known.drift_at(1, late=True).value is None
+    assert known.drift_at(2, late=False).value is None
+
+
+@pytest.mark.parametrize("change", [{"pace": 2}, {"when": Late()}])
+def test_only_a_schedule_at_pace_1_in_lockstep_says_what_others_do(change):
+    schedule = replace(SCHEDULES[0], strategy=replace(SCHEDULES[0].strategy, **change))
+    with pytest.raises(InputError, match="at pace 1 and in lockstep"):
+        retimed(schedule, "worker")

@@ -1,0 +1,64 @@
+"""The same phases at another pace, in lockstep or late: figures by formula from those of one step a round in lockstep.
+
+With one pace k for all workers and every gradient weighed alike, a round adds the noise kI and the push kb, so in
+lockstep the covariance after a round is k times, and the state k times, what they are at pace 1. Within a round s of
+its k steps have been added to what the round began with. A late averaging acts on what the round began with,
+x ← Wx + u, and (W x) + u with x = x' + u' reads W(x' + u') + u: what a late schedule holds after a round is what the
+lockstep one holds after a round *and* the steps of the next. Averaged over the k instants of a round, with d and D the
+disagreement and drift at pace 1 in lockstep, D' the drift at pace 1 late, e the mean square of one worker's noise off
+the mean and b that of its push:
+
+    disagreement   k·d + e·(k−1)/2                       late: + k·e
+    drift          k²·D + k(k−1)·c + b(k−1)(2k−1)/6      late: k²·D' + k(k−1)·(c+b) + b(k−1)(2k−1)/6
+
+where c = (D' − D − b)/2 is how the state leans along the push. Derived here; the tests compare each with the solution
+of the steady state for that pace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from preduce.topo.figures.base import absent
+
+if TYPE_CHECKING:
+    from preduce.topo.figures.base import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retimed:
+    """Figures of phases at pace 1 in lockstep, and `late_drift`; `noise` and `push` are the e and b of the module."""
+
+    contraction: Figure
+    disagreement: Figure
+    drift: Figure
+    late_drift: Figure
+    noise: float
+    push: float
+
+    def disagreement_at(self, pace: int, *, late: bool) -> Figure:
+        """At another pace, in lockstep or late. O(1)."""
+        added = self.noise * ((pace - 1) / 2 + (pace if late else 0))
+        return _mapped(self.disagreement, float(pace), added)
+
+    def drift_at(self, pace: int, *, late: bool) -> Figure:
+        """At another pace, in lockstep or late; absent where the two drifts at pace 1 are not both known. O(1)."""
+        start = self.late_drift if late else self.drift
+        if pace == 1:
+            return start
+        if self.drift.value is None or self.late_drift.value is None:
+            return absent("not found: the drift of this pace was not sampled")
+        if self.drift.value == float("inf"):
+            return self.drift
+        lean = (self.late_drift.value - self.drift.value - self.push) / 2 + (self.push if late else 0.0)
+        inner = self.push * (pace - 1) * (2 * pace - 1) / 6
+        return _mapped(start, float(pace) ** 2, pace * (pace - 1) * lean + inner)
+
+
+def _mapped(figure: Figure, factor: float, added: float) -> Figure:
+    """A figure times factor plus added, with its enclosure; the same figure where nothing changes."""
+    if figure.value is None or (factor == 1 and added == 0):
+        return figure
+    lower, upper = (None if bound is None else factor * bound + added for bound in (figure.lower, figure.upper))
+    return replace(figure, value=factor * figure.value + added, lower=lower, upper=upper)
