@@ -17,8 +17,11 @@ import argparse
 import math
 import pickle
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +40,9 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.static import GroupPhases, Static
 from preduce.topo.timing import loads
 from preduce.topo.timing.cost import communication
+
+if TYPE_CHECKING:
+    from preduce.schedulers.synthesis.alphabet_search import AlphabetSearch
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -207,15 +213,20 @@ def options_of(cluster: Cluster, effort: float, seed: int, *, refined: bool) -> 
     """The search's front as the planner asks for it, what communication and disagreement alone leave of it."""
     hints = planner_front(competitors(Job(cluster=cluster, seed=seed)))
     problem = Problem(cluster=cluster, hints=tuple(option.schedule for option in hints))
-    share, synthesis_front.WHOLE_SHARE = synthesis_front.WHOLE_SHARE, synthesis_front.WHOLE_SHARE if refined else 1.0
-    found = synthesis_front.synthesise(problem, effort=effort, seed=seed).candidates
-    synthesis_front.WHOLE_SHARE = share
+    # Without refinement the search of the whole alphabet goes on in its place.
+    instead = nullcontext() if refined else patch.object(synthesis_front, "_refine", _go_on)
+    with instead:
+        found = synthesis_front.synthesise(problem, effort=effort, seed=seed).candidates
     least, kept = math.inf, []
     for one in found:
         if 1e-6 < one.disagreement < least * (1 - 1e-9):
             kept.append(one)
             least = one.disagreement
     return kept
+
+
+def _go_on(_problem: Problem, tried: AlphabetSearch, until: float, _seed: int) -> None:
+    tried.go_on(until)
 
 
 def rows_of(schedule: Schedule) -> Labels:
@@ -271,10 +282,11 @@ def main() -> None:
     head = ["cluster", "refined", "options", "> 1 %", "> 3 %", "> 10 %", "largest ratio", "mean", "schedules tried"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     command = f"python -m benchmarks.planner.uneven --effort {options.effort:g} --attack {options.attack:g}"
+    command += f" --seed {options.seed} --only " + " ".join(f'"{name}"' for name in options.only)
     about = (
-        f"`{command} --seed {options.seed}`; {machine()}, shared. Options of the search that an independent annealer "
-        "of explicit groups beats by more than so much: less disagreement at no more communication, or less "
-        "communication at no more disagreement."
+        f"`{command}`; {machine()}, shared. Options of the search that an independent annealer of explicit groups "
+        "beats by more than so much: less disagreement at no more communication, or less communication at "
+        "no more disagreement."
     )
     for name in options.only:
         rows = run(name, options.effort, options.attack, options.seed, options.fronts)

@@ -41,7 +41,7 @@ BOUND_SHARE = 0.2
 """Part of an alphabet's time that its bounds may take."""
 REPORT_SHARE = 0.25
 """Part of an alphabet's time that is kept at the most for the figures of what was found."""
-WHOLE_SHARE = 0.25
+WHOLE_SHARE = 0.2
 """Part of what is left after compositions and bounds that is searched with the whole alphabet, before refining."""
 MAX_REPORTED = 60
 """Candidates of one alphabet that get their figures."""
@@ -115,9 +115,8 @@ def search(
         tried = AlphabetSearch(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
         tried.start(start + COMPOSING_SHARE * (end - start))
         narrow, wide = _bounds(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
-        last = end - _kept_for_figures(tried, end - start)
-        tried.go_on(clock.position() + WHOLE_SHARE * (last - clock.position()))
-        _refine(problem, tried, last, seed + index)
+        tried.go_on(clock.position() + WHOLE_SHARE * (end - clock.position()))
+        _refine(problem, tried, end - _kept_for_figures(tried, end - start), seed + index)
         measured = _candidates(problem, tried, before=end)
         bounds += [] if narrow is None else [narrow]
         for bound in (wide, narrow):  # the wider class says more
@@ -149,6 +148,9 @@ def _refine(problem: Problem, tried: AlphabetSearch, until: float, seed: int) ->
     """Refine the archives, which share the time; the search's alphabet gets the phases that came up."""
     for index, archive in enumerate(tried.archives):
         now, by_drift = tried.clock.position(), archive is tried.second
+        if not archive.front():  # there is nothing to refine yet
+            tried.go_on(until)
+            break
         tried.alphabet = refine(
             tried.alphabet,
             problem,

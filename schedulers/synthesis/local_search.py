@@ -106,7 +106,7 @@ class LocalSearch:
     def descend(self, rows: Labels, target: Target) -> tuple[Labels, float]:
         """Change one phase at a time, (T, n), as long as that lowers the energy; returns the end and its energy."""
         energy, unchanged, order = np.inf, 0, self.rng.permutation(len(rows))
-        costs = self._costs_of(rows)
+        costs = self.costs.seconds(rows)
         while unchanged < len(rows) and not self.clock.passed(self.until):
             positions, order = order[:POSITIONS], np.roll(order, -POSITIONS)
             new, new_costs, least = self._step(rows, costs, positions, target)
@@ -184,10 +184,6 @@ class LocalSearch:
             kept = seconds < self.dearest
             self.around[key] = options[kept], seconds[kept]
         return self.around[key]
-
-    def _costs_of(self, rows: Labels) -> Floats:
-        """Seconds of each phase, (T,)."""
-        return self.costs.seconds(rows)
 
     def _allowed(self, rows: Labels) -> bool:
         """Whether a period keeps the limits that concern which phases stand where."""

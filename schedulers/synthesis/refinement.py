@@ -135,7 +135,7 @@ def rearranged(indices: Indices, limits: Limits, rng: np.random.Generator) -> li
 
 
 class _Refinement:
-    """The three steps of a round, on one archive; the alphabet grows with every round."""
+    """The steps of a round, on one archive; the alphabet grows with every round."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Refinement:
         return self.clock.passed(self.until)
 
     def round(self, turn: int, targets: Sequence[Target]) -> None:
-        """Put together, improve and shuffle, as long as the budget lasts."""
+        """Put together, rearrange, improve and shuffle, as long as the clock lets it."""
         self.recompose(turn)
         self.polish()
         front = self.archive.front()
@@ -171,9 +171,8 @@ class _Refinement:
             chosen = [targets[i // 2 % len(targets)] if i % 2 else chosen[i] for i in range(len(chosen))]
         if self.search is not None:
             for target in chosen:
-                best = best_of(self.archive, target)
-                if best is not None and not self._over():
-                    self.search.improve(best[2], target)
+                if not self._over():
+                    self.search.improve(self._nearest(target), target)
             self.search.grow()
             self.alphabet = self.search.alphabet
         self.shuffle(chosen)
@@ -215,16 +214,15 @@ class _Refinement:
         pool, maps = used_phases(self.alphabet, self.archive), self.alphabet.covariance_maps()
         walk = self._walk(pool)
         for target in targets:
-            best = best_of(self.archive, target)
-            if best is None or self._over():
-                continue
-            indices = self.reorder(walk, best[2], target, maps)
+            if self._over():
+                break
+            indices = self.reorder(walk, self._nearest(target), target, maps)
             for _ in range(REBUILDS):
                 indices = rebuild(walk, indices, target, maps)
             walk.anneal(indices, target, num_sweeps=SWEEPS, hot=HOT / 5, cold=COLD)
 
     def polish(self) -> None:
-        """Rearrange periods of the front, each as it is found there, until none is left that was not yet tried."""
+        """Rearrange some periods of the front that were not yet, each for what it communicates."""
         walk, maps = self._walk(used_phases(self.alphabet, self.archive)), self.alphabet.covariance_maps()
         rough = [entry for entry in self.archive.front() if entry[2] not in self.polished]
         for place in self.rng.permutation(len(rough))[:POLISHED].tolist():
@@ -244,6 +242,14 @@ class _Refinement:
                 break
             indices = options[best]
         return indices
+
+    def _nearest(self, target: Target) -> Indices:
+        """The archive's best for a target, or what misses it by the least."""
+        if (best := best_of(self.archive, target)) is not None:
+            return best[2]
+        front = self.archive.front()
+        energies = target.energy(np.array([entry[1] for entry in front]), np.array([entry[0] for entry in front]))
+        return front[int(np.argmin(energies))][2]
 
     def _walk(self, pool: Ints) -> Walk:
         """A walk within the problem's limits over the phases of a pool."""
