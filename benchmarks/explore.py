@@ -1,10 +1,10 @@
-"""Explore the larger configurations of Hop's worker and of the group generator.
+"""Explore the larger configurations of Hop's worker, of the group generator and of AD-PSGD's pairing.
 
     python -m benchmarks.explore [--all] [--only WORD] [--json FILE] [--trace FILE.svg]
 
-Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all only the large
-ones run; with it those of the tests as well. Every property must hold, and every gap bound of Hop must be attained, or
-the script ends with exit code 1.
+Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all the large ones
+run and those of the covering arrays, in which every possible triple of circumstances stands; with it those of the tests
+as well. Every property must hold, and every gap bound of Hop must be attained, or the script ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -20,22 +20,40 @@ from typing import TYPE_CHECKING, Any
 from preduce.schedulers.protocols.hop import Hop, HopSetting
 from preduce.verify.explore import Network, explore
 from preduce.verify.pairing import shortest_deadlock
-from preduce.verify.properties import group_generator_suite, hop_suite, lock_vector
+from preduce.verify.properties import (
+    group_generator_array,
+    group_generator_suite,
+    hop_array,
+    hop_suite,
+    lock_vector,
+    pairing,
+)
 
 if TYPE_CHECKING:
     from preduce.verify.explore import Exploration
 
-PROTOCOLS = ("Hop", "group generator")
+PROTOCOLS = ("Hop", "group generator", "AD-PSGD")
 
 
 def configurations(*, everything: bool) -> list[tuple[str, Any]]:
     """(protocol, configuration) of all that is explored."""
-    hop: list[Any] = [*hop_suite.LARGE]
-    generator: list[Any] = [*group_generator_suite.LARGE]
+    hop: list[Any] = [*hop_suite.LARGE, *hop_array.triples()]
+    generator: list[Any] = [
+        *group_generator_suite.LARGE,
+        group_generator_array.TWO_VOIDS,
+        *group_generator_array.triples(),
+    ]
     if everything:
-        hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop]
-        generator = [*lock_vector.SMALL, *group_generator_suite.SMALL, *group_generator_suite.MILLION, *generator]
-    return [(PROTOCOLS[0], c) for c in hop] + [(PROTOCOLS[1], c) for c in generator]
+        hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.pairs(), *hop]
+        generator = [
+            *lock_vector.SMALL,
+            *group_generator_suite.SMALL,
+            *group_generator_suite.MILLION,
+            *group_generator_array.pairs(),
+            *generator,
+        ]
+    of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples())), strict=True)
+    return [(protocol, configuration) for protocol, listed in of_each for configuration in listed]
 
 
 def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - one of three classes of configurations
@@ -44,7 +62,7 @@ def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - o
         return "cut"
     if not result.holds:
         return "FAILS"
-    if isinstance(configuration, hop_suite.HopConfiguration):
+    if isinstance(configuration, hop_suite.HopConfiguration) and not configuration.network.suspicions:
         return "holds, tight" if configuration.is_tight(result) else "FAILS: a bound is not attained"
     return "holds"
 

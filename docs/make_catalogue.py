@@ -38,8 +38,14 @@ any networkx graph, `one_peer` runs BlueFog's one-peer rule over it, and `sample
 example, is not doubly stochastic, and `verify` says so.
 
 A node-link, GraphML or networkx edge u→v of weight w means that v takes the share w from u; entry [i, j] of a matrix is
-what i takes from j. Decimal weights become the fractions they stand for (0.333333333 is 1/3). Weights that balance at
-every worker up to 1e-7 are balanced exactly.
+what i takes from j. A line of an `.adj` file lists whom a worker sends to. A NumPy file of shape (rounds, n, n), or
+JSON with such a list under `w_list`, is a schedule, taken round by round as it stands; such are the matrices of the
+Base-(k+1) repository, `graph.w_list`. Its node file names workers only, and becomes our own construction.
+
+Decimal weights become the fractions they stand for (0.333333333 is 1/3), 32-bit numbers those with denominators up to
+1,000 that they round (11184811/16777216 is 2/3). Weights that balance at every worker up to 1e-7 are balanced exactly,
+and own weights are what the others leave. Whatever was recognised or changed is said: `preduce import` prints it as
+notes, and `import_schedule` appends it to a list given as `notes`.
 
 `preduce gaps` reads edge lists and node-link files with the same readers, which refuse the same files. It asks them
 only who sends to whom: weights do not matter to it, and the nodes of an edge list need not be ranks.

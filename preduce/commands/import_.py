@@ -39,14 +39,22 @@ def command(
     from preduce.topo.document.writer import write_schedule
 
     claim_stdout(output, as_json=as_json)
+    notes: list[str] = []
     schedule = import_schedule(
         file, format=format_, cluster=None if cluster is None else load_cluster(cluster), weights=weights,
-        one_peer=one_peer, **parameters_of(param or []),
+        one_peer=one_peer, notes=notes, **parameters_of(param or []),
     )  # fmt: skip
     if output is not None:
         write_schedule(output, schedule)
+    for note in notes:
+        console(errors=True).print(f"Note: {note}.")
     if as_json or output is None:
-        facts = {"name": schedule.name, "num_workers": schedule.num_workers, "sha256": schedule_sha256(schedule)}
+        facts = {
+            "name": schedule.name,
+            "num_workers": schedule.num_workers,
+            "sha256": schedule_sha256(schedule),
+            "notes": notes,
+        }
         emit_json(facts | {"output": str(output)} if as_json and output else dump_schedule(schedule))
         return
     console().print(f"{file}: {schedule.num_workers} workers, period {schedule.period}, written to {output}")

@@ -26,11 +26,20 @@ def read_npy(data: bytes, source: str) -> Imported:
         DocumentError: not such a file, or no square matrix of numbers.
         ScheduleError: entries that are neither edges nor shares.
     """
+    return of_matrix(load_npy(data, source), source)
+
+
+def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
+    """The array of a NumPy file.
+
+    Raises:
+        DocumentError: not such a file, or one with Python objects.
+    """
     try:
-        matrix = np.load(BytesIO(data), allow_pickle=False)
+        array: npt.NDArray[np.generic] = np.load(BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError, SyntaxError) as error:
         raise DocumentError("document", f"is not a NumPy array file: {' '.join(str(error).split())}", source) from None
-    return of_matrix(matrix, source)
+    return array
 
 
 def read_csv(data: bytes, source: str) -> Imported:

@@ -128,6 +128,18 @@ def round_of(imported: Imported, method: str) -> Round:
     return _weighted_round(graph.num_workers, graph.sources, graph.targets, imported.weights)
 
 
+def matrix_round(imported: Imported) -> Round:
+    """A round of a stack of matrices: as given, whether or not it connects all; 0/1 entries without sums are refused.
+
+    Raises:
+        ScheduleError: a matrix without weights.
+    """
+    graph = imported.graph
+    if imported.weights is None:
+        raise ScheduleError("rows of 0 and 1 do not sum to 1; a stack holds mixing weights")
+    return _weighted_round(graph.num_workers, graph.sources, graph.targets, imported.weights)
+
+
 def _weighted_round(
     num_workers: int, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32], weights: Sequence[Fraction]
 ) -> Round:

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.imports.base import EdgeTable, from_edges
+from preduce.schedulers.imports.exact import say
 from preduce.topo.document.reader import decode
 from preduce.topo.errors import DocumentError
 
@@ -100,7 +101,7 @@ def read_decentralizepy_edges(data: bytes, source: str) -> Imported:
 
 
 def read_decentralizepy_adjacency(data: bytes, source: str) -> Imported:
-    """`n`, then one line of neighbours for each rank.
+    """`n`, then one line for each rank: whom it sends to, as decentralizepy reads it; nobody need send back.
 
     Raises:
         DocumentError: another form, or a rank that is not below n.
@@ -111,7 +112,11 @@ def read_decentralizepy_adjacency(data: bytes, source: str) -> Imported:
             "document", f"lists the neighbours of {len(lines)} workers; its first line says {count}", source
         )
     pairs = [(i, _below(word, number, count, source)) for i, (number, words) in enumerate(lines) for word in words]
-    return from_edges(count, pairs, None, directed=False)
+    listed = {(a, b) for a, b in pairs if a != b}
+    one_way = sum((b, a) not in listed for a, b in listed)
+    if one_way:
+        say(f"{one_way} of {len(listed)} edges go one way: the list of a worker says whom it sends to")
+    return from_edges(count, pairs, None, directed=True)
 
 
 def _header(data: bytes, source: str) -> tuple[int, list[tuple[int, list[str]]]]:

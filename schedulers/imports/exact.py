@@ -1,24 +1,84 @@
-"""Exact weights from decimal ones: the fraction that a number stands for, and weights balanced up to the last digit."""
+"""Exact weights from decimal ones: the fraction that a number stands for, and weights balanced up to the last digit.
+
+Whatever is not taken as it stands is noted (`notes`), once for all weights of a kind.
+"""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 TOLERANCE = Fraction(1, 10**7)
 """Imbalances below this come from rounding; larger ones are real."""
+SINGLE_DENOMINATOR = 1000
+"""Fractions up to this denominator are told apart by 32-bit numbers: of all such numbers below 1, 2 % round one."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What an import made of weights that it did not take as they stand."""
+
+    singles: int = 0
+    example: str = ""
+    balanced: int = 0
+    change: Fraction = Fraction(0)
+    own: Fraction = Fraction(0)
+    said: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """One sentence for each thing that was done."""
+        told = list(self.said)
+        if self.singles:
+            several = f"{self.singles} weights are 32-bit numbers and were"
+            which = "1 weight is a 32-bit number and was" if self.singles == 1 else several
+            told.append(f"{which} read as the fraction it rounds, {self.example}")
+        if self.own:
+            told.append(f"own weights changed by up to {float(self.own):.2g}, so that what a worker hears sums to 1")
+        if self.balanced:
+            edges = "1 edge" if self.balanced == 1 else f"{self.balanced} edges"
+            change = f"the weights of {edges} changed by up to {float(self.change):.2g}"
+            told.append(f"{change}, so that every worker sends as much as it hears")
+        return told
+
+
+_NOTES: ContextVar[Notes | None] = ContextVar("_NOTES", default=None)
+
+
+@contextmanager
+def notes() -> Iterator[Notes]:
+    """Gather what is noted while the block runs."""
+    gathered = Notes()
+    token = _NOTES.set(gathered)
+    try:
+        yield gathered
+    finally:
+        _NOTES.reset(token)
+
+
+def say(sentence: str) -> None:
+    """Note a sentence, once."""
+    gathered = _NOTES.get()
+    if gathered is not None and sentence not in gathered.said:
+        gathered.said = (*gathered.said, sentence)
 
 
 def exact(value: object, place: str) -> Fraction:
     """The fraction that a decimal number stands for: 0.333333333 is 1/3.
 
-    The simplest fraction with a denominator up to 10⁴ is taken when it lies within 1e-8, else one within 1e-12.
+    A fraction with a denominator up to 10⁴ is taken when it lies within 1e-8. A number that is one of 32 bits (or its
+    shortest decimal) is the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is
+    2/3. Any other is a fraction within 1e-12.
 
     Raises:
         ScheduleError: a number that is negative or not finite.
@@ -31,8 +91,32 @@ def exact(value: object, place: str) -> Fraction:
         raise ScheduleError(f"{place}: weight {value} is not finite")
     if number < 0:
         raise ScheduleError(f"{place}: weight {value} is negative; weights are shares from 0 to 1")
-    simple = Fraction(number).limit_denominator(10**4)
-    return simple if abs(float(simple) - number) <= 1e-8 else Fraction(number).limit_denominator(10**12)
+    simple: Fraction | None = Fraction(number).limit_denominator(10**4)
+    if simple is not None and abs(float(simple) - number) <= 1e-8:
+        if simple != number and float(np.float32(number)) == number:
+            _note_single(simple, value, place)
+        return simple
+    simple = _rounded_to_single(number)
+    if simple is None:
+        return Fraction(number).limit_denominator(10**12)
+    _note_single(simple, value, place)
+    return simple
+
+
+def _note_single(fraction: Fraction, value: object, place: str) -> None:
+    gathered = _NOTES.get()
+    if gathered is not None:
+        gathered.singles += 1
+        gathered.example = gathered.example or f"such as {fraction} for {value} ({place})"
+
+
+def _rounded_to_single(number: float) -> Fraction | None:
+    """The simple fraction that was rounded to a 32-bit number, None if the number is none or no such fraction is."""
+    rounded = np.float32(number)
+    if number not in (float(rounded), float(str(rounded))):
+        return None
+    simple = Fraction(number).limit_denominator(SINGLE_DENOMINATOR)
+    return simple if np.float32(float(simple)) == rounded else None
 
 
 def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Fraction]) -> None:
@@ -47,6 +131,9 @@ def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Frac
             heard[target] += weight
     for worker, total in enumerate(heard):
         own = weight_of.get((worker, worker))
+        gathered = _NOTES.get()
+        if own is not None and gathered is not None:
+            gathered.own = max(gathered.own, abs(own + total - 1))
         if own is not None and abs(own + total - 1) > Fraction(1, 10**6):
             raise ScheduleError(
                 f"worker {worker}: hears weights that sum to {float(own + total):g}, its own included; they sum to 1"
@@ -56,7 +143,7 @@ def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Frac
 def balanced(
     num_workers: int, sources: Sequence[int], targets: Sequence[int], weights: Sequence[Fraction]
 ) -> list[Fraction]:
-    """The weights, corrected along a spanning tree so that every worker sends exactly as much weight as it hears.
+    """The weights, corrected along spanning trees so that every worker sends exactly as much weight as it hears.
 
     Done only if every worker's imbalance is below 1e-7: larger ones are real, and are left for `verify` to refute.
     """
@@ -71,16 +158,30 @@ def balanced(
     if not any(excess) or max(map(abs, excess)) > TOLERANCE:
         return result
     parent: dict[int, tuple[int, int]] = {}
-    order, seen = [0], {0}
-    for worker in order:
-        for e, other in arcs[worker]:
-            if other not in seen:
-                seen.add(other)
-                order.append(other)
-                parent[other] = (e, worker)
-    for worker in reversed(order[1:]):  # leaves first: each hands its excess to its parent's edge
+    order: list[int] = []
+    seen: set[int] = set()
+    for root in range(num_workers):  # a round of a stack of matrices need not connect all
+        if root in seen:
+            continue
+        seen.add(root)
+        reached = [root]
+        for worker in reached:
+            for e, other in arcs[worker]:
+                if other not in seen:
+                    seen.add(other)
+                    reached.append(other)
+                    parent[other] = (e, worker)
+        order += reached
+    for worker in reversed(order):  # leaves first: each hands its excess to its parent's edge
+        if worker not in parent:
+            continue  # a root, whose excess is 0 by now
         e, above = parent[worker]
         result[e] += -excess[worker] if sources[e] == worker else excess[worker]
         excess[above] += excess[worker]
         excess[worker] = Fraction(0)
+    gathered = _NOTES.get()
+    if gathered is not None:
+        changes = [abs(after - before) for before, after in zip(weights, result, strict=True) if after != before]
+        gathered.balanced += len(changes)
+        gathered.change = max(gathered.change, *changes)
     return result

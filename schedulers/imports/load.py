@@ -10,6 +10,7 @@ from preduce.schedulers.entry import hint
 from preduce.schedulers.imports import adjacency, edge_lists, networkx_graphs, schedule_files
 from preduce.schedulers.imports.base import Imported, round_of, schedule
 from preduce.schedulers.imports.bluefog import one_peer_rounds
+from preduce.schedulers.imports.exact import notes as gathering
 from preduce.topo.document.descriptors import descriptor_to_read
 from preduce.topo.document.reader import parse_json, read_bytes
 from preduce.topo.document.schedule import parse_schedule
@@ -33,6 +34,7 @@ _GRAPHS: dict[str, Callable[..., Imported]] = {
     "decentralizepy-adj": edge_lists.read_decentralizepy_adjacency,
 }
 _SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "matrix-stack": schedule_files.read_matrix_stack,
     "base-graph": schedule_files.read_base_graph,
     "matcha": schedule_files.read_matcha,
 }
@@ -58,6 +60,7 @@ def import_schedule(
     cluster: Cluster | None = None,
     weights: str = "metropolis",
     one_peer: bool = False,
+    notes: list[str] | None = None,
     **options: object,
 ) -> Schedule:
     """A schedule from another tool's file. `verify` finds what is wrong with it; what cannot be read is said here.
@@ -68,6 +71,7 @@ def import_schedule(
         cluster: where the workers run; without it every worker has a node of its own.
         weights: how a graph without weights is weighed.
         one_peer: run BlueFog's one-peer rule over the graph instead of all edges in each round.
+        notes: sentences are appended that say what was not taken as it stands, such as a repaired rounding error.
         **options: of the format: `directed` (edge-list), `k` (base-graph), `budget`, `rounds`, `seed` (matcha).
 
     Raises:
@@ -75,10 +79,28 @@ def import_schedule(
         DocumentError: the file is not what its format says.
         ScheduleError: an unknown format or option, or a graph that cannot be a topology.
     """
+    with gathering() as gathered:
+        imported = _imported(path, format, cluster, weights, options, one_peer=one_peer)
+    if notes is not None:
+        notes += gathered.lines()
+    return imported
+
+
+def _imported(
+    path: str | os.PathLike[str],
+    format_: str | None,
+    cluster: Cluster | None,
+    weights: str,
+    options: dict[str, object],
+    *,
+    one_peer: bool,
+) -> Schedule:
     data = read_bytes(path)
     # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
     name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
-    chosen = _sniff(data, name) if format is None else format
+    chosen = _sniff(data, name) if format_ is None else format_
+    if chosen == "npy" and schedule_files.is_stack(data, name):
+        chosen = "matrix-stack"
     if chosen == "preduce":
         return parse_schedule(data)
     if chosen not in formats():
@@ -135,7 +157,12 @@ def _sniff_json(data: bytes, name: str) -> str:
     if isinstance(value, list) or (isinstance(value, dict) and "matchings" in value):
         return "matcha"
     if isinstance(value, dict):
-        for key, format_ in (("format", "preduce"), ("n_nodes", "base-graph"), ("nodes", "node-link")):
+        for key, format_ in (
+            ("format", "preduce"),
+            ("w_list", "matrix-stack"),
+            ("n_nodes", "base-graph"),
+            ("nodes", "node-link"),
+        ):
             if key in value:
                 return format_
     raise InputError(

@@ -1,27 +1,73 @@
-"""Files from which whole schedules follow: the Base-(k+1) repository's node file and MATCHA's lists of matchings."""
+"""Files from which whole schedules follow: stacks of matrices, Base-(k+1)'s node file, MATCHA's lists of matchings."""
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from preduce.schedulers.constructions.matcha import MAX_WORKERS, sampled_matchings
-from preduce.schedulers.imports.base import schedule
+from preduce.schedulers.imports.adjacency import load_npy, of_matrix
+from preduce.schedulers.imports.base import matrix_round, schedule
+from preduce.schedulers.imports.exact import say
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.reader import parse_json
-from preduce.topo.errors import DocumentError
+from preduce.topo.errors import DocumentError, ScheduleError
 from preduce.topo.graphs.base import Graph
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
 
 
-def read_base_graph(data: bytes, source: str, *, cluster: Cluster | None = None, k: int = 1) -> Schedule:
-    """`{"n_nodes": n, "node0": {"node_id": 0, "ip_address": …}, …}` as the schedule that the repository runs on it.
+MAX_ROUNDS = 10_000
 
-    Workers with one `ip_address` are placed on one node, unless a cluster is given.
+
+def is_stack(data: bytes, source: str) -> bool:
+    """Whether a NumPy file holds a stack of matrices: three axes.
+
+    Raises:
+        DocumentError: no NumPy file.
+    """
+    return load_npy(data, source).ndim == 3
+
+
+def read_matrix_stack(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
+    """One mixing matrix a round, as they stand: an array of shape (rounds, n, n), or JSON with it under `w_list`.
+
+    Entry [t, i, j] is what worker i takes from worker j in round t. A round need not connect all.
+
+    Raises:
+        DocumentError: another form, or a round that is no square matrix of numbers.
+        ScheduleError: entries or rows of a round that are no shares, or a cluster of another size.
+    """
+    if data.startswith(b"\x93NUMPY"):
+        stack = load_npy(data, source)
+    else:
+        value = parse_json(data, source=source)
+        listed = value.get("w_list") if isinstance(value, dict) else None
+        try:
+            stack = np.array(listed, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise DocumentError("w_list", "is not a list of matrices of one size", source) from None
+    if stack.ndim != 3 or not 1 <= len(stack) <= MAX_ROUNDS:
+        shape = "x".join(map(str, stack.shape)) or "empty"
+        raise DocumentError("document", f"is {shape}; a stack is 1 to {MAX_ROUNDS} rounds of a square matrix", source)
+    rounds = []
+    for t, matrix in enumerate(stack):
+        try:
+            rounds.append(matrix_round(of_matrix(matrix, source)))
+        except ScheduleError as error:
+            raise ScheduleError(f"{source}: round {t}: {error}") from None
+    return schedule(PurePath(source).stem, rounds, cluster)
+
+
+def read_base_graph(data: bytes, source: str, *, cluster: Cluster | None = None, k: int = 1) -> Schedule:
+    """`{"n_nodes": n, "node0": {"node_id": 0, "ip_address": …}, …}` as a Base-(k+1) schedule.
+
+    Workers with one `ip_address` are placed on one node, unless a cluster is given. The file names workers, no rounds:
+    those are our construction's. Which the repository's program runs are its `graph.w_list`, see `read_matrix_stack`.
 
     Raises:
         DocumentError: another form.
@@ -41,6 +87,10 @@ def read_base_graph(data: bytes, source: str, *, cluster: Cluster | None = None,
     chosen = Cluster.irregular(list(nodes.values())) if cluster is None else cluster
     if chosen.num_workers != count:
         raise DocumentError("n_nodes", f"is {count}, cluster {chosen} has {chosen.num_workers} workers", source)
+    say(
+        "the file names workers and no rounds: these are the rounds of our own Base-(k+1) construction; the "
+        "repository's may differ, and are read from numpy.save('w.npy', torch.stack(graph.w_list))"
+    )
     return build("base-k-plus-1", chosen, k=k)
 
 

@@ -48,7 +48,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """Message that a failure detector sends in the name of a process that has stopped for ever."""
+    """Message that a failure detector sends in the name of a process that has stopped for ever, or seems to have."""
 
 
 Action = Send | Note
@@ -119,6 +119,15 @@ class Finishing(Protocol):
 
     def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Machine
         """Whether the process may rest here for ever."""
+
+
+@runtime_checkable
+class Suspecting(Protocol):
+    """A machine in which one process may take another for dead that is not, because it was silent for too long."""
+
+    @property
+    def suspects(self) -> Sequence[tuple[int, int]]:
+        """Every pair (suspect, observer): the observer has a failure detector for the suspect."""
 
 
 @runtime_checkable

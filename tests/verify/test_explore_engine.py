@@ -248,3 +248,42 @@ def test_two_properties_of_one_name_and_a_senseless_network_are_refused():
         explore(TwoSpinners(), properties=(SAFE, SAFE))
     with pytest.raises(InputError, match="set delay"):
         Network(delay=False, losses=1)
+
+
+@dataclass(frozen=True)
+class Watched(TwoSpinners):
+    """Process 0 watches process 1, which goes on whatever it is taken for."""
+
+    suspects = ((1, 0),)
+
+    def step(self, process, state, event):
+        if isinstance(event, Received):
+            return "alone", (Note("gave it up"),)
+        return (state if state == "alone" else 1 - state), ()
+
+
+def test_a_process_that_is_taken_for_dead_goes_on():
+    went_on = PerState("is still", lambda view: "it turns" if view.processes == ("alone", 1) else None)
+    found = explore(Watched(), properties=(went_on,), network=Network(suspicions=1))
+    trace = found.finding("is still").trace
+    assert [step.verb for step in trace.steps] in (["suspect", "step"], ["step", "suspect"])
+    assert "0 takes 1 for dead (gave it up)" in str(trace)
+    assert explore(Watched(), network=Network(suspicions=1)).states == 2 * 2 + 2
+    assert explore(Watched(), network=Network()).states == 4
+
+
+def test_who_has_crashed_neither_suspects_nor_is_suspected():
+    seen = []
+    keep = PerState("seen", lambda view: seen.append(view.processes))
+    assert explore(Watched(), properties=(keep,), network=Network(suspicions=1, crashes=2)).complete
+    assert ("alone", None) in seen  # first taken for dead, then dead
+    seen.clear()
+    assert explore(Watched(), properties=(keep,), network=Network(suspicions=1, crashes=1)).complete
+    assert (None, None) not in seen
+
+
+def test_suspicion_where_nobody_watches_anybody_is_refused():
+    with pytest.raises(InputError, match="nobody takes another process for dead"):
+        explore(TwoSpinners(), network=Network(suspicions=1))
+    with pytest.raises(InputError, match="suspicions are numbers"):
+        Network(suspicions=-1)

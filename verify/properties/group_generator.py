@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from preduce.verify.search.view import View
 
 
-def generator_properties(system: GroupSystem) -> tuple[Property, ...]:
-    """All properties that apply to a system under a network."""
+def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[Property, ...]:
+    """All properties that apply to a system; `lossy` says that messages may be lost, and be said again."""
     n = system.setting.num_workers
     listed: list[Property] = [
         _of_service(n, "no worker in two running groups", _one_running_group),
@@ -48,9 +48,10 @@ def generator_properties(system: GroupSystem) -> tuple[Property, ...]:
         _of_service(n, "nothing waits that could start", _eager),
         _of_service(n, "who waits, waits for an older group", _waits_for_older),
         _of_service(n, "every request is answered once, or waits", _answered_or_waiting),
-        _grants_are_known(n, system),
+        _grants_are_known(n, lossy=lossy),
         _agreed_members(n),
         _requests_in_step(n, system),
+        PerPair("costs are known", _pairs_with_service(n), lambda pair: _known_cost(system, pair), messages=False),
         _ended_properly(n),
     ]
     if system.collective:
@@ -167,12 +168,24 @@ def _counted(pair: Pair) -> str | None:
     return f"worker {worker} is in round {mine.rounds}; the generator has counted {state.counts[worker]} rounds"
 
 
+def _known_cost(system: GroupSystem, pair: Pair) -> str | None:
+    """With every request the generator learns what the worker's rounds cost now."""
+    worker, mine, _, (state, _), _, _ = pair
+    cost = system.cost_of(worker, max(mine.rounds - (not mine.ask.computed), 0))
+    if state.requests[worker] != mine.request or state.costs[worker] == cost:
+        return None
+    return f"a round of worker {worker} costs {cost}; the generator takes it to cost {state.costs[worker]}"
+
+
 def _pairs_with_service(n: int) -> tuple[tuple[int, int], ...]:
     return tuple((worker, n) for worker in range(n))
 
 
-def _grants_are_known(n: int, system: GroupSystem) -> PerPair:  # noqa: ARG001 - the signature of its like
-    """A worker is in no group that the generator does not hold to be running, unless word of its end is on its way."""
+def _grants_are_known(n: int, *, lossy: bool) -> PerPair:
+    """A worker is in no group that the generator does not hold to be running, unless word of its end is on its way.
+
+    Word that was lost may come again: a repeated request takes the group away.
+    """
 
     def check(pair: Pair) -> str | None:
         worker, mine, _, (state, _), _, back = pair
@@ -187,7 +200,7 @@ def _grants_are_known(n: int, system: GroupSystem) -> PerPair:  # noqa: ARG001 -
             ending = any(isinstance(m, Void) and m.seq == seq for m in back)
             group = next((g for g in state.buffers.groups if g.seq == seq and worker in g.active), None)
             gone = state.status[worker] == DEAD or any(isinstance(m, Fenced) for m in back)
-            if group is None and not ending and not gone and not _retracted(state, worker):
+            if group is None and not ending and not gone and not (lossy and _retracted(state, worker)):
                 return f"worker {worker} is in group {seq}, which the generator does not hold to be running"
             if group is not None and group.members != members:
                 return f"worker {worker} takes group {seq} to be {members}; it is {group.members}"

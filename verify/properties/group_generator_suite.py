@@ -25,7 +25,7 @@ class GeneratorConfiguration:
         system = system or self.system
         return explore(
             system,
-            properties=generator_properties(system),
+            properties=generator_properties(system, lossy=self.network.losses > 0),
             network=self.network,
             symmetry=False,
             max_states=self.max_states,

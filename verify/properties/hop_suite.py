@@ -8,6 +8,7 @@ from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import Hop, HopSetting
 from preduce.verify.explore import Exploration, Network, explore
 from preduce.verify.gaps.exact import exact_bounds
+from preduce.verify.properties.fail_stop import FailStop, among_the_living
 from preduce.verify.properties.hop import hop_properties
 
 
@@ -30,9 +31,12 @@ class HopConfiguration:
     def run(self, machine: Hop | None = None) -> Exploration:
         """Explore with every property of the setting; `machine` may stand in for the protocol."""
         machine = machine or self.machine()
+        properties = hop_properties(machine, reordered=self.network.reorder)
+        if self.network.suspicions:
+            properties = tuple(map(among_the_living, properties))
         return explore(
-            machine,
-            properties=hop_properties(machine, reordered=self.network.reorder),
+            FailStop(machine) if self.network.suspicions else machine,
+            properties=properties,
             network=self.network,
             symmetry=self.symmetry,
             max_states=self.max_states,

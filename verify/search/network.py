@@ -15,7 +15,9 @@ class Network:
     once, which reaches every state of the workers that matters for properties that only waiting can delay.
     `reorder`: messages of one channel may overtake one another. `losses`, `duplicates`, `crashes`: how many messages
     may be lost or delivered twice and how many processes may stop for ever, in one run. With `detect` the others
-    learn of a crash by a `Crashed` message on the channels that the stopped process would have used.
+    learn of a crash by a `Crashed` message on the channels that the stopped process would have used. `suspicions`: how
+    often a process that goes on may be taken for dead: a machine that is `Suspecting` then gets the same message at an
+    instant of the adversary's choice, ahead of everything that the suspect has on its way.
     """
 
     delay: bool = True
@@ -23,11 +25,12 @@ class Network:
     losses: int = 0
     duplicates: int = 0
     crashes: int = 0
+    suspicions: int = 0
     detect: bool = False
 
     def __post_init__(self) -> None:
         """Refuse combinations that mean nothing."""
         if not self.delay and (self.reorder or self.losses or self.duplicates):
             raise InputError("network: messages that arrive at once cannot be reordered, lost or doubled; set delay")
-        if min(self.losses, self.duplicates, self.crashes) < 0:
-            raise InputError("network: losses, duplicates and crashes are numbers >= 0")
+        if min(self.losses, self.duplicates, self.crashes, self.suspicions) < 0:
+            raise InputError("network: losses, duplicates, crashes and suspicions are numbers >= 0")

@@ -3,7 +3,8 @@
 States of processes, contents of channels and messages are numbered once (interned), and what an event does to a
 process is computed once per (process, state, event) and looked up afterwards: machines are pure, so this is sound, and
 it is what makes an exploration of ordinary Python objects fast. A global state is the tuple
-(local state per process, content per channel, and, if the adversary has budgets, losses, duplicates, crashes left).
+(local state per process, content per channel, and, if the adversary has budgets, losses, duplicates, crashes and
+suspicions left).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from preduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable
+from preduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable, Suspecting
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -80,12 +82,16 @@ class System:
         self._channel_of = {pair: self.size + index for index, pair in enumerate(self.channels)}
         self._ends = [(0, 0)] * self.size + list(self.channels)
         self._budget = self.size + len(self.channels)
-        budgets = (network.losses, network.duplicates, network.crashes)
+        budgets = (network.losses, network.duplicates, network.crashes, network.suspicions)
         self._budgets: State = budgets if any(budgets) else ()
+        self._suspects = tuple(machine.suspects) if network.suspicions and isinstance(machine, Suspecting) else ()
+        if network.suspicions and not self._suspects:
+            raise InputError("network: suspicions: in this protocol nobody takes another process for dead")
         self._moves: list[dict[int, tuple[Move, ...]]] = [{} for _ in range(self.size)]
         self._deliveries: list[dict[int, tuple[tuple[int, Move], ...]]] = [{} for _ in range(self._budget)]
         self._pushed: dict[int, int] = {}
         self._lowered: dict[tuple[int, int, int], int] = {}
+        self._suspicions: dict[tuple[int, int, int], Move] = {}
 
     def start(self) -> State:
         """Every process in its first state, its first messages on their way."""
@@ -238,7 +244,7 @@ class System:
             waiting += move.sends
 
     def _mishaps(self, state: State) -> Iterator[tuple[Label, State]]:
-        losses, duplicates, crashes = state[self._budget :]
+        losses, duplicates, crashes, suspicions = state[self._budget :]
         for place in range(self.size, self._budget):
             if state[place] and (losses or duplicates):
                 source, target = self._ends[place]
@@ -253,7 +259,13 @@ class System:
                         self._post(after, move.sends)
                         label = Label("repeat", target, event, place, move.label.notes)
                         yield label, self._spent(tuple(after), duplicates=1)
-        for process in range(self.size) if crashes else ():
+        if crashes:
+            yield from self._crashes(state)
+        if suspicions:
+            yield from self._wrong_suspicions(state)
+
+    def _crashes(self, state: State) -> Iterator[tuple[Label, State]]:
+        for process in range(self.size):
             if state[process] != self.stopped:
                 after = list(self._with(state, process, self.stopped))
                 for place, (source, target) in enumerate(self._ends[self.size :], start=self.size):
@@ -263,13 +275,29 @@ class System:
                         self._post(after, ((place, self.messages(Crashed())),))
                 yield Label("crash", process, None, -1, ()), self._spent(tuple(after), crashes=1)
 
+    def _wrong_suspicions(self, state: State) -> Iterator[tuple[Label, State]]:
+        for suspect, observer in self._suspects:
+            if self.stopped not in (state[suspect], state[observer]):
+                move = self._suspicion(suspect, observer, state[observer])
+                after = list(self._with(state, observer, move.local))
+                self._post(after, move.sends)
+                yield move.label, self._spent(tuple(after), suspicions=1)
+
+    def _suspicion(self, suspect: int, observer: int, local: int) -> Move:
+        key = (suspect, observer, local)
+        move = self._suspicions.get(key)
+        if move is None:
+            move = self._suspicions[key] = self._move("suspect", observer, local, Received(suspect, Crashed()))
+        return move
+
     @staticmethod
     def _with(state: State, place: int, value: int) -> State:
         return (*state[:place], value, *state[place + 1 :])
 
     @staticmethod
-    def _spent(state: State, *, losses: int = 0, duplicates: int = 0, crashes: int = 0) -> State:
-        return (*state[:-3], state[-3] - losses, state[-2] - duplicates, state[-1] - crashes)
+    def _spent(state: State, *, losses: int = 0, duplicates: int = 0, crashes: int = 0, suspicions: int = 0) -> State:
+        left = zip(state[-4:], (losses, duplicates, crashes, suspicions), strict=True)
+        return (*state[:-4], *(budget - spent for budget, spent in left))
 
     def _lower_local(self, process: int, local: int, by: int) -> int:
         key = (process, local, by)

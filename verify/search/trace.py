@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One thing that happens: `verb` is step, deliver, lose, repeat or crash; `source` is −1 unless a message moves."""
+    """One thing that happens: `verb` is step, deliver, lose, repeat, crash or suspect.
+
+    `source` is −1 unless a message moves.
+    """
 
     verb: str
     process: int
@@ -89,6 +92,8 @@ def _worded(system: System, label: Label, before: State) -> TraceStep:
         _, actions = machine.step(process, system.locals.values[before[process]], event)
         sends = tuple((a.to, _message(machine, a.message)) for a in actions if isinstance(a, Send))
         notes = "".join(f" ({_note(a.what)})" for a in actions if isinstance(a, Note))
+    if label.verb == "suspect":
+        return TraceStep("suspect", process, -1, f"{process} takes {event.source} for dead{notes}", sends)
     if isinstance(event, Received):
         what = _message(machine, event.message)
         verbs = {"deliver": "arrives", "lose": "is lost", "repeat": "arrives and will arrive again"}

@@ -25,6 +25,8 @@ PATIENCE = 2
 """How often in a row a worker may go without a group before its next request gets one whoever is idle."""
 LAGGARD_SIZE = 2
 """Members of the small group that a lagging initiator gets."""
+CHOICE_BITS = 61
+"""A choice among known groups is read from the bits of a draw's random number above these."""
 SLOW_FACTOR = 2
 """With `laggard-late` a worker is slow if its rounds take this many times as long to compute as the median worker's."""
 
@@ -177,7 +179,7 @@ class Drawing:
             known = [group for group in now.known if now.initiator in group and now.alive.issuperset(group)]
             fitting = [group for group in known if allowed.issuperset(group)] or known
             if fitting:
-                return (fitting[(now.salt >> 61) % len(fitting)],)
+                return (fitting[(now.salt >> CHOICE_BITS) % len(fitting)],)
         return (_members((now.initiator, *partners[: size - 1])),)
 
     def divided(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
@@ -191,7 +193,7 @@ class Drawing:
             group = _members((worker, *partners))
             if any(self.is_bounded(now, member) for member in group) and group not in now.known:
                 known = [g for g in now.known if worker in g and left.issuperset(g)]
-                group = known[(now.salt >> 61) % len(known)] if known else (worker,)
+                group = known[(now.salt >> CHOICE_BITS) % len(known)] if known else (worker,)
             left.difference_update(group)
             if len(group) > 1:
                 groups.append(group)

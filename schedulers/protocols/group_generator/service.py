@@ -309,7 +309,10 @@ class GroupGenerator:
         )
 
     def crashed(self, state: GeneratorState, worker: int) -> Stepped:
-        """Give a worker up: a new epoch without it, and nobody waits for it any more."""
+        """Give a worker up: a new epoch without it, and nobody waits for it any more.
+
+        It is told so at once: it may have been silent without being dead, and wait for an answer or in a group.
+        """
         if state.status[worker] == DEAD:
             return state, ()
         state = replace(
@@ -322,7 +325,7 @@ class GroupGenerator:
         buffers, groups = self.locking.voided(state.buffers, worker)
         state = self.forgotten(replace(state, buffers=buffers), groups)
         state, sent = self.served(state)
-        return state, (*self.void(state, groups, worker), *sent)
+        return state, (Send(worker, Fenced(state.epoch)), *self.void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
         """A repeated request must not be answered with a group that is void: it is answered with no group."""

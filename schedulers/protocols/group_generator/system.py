@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import factorial
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.base import Note, Outcome, Received
+from preduce.schedulers.protocols.group_generator.draw import CHOICE_BITS
 from preduce.schedulers.protocols.group_generator.service import (
     ACTIVE,
     Alone,
@@ -54,7 +56,8 @@ class GroupSystem:
         ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers. None
             draws from the setting's seed, as at run time.
         retries: how often each worker may say again what may have been lost, also when nothing was.
-        costs: what a round costs each worker to compute, as they report it (empty: all the same).
+        costs: what a round costs each worker to compute, as they report it (empty: all the same); a tuple says it of
+            one round after the other, the last for all further ones.
         breakers: workers whose collective may fail once although nobody has died.
         timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
             that is for `verify.properties.group_generator` to check.
@@ -66,7 +69,7 @@ class GroupSystem:
     collective: bool = True
     ways: int | None = 1
     retries: int = 0
-    costs: tuple[int, ...] = ()
+    costs: tuple[int | tuple[int, ...], ...] = ()
     breakers: tuple[int, ...] = ()
     timeouts: bool = False
     restarts: int = 0
@@ -94,14 +97,31 @@ class GroupSystem:
         between = [(u, v) for u in range(n) for v in range(n) if u != v] if self.collective else []
         return [*((w, n) for w in range(n)), *((n, w) for w in range(n)), *between]
 
+    @property
+    def suspects(self) -> Sequence[tuple[int, int]]:
+        """The generator gives up whoever is silent for longer than its lease, dead or not.
+
+        A worker that takes the generator for dead ends, which is a crash of that worker; one whose members do not come
+        reports that its group broke, see `breakers`.
+        """
+        n = self.setting.num_workers
+        return tuple((worker, n) for worker in range(n))
+
     def start(self, process: int) -> Outcome[Any]:
         """Every worker asks for its first group."""
         if process == self.setting.num_workers:
             return (self.generator.initial(), self.restarts), ()
-        cost = self.costs[process] if self.costs else 1
         return self.worker.start(
-            self.retries, None if self.ways is None else 0, breaks=int(process in self.breakers), cost=cost
+            self.retries,
+            None if self.ways is None else 0,
+            breaks=int(process in self.breakers),
+            cost=self.cost_of(process, 0),
         )
+
+    def cost_of(self, worker: int, rounds: int) -> int:
+        """What a worker's round costs it to compute, after so many rounds."""
+        costs = self.costs[worker] if self.costs else 1
+        return costs if isinstance(costs, int) else costs[min(rounds, len(costs) - 1)]
 
     def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
         """Rounds that end, with every outcome of a later draw; a retry; a restart of the generator."""
@@ -109,7 +129,7 @@ class GroupSystem:
             return (Restarted(),) if state[1] and ACTIVE in state[0].status else ()
         events: list[Hashable] = []
         for kind in self.worker.ready(state):
-            salts = (None,) if self.ways is None else range(self.ways)
+            salts = (None,) if self.ways is None else self.salts
             events += [Retry()] if kind is Retry else [kind(salt) for salt in salts]
         return events
 
@@ -118,6 +138,8 @@ class GroupSystem:
         if process < self.setting.num_workers:
             if isinstance(event, Received):
                 return self.worker.received(process, state, event.source, event.message)
+            if not isinstance(event, Retry):
+                state = replace(state, cost=self.cost_of(process, state.rounds))
             return self.worker.step(process, state, event)
         if isinstance(event, Received):
             after, actions = self.generator.handle(state[0], event.source, event.message)
@@ -125,6 +147,15 @@ class GroupSystem:
         assert isinstance(event, Restarted), f"not an event of the generator: {event}"
         after, actions = self.generator.restarted(state[0])
         return (after, state[1] - 1), (*actions, Note(("restarted", after.epoch)))
+
+    @cached_property
+    def salts(self) -> tuple[int, ...]:
+        """Random numbers of which number k stands for order k of the workers and for choice k among known groups.
+
+        An order is read from a number's lowest places (`shuffled`), a choice from its bits above `CHOICE_BITS`.
+        """
+        orders = factorial(self.setting.num_workers)
+        return tuple(way + orders * -(-(way << CHOICE_BITS) // orders) for way in range(self.ways or 0))
 
     def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
         """Workers rest when they have ended or were given up; the generator when nobody waits for it."""

@@ -151,11 +151,11 @@ class GroupWorker:
                 return self.met_by(worker, state, source, seq, answer=answer)
             case Fenced():
                 return replace(state, stage=FENCED, seq=-1, members=()), (Note(("fenced",)),)
-            case Grant() | Alone() | Later() | Bye() | Void() if self.is_stale(state, message.epoch):
-                return state, ()
-            case Void(epoch, seq):
-                state = replace(state, epoch=epoch)
+            case Void(epoch, seq):  # never out of date: no group is granted again once it is void
+                state = replace(state, epoch=max(epoch, state.epoch))
                 return (self.without_group(state) if self.holds(state, seq) else state), ()
+            case Grant() | Alone() | Later() | Bye() if self.is_stale(state, message.epoch):
+                return state, ()
             case Grant() | Alone() | Later() | Bye() if message.request == state.request:
                 return self.answered(replace(state, epoch=message.epoch), message)
             case Grant() | Alone() | Later() | Bye():

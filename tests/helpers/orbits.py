@@ -1,0 +1,112 @@
+"""Folded states against the orbits of all states, computed from graphs and states without a machine's renaming."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from preduce.schedulers.protocols.hop import HopState
+from preduce.verify.properties.fail_stop import Gone
+from preduce.verify.search.breadth import Breadth
+from preduce.verify.search.system import Stopped
+
+
+def searched(machine, network, *, symmetry):
+    """A finished search without properties."""
+    search = Breadth(
+        machine,
+        network,
+        properties=(),
+        max_states=200_000,
+        symmetry=symmetry,
+        shift=True,
+        within=None,
+        max_gap=None,
+    )
+    search.run()
+    assert search.complete
+    return search
+
+
+def renamings(graph, labels):
+    """Every permutation of the workers that maps edges to edges and keeps labels, by trying all."""
+    edges = set(graph.edges)
+    return [
+        p
+        for p in permutations(range(graph.num_workers))
+        if {(p[u], p[v]) for u, v in edges} == edges and all(labels[p[v]] == labels[v] for v in range(len(p)))
+    ]
+
+
+class Facts:
+    """States as sets of numbered facts (what, workers that it names, value); a renaming changes the workers only."""
+
+    def __init__(self, graph, group):
+        self.graph, self.numbers, self.listed = graph, {}, []
+        self.group, self.images = group, [[] for _ in group]
+
+    def number(self, fact):
+        if fact not in self.numbers:
+            self.numbers[fact] = len(self.listed)
+            self.listed.append(fact)
+        return self.numbers[fact]
+
+    def renamed(self, state, index):
+        """A state under one renaming of the group."""
+        images, p = self.images[index], self.group[index]
+        while len(images) < len(self.listed):
+            what, workers, value = self.listed[len(images)]
+            images.append(self.number((what, tuple(p[w] for w in workers), value)))
+        return frozenset([images[fact] for fact in state])
+
+    def of(self, search):
+        """All states of a search, each as a set of facts."""
+        system, known = search.system, {}
+        width = system.size + len(system.channels)
+        for state in search.states:
+            told = [self.number(("left", (), state[width:]))]
+            for place, content in enumerate(state[:width]):
+                if (place, content) not in known:
+                    found = (
+                        self.worker(place, system.locals.values[content])
+                        if place < system.size
+                        else self.channel(system, system.channels[place - system.size], content)
+                    )
+                    known[place, content] = tuple(map(self.number, found))
+                told += known[place, content]
+            yield frozenset(told)
+
+    def channel(self, system, ends, content):
+        messages = system.content(content)
+        return [("on its way", ends, tuple(sorted(map(repr, messages))) if system.network.reorder else messages)]
+
+    def worker(self, v, local):
+        if isinstance(local, Gone | Stopped):
+            return [(type(local).__name__, (v,), None)]
+        if not isinstance(local, HopState):
+            waits = (v, local.waits_for) if local.waits_for >= 0 else (v,)
+            return [("waits", waits, None), ("asked by", (v, *local.askers), None)]
+        told = [("step", (v,), (local.step, local.stage))]
+        told += [("queue", (v, u), bits) for u, bits in zip(self.graph.sources[v], local.updates, strict=True)]
+        for what, values in (("tokens", local.tokens), ("acked", local.acked)):
+            told += [(what, (v, u), value) for u, value in zip(self.graph.targets[v], values, strict=bool(values))]
+        return told
+
+
+def fold_problem(machine, graph, labels, network):
+    """What is wrong with the folded states of a machine, None if they are one of each orbit of its states."""
+    told = Facts(graph, renamings(graph, labels))
+    states, orbit_of, orbits = set(told.of(searched(machine, network, symmetry=False))), {}, 0
+    for state in states:
+        if state not in orbit_of:
+            for index in range(len(told.group)):
+                image = told.renamed(state, index)
+                if image not in states:
+                    return "a renamed state is none that can be reached"
+                orbit_of[image] = orbits
+            orbits += 1
+    folded = [orbit_of.get(state) for state in told.of(searched(machine, network, symmetry=True))]
+    if None in folded:
+        return "a folded state is none that can be reached"
+    if sorted(folded) != list(range(orbits)):
+        return f"{len(states)} states have {orbits} orbits; folded they are {len(folded)}, of {len(set(folded))} orbits"
+    return None

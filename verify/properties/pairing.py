@@ -1,0 +1,128 @@
+"""The properties of AD-PSGD's pairing, and the configurations that the explorer is run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from preduce.schedulers.protocols.adpsgd import Answer, Ask, Pairing, PairState, Role, two_sides
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.verify.explore import Exploration, Network, explore
+from preduce.verify.properties.fail_stop import FailStop, among_the_living
+from preduce.verify.search.covering import Factors, Level
+from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
+
+if TYPE_CHECKING:
+    from preduce.verify.search.covering import Row
+    from preduce.verify.search.view import View
+
+
+def pairing_properties(machine: Pairing, *, crashes: bool = False) -> tuple[Property, ...]:
+    """All properties of a pairing on two sides; with `crashes` workers may wait for ever, but only for the dead."""
+    halt: Property = PerState("only the dead are waited for", _waits_for_the_dead) if crashes else NoDeadlock()
+    return (
+        halt,
+        PerPair("a question is answered once", machine.graph.edges, _answered_once),
+        PerProcess("only who answers is asked", lambda worker, state: _asks_who_answers(machine, worker, state)),
+        PerProcess("who answers never waits", lambda worker, state: _never_waits(machine, worker, state)),
+    )
+
+
+def _answered_once(pair: Pair) -> str | None:
+    """While a worker waits for another, its question is on its way or kept there, or the answer is on its way."""
+    asker, mine, asked, other, there, back = pair
+    if other.waits_for == asker or any(isinstance(message, Ask) for message in back):
+        return None  # questions that cross are each other's answers
+    questions = sum(isinstance(message, Ask) for message in there) + other.askers.count(asker)
+    answers = sum(isinstance(message, Answer) for message in back)
+    if questions + answers == (mine.waits_for == asked):
+        return None
+    word = "waits" if mine.waits_for == asked else "does not wait"
+    return f"worker {asker} {word} for worker {asked}, with {questions} questions and {answers} answers open"
+
+
+def _asks_who_answers(machine: Pairing, worker: int, state: PairState) -> str | None:
+    partner = state.waits_for
+    if partner < 0 or (machine.roles[partner] != Role.ACTIVE and partner in machine.graph.targets[worker]):
+        return None
+    return f"worker {worker} asks worker {partner}, which does not answer it"
+
+
+def _never_waits(machine: Pairing, worker: int, state: PairState) -> str | None:
+    if machine.roles[worker] != Role.PASSIVE or (state.waits_for < 0 and not state.askers):
+        return None
+    return f"worker {worker} only answers, and waits for {state.waits_for} and keeps {state.askers} waiting"
+
+
+def _waits_for_the_dead(view: View) -> str | None:
+    """Where nothing moves between two workers that live, neither waits for the other."""
+    for worker, state in enumerate(view.processes):
+        partner = -1 if state is None else state.waits_for
+        if partner < 0 or view.processes[partner] is None:
+            continue
+        if not view.in_flight.get((worker, partner)) and not view.in_flight.get((partner, worker)):
+            return f"worker {worker} waits for worker {partner}, which lives, and nothing is on its way between them"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PairingConfiguration:
+    """One exploration; with suspicions the workers are those of `FailStop`."""
+
+    name: str
+    pairing: Pairing
+    network: Network = field(default_factory=Network)
+    symmetry: bool = False
+
+    def machine(self) -> Any:  # noqa: ANN401 - a machine, wrapped or not
+        """What is explored."""
+        return FailStop(self.pairing) if self.network.suspicions else self.pairing
+
+    def run(self, pairing: Pairing | None = None) -> Exploration:
+        """Explore with every property; `pairing` may stand in for the protocol."""
+        pairing = pairing or self.pairing
+        properties = pairing_properties(pairing, crashes=self.network.crashes > 0)
+        if self.network.suspicions:
+            properties = tuple(map(among_the_living, properties))
+        machine = FailStop(pairing) if self.network.suspicions else pairing
+        return explore(machine, properties=properties, network=self.network, symmetry=self.symmetry)
+
+
+FACTORS = Factors(
+    {
+        "graph": [
+            Level((3, ((0, 1), (1, 2)), (0, 2)), "path of 3"),
+            Level((4, ((0, 1), (1, 2), (2, 3), (3, 0)), (0, 2)), "ring of 4", 5),
+            Level((5, ((0, 1), (0, 2), (0, 3), (0, 4)), (1, 2, 3, 4)), "star of 5", 5),
+            Level((5, tuple((a, b) for a in (0, 1, 2) for b in (3, 4)), (0, 1, 2)), "3 and 2", 50),
+        ],
+        "sides": [Level("first"), Level("second", "other side active", 0.5)],
+        "extra": [Level(False), Level(True, "edges between active ones")],
+        "wire": [Level(False), Level(True, "reordered")],
+        "mishap": [Level(""), Level("crash", "one crash", 4), Level("suspicion", "one taken for dead", 20)],
+        "symmetry": [Level(False), Level(True, "folded", 0.5)],
+    },
+    # The largest graph would have 81,574 states with somebody taken for dead, five times all rows together.
+    lambda chosen: bool(chosen["mishap"] != "suspicion" or len(chosen["graph"][1]) < 6),
+)
+"""A level of `graph` is (workers, edges, active ones); `extra` joins the active ones, who never ask one another."""
+
+
+def configuration(row: Row) -> PairingConfiguration:
+    """The configuration that a row stands for."""
+    chosen = FACTORS.values(row)
+    num_workers, edges, first = chosen["graph"]
+    active = [v for v in range(num_workers) if (v in first) == (chosen["sides"] == "first")]
+    between = [(u, v) for u in active for v in active if u < v] if chosen["extra"] else []
+    network = Network(
+        reorder=chosen["wire"],
+        crashes=int(chosen["mishap"] == "crash"),
+        suspicions=int(chosen["mishap"] == "suspicion"),
+    )
+    pairing = two_sides(Digraph.undirected(num_workers, [*edges, *between]), frozenset(active))
+    return PairingConfiguration(FACTORS.words(row), pairing, network, chosen["symmetry"])
+
+
+def triples() -> tuple[PairingConfiguration, ...]:
+    """Every possible triple of levels."""
+    return tuple(map(configuration, FACTORS.rows(3)))
