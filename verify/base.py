@@ -32,7 +32,8 @@ class Claim:
 
     `witness` is what a reader can confirm by hand (a conflict, a closed set of workers, a cycle, a bound), as
     JSON-able data; `explanation` says in words why the status holds; `entry` is the part of the certificate that the
-    checker reads, present iff the status is proved.
+    checker reads, present iff the status is proved. `is_property`: it says what a schedule can do beyond what every
+    schedule must, so that its refutation is told with its witness and leaves the verdict alone.
     """
 
     claim: str
@@ -40,10 +41,18 @@ class Claim:
     explanation: str
     witness: Mapping[str, Any] | None = None
     entry: Mapping[str, Any] | None = None
+    is_property: bool = False
+
+    @property
+    def speaks_against(self) -> bool:
+        """Whether it is refuted, and no mere property."""
+        return self.status is Status.REFUTED and not self.is_property
 
     def to_json(self) -> dict[str, Any]:
         """The form that `preduce verify --json` prints."""
         document: dict[str, Any] = {"claim": self.claim, "status": self.status.value}
+        if self.is_property:
+            document["property"] = True
         if self.witness is not None:
             document["witness"] = dict(self.witness)
         return document
@@ -64,11 +73,11 @@ class Proof:
 
     @property
     def verdict(self) -> Status:
-        """`refuted` if any claim is; `proved` if every essential claim is there and proved; else `not proved`.
+        """`refuted` if a claim is that is no property; `proved` if all essential ones are proved; else `not proved`.
 
-        Other claims (rates, bounds) that are "not proved" are listed only.
+        Other claims (rates, bounds) that are "not proved" are listed only, and so are properties, however they stand.
         """
-        if any(claim.status is Status.REFUTED for claim in self.claims):
+        if any(claim.speaks_against for claim in self.claims):
             return Status.REFUTED
         is_proved = bool(self.essential) and not self.absent and not self._open
         return Status.PROVED if is_proved else Status.NOT_PROVED
@@ -108,13 +117,13 @@ class Proof:
         return "\n".join(f"{claim.claim}: {claim.status.value}. {claim.explanation}" for claim in self.claims)
 
     def require(self) -> Proof:
-        """Return the proof itself, or raise if a claim is false.
+        """Return the proof itself, or raise if a claim is false that is no mere property.
 
         Raises:
             RefutedError: with the first refuted claim's explanation.
         """
         for claim in self.claims:
-            if claim.status is Status.REFUTED:
+            if claim.speaks_against:
                 raise RefutedError(f"schedule {self.name!r}: {claim.claim} is refuted: {claim.explanation}")
         return self
 

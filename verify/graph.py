@@ -21,8 +21,9 @@ from preduce.verify.deadlock_free import prove_rounds_of_graph
 from preduce.verify.disagreement import prove_disagreement
 from preduce.verify.drift import prove_drift
 from preduce.verify.exact_consensus import prove_exact
+from preduce.verify.limit import prove_limit
 from preduce.verify.spectral_gap import prove_gaps
-from preduce.verify.stochastic import prove_graph_sums
+from preduce.verify.stochastic import own_weights, prove_graph_sums
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,6 +50,8 @@ def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
         claims.append(prove_drift(schedule, "worker"))
         claims.append(prove_drift(schedule, "node"))
         claims.append(prove_exact(schedule))
+    if claims[1] is not None and claims[1].status is not Status.REFUTED:
+        claims.append(prove_limit(schedule))
     claims.extend(prove_gaps(schedule))
     return tuple(claim for claim in claims if claim is not None)
 
@@ -73,14 +76,6 @@ def _consensus(schedule: Schedule, rounds: Rounds) -> Claim:
     return prove_power(schedule, NAME, MAX_POWER) or not_proved(
         NAME, "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
     )
-
-
-def own_weights(listed: Round) -> Fraction:
-    """The smallest weight of a worker on itself in one round."""
-    taken: dict[int, Fraction] = defaultdict(Fraction)
-    for _, target, weight in listed.edges():
-        taken[target] += weight
-    return 1 - max(taken.values(), default=Fraction(0))
 
 
 def _out_tree(num_workers: int, rounds: Rounds) -> tuple[int, list[list[int]]] | None:

@@ -6,8 +6,10 @@ None of them has an entry in the certificate: the checker has no groups to look 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies import Generated, Pairwise, Server
 from preduce.verify.base import Claim, Status
 
@@ -28,7 +30,8 @@ def prove_pairwise(schedule: Schedule) -> tuple[Claim, ...]:
     The first excludes circular waiting (Lian et al., ICML 2018, section 3); without the second there is no consensus.
     """
     assert isinstance(schedule.strategy, Pairwise), "the registry of provers names the kind"
-    return _two_sides(schedule.strategy, schedule.cluster), _connected(schedule.strategy, schedule.cluster)
+    strategy, cluster = schedule.strategy, schedule.cluster
+    return _two_sides(strategy, cluster), _connected(strategy, cluster), _questions(strategy, cluster)
 
 
 def prove_server(schedule: Schedule) -> tuple[Claim, ...]:
@@ -60,7 +63,10 @@ def _served(strategy: Server) -> Claim:
 def _convergence(strategy: Generated, cluster: Cluster) -> Claim:
     from preduce.verify.generated import convergence_conditions
 
-    found = convergence_conditions(strategy, cluster)
+    try:
+        found = convergence_conditions(strategy, cluster)
+    except ScheduleError as error:
+        return Claim("convergence", Status.NOT_PROVED, f"{error}.")
     second = found.second_eigenvalue
     witness = {
         "second_eigenvalue": float(second),
@@ -108,6 +114,22 @@ def _two_sides(strategy: Pairwise, cluster: Cluster) -> Claim:
         "nobody who is waited for waits. Assumed at the end: a passive worker that has no more data goes on answering "
         "until all active ones have ended.",
         {"active": sorted(strategy.active)},
+    )
+
+
+def _questions(strategy: Pairwise, cluster: Cluster) -> Claim:
+    """How many questions can wait at a passive worker: each active worker has asked one at most."""
+    askers = Counter(passive for _, passive in _edges(strategy, cluster))
+    most = max(askers.values(), default=0)
+    busiest = min((worker for worker in askers if askers[worker] == most), default=None)
+    return Claim(
+        "queues",
+        Status.PROVED,
+        f"an active worker asks one question and waits for its answer, and {most} of them at most know a passive "
+        f"worker: so at most {most} questions wait there, each is answered, and who asks waits for at most "
+        f"{max(most - 1, 0)} exchanges of others. Nobody waits for anybody's rounds, so how far one gets ahead of "
+        "another has no bound.",
+        {"questions": most, "worker": busiest, "gap": None},
     )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from preduce.topo.errors import ScheduleError
+from preduce.verify.after_a_loss import NAME as AFTER_A_LOSS
+from preduce.verify.after_a_loss import prove_after_a_loss
 from preduce.verify.base import Claim, Proof, Status, not_proved
 from preduce.verify.budget import budgets
 from preduce.verify.certificate import certificate_of
@@ -18,8 +20,10 @@ from preduce.verify.drift import prove_drift
 from preduce.verify.exact_consensus import prove_exact
 from preduce.verify.graph import prove_graph
 from preduce.verify.membership import prove_membership
+from preduce.verify.memory import prove_memory
 from preduce.verify.on_request import prove_generated, prove_pairwise, prove_server
 from preduce.verify.rounds import prove_rounds
+from preduce.verify.staleness import prove_meetings
 from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
 
 if TYPE_CHECKING:
@@ -75,7 +79,24 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         exact,
         prove_rounds(schedule, exact=exact is not None),
     ]
-    return tuple(claim for claim in claims if claim is not None)
+    made = tuple(claim for claim in claims if claim is not None)
+    return (*made, *_claims_of_runs(schedule, made))
+
+
+def _graph_claims(schedule: Schedule) -> tuple[Claim, ...]:
+    claims = prove_graph(schedule)
+    return (*claims, *_claims_of_runs(schedule, claims))
+
+
+def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """What a run of any schedule with fixed rounds can rely on: ages, queues, its end, its memory, a worker's loss."""
+    agrees = any(claim.claim == "consensus" and claim.status is Status.PROVED for claim in claims)
+    after_a_loss = (
+        prove_after_a_loss(schedule)
+        if agrees
+        else replace(not_proved(AFTER_A_LOSS, "rests on consensus, which is not proved."), is_property=True)
+    )
+    return (*prove_meetings(schedule), prove_memory(schedule), after_a_loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +117,7 @@ GROUPS = Prover(_group_claims, MEANS | {"conflict-free"}, frozenset({"membership
 PROVERS: dict[str, Prover] = {
     "static": GROUPS,
     "allreduce": GROUPS,
-    "neighbor": Prover(prove_graph, MEANS),
+    "neighbor": Prover(_graph_claims, MEANS),
     "generated": Prover(prove_generated, frozenset({"convergence", "deadlock-free"})),
     "pairwise": Prover(prove_pairwise, frozenset({"consensus", "deadlock-free"})),
     "server": Prover(prove_server, frozenset({"consensus", "deadlock-free"})),

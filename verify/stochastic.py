@@ -92,3 +92,16 @@ def prove_graph_sums(rounds: Iterable[Round]) -> Claim:
             SUMS, text + ", so the mean is kept although a weight is negative.", smallest_weight=str(smallest)
         )
     return proved(DOUBLY, text + ", so none is negative.", smallest_weight=str(smallest))
+
+
+def keeps_something(listed: Round) -> bool:
+    """Whether no weight of a round is negative, and every worker keeps a positive one on itself."""
+    return min(listed.weights, default=Fraction(0)) >= 0 and own_weights(listed) > 0
+
+
+def own_weights(listed: Round) -> Fraction:
+    """The smallest weight of a worker on itself in one round."""
+    taken: dict[int, Fraction] = defaultdict(Fraction)
+    for _, target, weight in listed.edges():
+        taken[target] += weight
+    return 1 - max(taken.values(), default=Fraction(0))

@@ -155,7 +155,8 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
         )
     claims = table("Claims", "claim", "status")
     for claim in proof.claims:
-        claims.add(escape(claim.claim), MARK[claim.status.value])
+        aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
+        claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
     out.print(claims)
     for claim in proof.claims:
         if explain or claim.status.value != "proved":

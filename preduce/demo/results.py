@@ -21,6 +21,10 @@ TRAIN_IMAGES = 1438
 TEST_IMAGES = 359
 
 
+OUTSIDE_TRAINING = ("initial broadcast", "mean model")
+"""Operations that no step does: at the start, and to evaluate."""
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """One run. `steps`, `seconds`, `loss` and `accuracy` are those of the mean model at every evaluation.
@@ -57,7 +61,9 @@ def read_result(folder: Path, schedule: Schedule, name: str) -> Result:
         column = {
             key: np.array([[p[key] for p in curve] for curve in curves]) for key in ("seconds", "loss_sum", "right")
         }
-        across = sum(_bytes_across(event, schedule) for event in operations(folder) if event["kind"] != "mean model")
+        across = sum(
+            _bytes_across(event, schedule) for event in operations(folder) if event["kind"] not in OUTSIDE_TRAINING
+        )
     except (OSError, ValueError, KeyError) as error:
         raise FileProblem(f"{folder}: the results of the run cannot be read ({error})") from None
     return Result(

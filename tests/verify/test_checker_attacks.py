@@ -102,6 +102,16 @@ ASKED = {
     "answers": "",
 }
 HUGE_RULE = document(2**30, 1, kind="static", node_radices=[2] * 30, phases=[[{"local": [0], "across": [0]}]])
+AGES = {"claim": "staleness", "late": 0, "steps": 0, "reach": 1, "age": 0, "age_steps": 0}
+ORDER = {"claim": "consensus-after-a-loss", "method": "order"}
+LIMIT = {
+    "claim": "limit",
+    "weights": ["1/3"] * 3,
+    "error": "0",
+    "rate": "1/2",
+    "form": [[1024], [0, 1024]],
+    "floor": 1,
+}
 EXCHANGE = {"claim": "deadlock-free", "ticks": [1], "height": 1, "prologue": 0}
 FACTOR = {"claim": "contraction", "method": "factor", "operator": OPERATOR, "squared": "2"}
 NOISE = {"claim": "disagreement", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
@@ -226,6 +236,57 @@ ATTACKS = {
     "a measure that is a word": (
         LINE,
         ({"claim": "spectral-gap-slem", "at_least": "9/10", "less_than": "11/10", "measure": "11"},),
+    ),
+    # about runs
+    "ages of two billion workers": (groups(MANY, [[0, 1]]), (free([1, 2]), AGES)),
+    "ages of a billion local ranks": (WIDE, (free([0]), AGES)),
+    "ages of 3000 phases and 12 digits": (BLOCKS, (free(*[[0] + [-1] * 11] * 3000), AGES)),
+    "ages of workers that never meet": (RULE, (free([0, -1]), AGES)),
+    "ages of a swap": (SWAP, (free([1, 2]), {**AGES, "age": 0, "reach": 1})),
+    "queues of two billion workers": (BIG_LINE, ({"claim": "queues", "gap": 1, "capacities": [2, 2]},)),
+    "queues one shorter": (SHIFT, ({"claim": "queues", "gap": 2, "capacities": [2, 2, 2]},)),
+    "an end of two billion workers": (
+        groups(MANY, [[0, 1]]),
+        (free([1, 2]), {"claim": "end", "steps": MANY, "behind": 1}),
+    ),
+    "an end of workers that never meet": (
+        groups(4, [[0, 1], [2, 3]]),
+        (free([2, 4]), {"claim": "end", "steps": 4, "behind": 1}),
+    ),
+    "memory of a word": (LINE, ({"claim": "memory", "groups": "0", "connections": 1, "splits": 1, "arrays": 2},)),
+    "an order of two billion workers": (groups(MANY, [[0, 1]]), (free([1, 2]), {**ORDER, "order": [0, 1]})),
+    "an order of a billion local ranks": (WIDE, (free([0]), {**ORDER, "order": [-1, 0]})),
+    "an order with a cut in its middle": (
+        groups(3, [[0, 1]], [[1, 2]]),
+        (free([1, 2], [1, 2]), {**ORDER, "order": [0, 1, 2]}),
+    ),
+    "an order of a rule that is not connected": (
+        document(4, 1, kind="static", node_radices=[2, 2], phases=[[{"local": [0], "across": [0]}]]),
+        (free([0]), {**ORDER, "order": [-1, 0]}),
+    ),
+    "an order of a swap": (SWAP, (free([1, 2]), {**ORDER, "order": [0, 1]})),
+    "roots of two billion workers": (BIG_LINE, ({**ORDER, "method": "roots", "roots": [1, 0]},)),
+    "roots of a star": (
+        graph(3, [(0, 1, "1/3"), (1, 0, "1/3"), (0, 2, "1/3"), (2, 0, "1/3")]),
+        ({**ORDER, "method": "roots", "roots": [1, 0, 0]},),
+    ),
+    "roots that are lost themselves": (LINE, ({**ORDER, "method": "roots", "roots": [0, 1]},)),
+    "a limit of two billion workers": (BIG_LINE, ({**LIMIT, "weights": ["1/2", "1/2"], "form": [[4]]},)),
+    "a limit of 500 workers": (graph(500, [(0, 1, "1/2")]), (LIMIT,)),
+    "a limit of a cyclic shift": (SHIFT, (LIMIT,)),
+    "a limit by an indefinite form": (SHIFT, ({**LIMIT, "form": [[1], [2, 1]]},)),
+    "a limit by a form of numbers as long as files": (SHIFT, ({**LIMIT, "form": [[10**4000], [0, 10**4000]]},)),
+    "a limit with the weights of another graph": (
+        graph(2, [(0, 1, "1/2"), (1, 0, "1/4")]),
+        ({**LIMIT, "weights": ["1/2", "1/2"], "form": [[1024]]},),
+    ),
+    "a limit with a rate that is none": (
+        graph(2, [(0, 1, "1/2"), (1, 0, "1/4")]),
+        ({**LIMIT, "weights": ["2/3", "1/3"], "form": [[1024]], "rate": "1/5"},),
+    ),
+    "a limit with a negative error": (
+        graph(2, [(0, 1, "1/2"), (1, 0, "1/4")]),
+        ({**LIMIT, "weights": ["2/3", "1/3"], "form": [[1024]], "error": "-1"},),
     ),
     # names
     "half a character": (PAIR, ({"claim": "\ud800"},)),

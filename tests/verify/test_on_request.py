@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
+from preduce.schedulers.protocols.adpsgd import Answer, Pairing, Role
+from preduce.schedulers.protocols.base import Received, Send
+from preduce.schedulers.protocols.digraph import Digraph
 from preduce.topo.cluster import Cluster
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
@@ -45,6 +49,12 @@ def test_divisions_among_the_idle_are_not_proved(division: Division) -> None:
     proof = prove(of(Generated(group_size=3, division=division, slow_threshold=None, max_known=None)))
     assert proof.verdict is Status.NOT_PROVED
     assert "idle" in proof["convergence"].explanation
+
+
+def test_inter_and_intra_groups_on_uneven_nodes_are_not_proved_and_say_why() -> None:
+    proof = prove(of(Generated(slow_threshold=None, max_known=None), "3,3,2"))
+    assert proof.verdict is Status.NOT_PROVED
+    assert "nodes of equal size" in proof["convergence"].explanation
 
 
 @pytest.mark.parametrize("division", list(Division))
@@ -97,7 +107,37 @@ def test_a_filter_makes_draws_depend_on_the_past_so_nothing_is_proved() -> None:
 def test_two_connected_sides_cannot_deadlock_and_reach_consensus() -> None:
     proof = prove(of(Pairwise(active=(0, 2), edges=((0, 1), (2, 1), (2, 3))), "1x4"))
     assert proof.verdict is Status.PROVED
-    assert {claim.claim for claim in proof.claims} == {"deadlock-free", "consensus"}
+    assert {claim.claim for claim in proof.claims} == {"deadlock-free", "consensus", "queues"}
+
+
+@pytest.mark.parametrize("active", [(0,), (0, 1), (0, 2, 4)])
+def test_questions_that_wait_at_a_passive_worker_are_at_most_as_claimed_and_all_are_answered(active) -> None:
+    """The very protocol in random order: a question waits from its asking to its answer."""
+    draw, n = random.Random(1), 5
+    edges = tuple((a, p) for a in active for p in range(n) if p not in active and (a + p) % 3)
+    strategy = Pairwise(active=active, edges=edges)
+    witness = prove(of(strategy, "1x5"))["queues"].witness
+    roles = tuple(Role.ACTIVE if worker in active else Role.PASSIVE for worker in range(n))
+    machine = Pairing(Digraph.undirected(n, edges), roles)
+    states = [machine.start(worker)[0] for worker in range(n)]
+    flying: list[tuple[int, int, object]] = []
+    most = answered = asked = 0
+    for turn in range(3000):
+        choices = [(w, c) for w in range(n) for c in machine.ready(w, states[w])] if turn < 2500 else []
+        if flying and (not choices or draw.random() < 0.3):
+            source, worker, message = flying.pop(draw.randrange(len(flying)))
+            event = Received(source, message)
+            answered += isinstance(message, Answer)
+        elif choices:
+            worker, event = draw.choice(choices)
+            asked += 1
+        else:
+            break
+        states[worker], actions = machine.step(worker, states[worker], event)
+        flying += [(worker, action.to, action.message) for action in actions if isinstance(action, Send)]
+        waiting = [sum(state.waits_for == passive for state in states) for passive in range(n)]
+        most = max(most, *waiting)
+    assert (most, answered, flying) == (witness["questions"], asked, [])
 
 
 def test_two_parts_without_an_edge_between_them_are_refuted_with_the_part() -> None:

@@ -14,7 +14,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from helpers.dense_schedules import dense, refusal, steady_figures
+from benchmarks.forgery.attempt import refusal
+from benchmarks.forgery.dense import dense, steady_figures
 from preduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import dump_schedule

@@ -9,7 +9,8 @@ with integers and fractions only. Where to read:
 * `claims/`: one claim a file, the theorem on top and the check below. This is what a mathematician confirms.
 * `gaps/`: the same for iteration gaps and queue capacities.
 * `period.py`: one period as a matrix, and why a rule of any size is a few small ones. `linear_algebra.py`: pivots, and
-  a factor rounded to integers. `steady_state.py`: what workers add between two averagings.
+  a factor rounded to integers; `definite.py`: the same for forms. `steady_state.py`: what workers add between two
+  averagings. `meetings.py`: after how many rounds everybody has met everybody.
 * `schedule.py`: what a schedule file says, and its hash. `certificate.py`: which check decides which entry.
 * `strict_json.py`, `refusal.py`, `program.py`: strict reading, the two ways to say no, and the command line.
 

@@ -207,7 +207,7 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     """Check the members that every kind may have, and leave out what equals its default.
 
     Most claims speak about the groups of a round, and members meet by round number (docs/certificates.md says for each
-    claim why); pace, averaging and lateness enter disagreement and drift alone. Other values of `when` and `how` are
+    claim why); the head of each that uses pace, averaging or lateness says how. Other values of `when` and `how` are
     refused, since for them nobody has said so.
     """
     pace = raw.get("pace", 1)

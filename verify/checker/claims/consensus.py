@@ -75,7 +75,7 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
     num_edges = schedule.width - (0 if digits else 1)
     as_long = isinstance(tree, list) and len(tree) == num_edges
     confirm(as_long, place, "…", f"{num_edges} witnesses")
-    components = _Components(vertices)
+    components = Components(vertices)
     previous = [-1]
     phase_shown = -1
     first_of_group: dict[int, int] = {}
@@ -109,7 +109,7 @@ def _first_of_group(schedule: Schedule, t: int, digits: Sequence[int]) -> dict[i
     return result
 
 
-class _Components:
+class Components:
     """Which vertices the witnesses have joined so far (union-find; paths are halved on the way)."""
 
     def __init__(self, vertices: range) -> None:
@@ -131,7 +131,7 @@ class _Components:
 def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`root`, and `tree`: n − 1 edges [round, source, target], each from a reached worker to a new one."""
     confirm(schedule.form == "graph", place, "graph", "trees")
-    are_positive = all(map(_keeps_something, schedule.rounds))
+    are_positive = all(map(keeps_something, schedule.rounds))
     confirm(are_positive, "schedule", "a weight", "positive weights on oneself, and none negative")
     positive = [{(source, target) for target, source, weight in edges if weight > 0} for edges in schedule.rounds]
     reached = {as_integer(entry["root"], f"{place}.root", 0, schedule.num_workers)}
@@ -152,7 +152,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
         reached.add(numbers[2])
 
 
-def _keeps_something(edges: Sequence[Edge]) -> bool:
+def keeps_something(edges: Sequence[Edge]) -> bool:
     """No weight of a round is negative, and every worker keeps a positive weight on itself."""
     keeps: dict[int, Fraction] = {}  # only of targets: there may be far more workers than the file has lines
     for target, _, weight in edges:

@@ -1,30 +1,26 @@
 """Schedules as dense floats, straight from their documents, sharing nothing with prover or checker.
 
-`steady_figures` computes disagreement and drift from their definitions, `refusal` asks the checker.
+`steady_figures` computes disagreement and drift from their definitions.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from preduce.verify import checker
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-
-def refusal(raw, certificate) -> str | None:
-    """What the checker says against it, None if it accepts. Inputs are consumed."""
-    try:
-        for _ in checker.check(certificate, checker.read_schedule(raw)):
-            pass
-    except checker.Refusal as error:
-        return error.args[0]
-    except Exception as error:  # noqa: BLE001 - what the program reports as unreadable
-        return f"unreadable: {type(error).__name__}: {error}"
-    return None
+Document = dict[str, Any]
+Matrix = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
+Groups = list[list[tuple[list[int], float]]] | None
 
 
-def dense(raw):
+def dense(raw: Document) -> tuple[Groups, list[Matrix]]:
     """(list of group lists or None, list of W) of a raw schedule."""
     cluster, strategy = raw["cluster"], raw["strategy"]
     n = sum(map(len, cluster["nodes"])) if "nodes" in cluster else cluster["num_nodes"] * cluster["workers_per_node"]
@@ -45,7 +41,7 @@ def dense(raw):
     return listed, matrices
 
 
-def _weighted(n, r):
+def _weighted(n: int, r: Document) -> Matrix:
     weights = r["weights"] if isinstance(r["weights"], list) else [r["weights"]] * len(r["edges"])
     w = np.eye(n)
     for (s, t), x in zip(r["edges"], weights, strict=True):
@@ -54,7 +50,7 @@ def _weighted(n, r):
     return w
 
 
-def _blocks(cluster, radices, phase):
+def _blocks(cluster: Document, radices: list[int], phase: list[Document]) -> list[tuple[list[int], float]]:
     size, nodes = cluster["workers_per_node"], [()]
     for radix in radices:
         nodes = [(*node, v) for node in nodes for v in range(radix)]
@@ -68,7 +64,7 @@ def _blocks(cluster, radices, phase):
     return found
 
 
-def steady_figures(raw, listed, matrices):
+def steady_figures(raw: Document, listed: Groups, matrices: list[Matrix]) -> dict[str, float]:
     """`disagreement`, `drift-worker` and `drift-node` of a raw schedule document.
 
     `listed` are its groups (workers, relax) by phase, None for weighted graphs, and `matrices` its W. Infinite where
@@ -86,11 +82,11 @@ def steady_figures(raw, listed, matrices):
         "drift-worker": np.eye(n),
         "drift-node": (node[:, None] == np.arange(node.max() + 1)).astype(float),
     }
-    result = {"disagreement": _disagreement(matrices, paces, scales, is_late)}
-    return result | {name: _drift(matrices, paces, scales, is_late, pushes) for name, pushes in both.items()}
+    result = {"disagreement": _disagreement(matrices, paces, scales, is_late=is_late)}
+    return result | {name: _drift(matrices, paces, scales, pushes, is_late=is_late) for name, pushes in both.items()}
 
 
-def _group_paces(phase, paces):
+def _group_paces(phase: list[tuple[list[int], float]] | None, paces: Numbers) -> Matrix:
     if phase is None:
         return np.full(len(paces), paces.mean())
     result = paces.astype(float)
@@ -99,14 +95,14 @@ def _group_paces(phase, paces):
     return result
 
 
-def _node_of(cluster, n):
+def _node_of(cluster: Document, n: int) -> Numbers:
     node = np.zeros(n, dtype=int)
     for number, workers in enumerate(cluster.get("nodes", [])):
         node[workers] = number
     return node if "nodes" in cluster else np.arange(n) // cluster["workers_per_node"]
 
 
-def _steady(matrices, off, step, shape):
+def _steady(matrices: list[Matrix], off: Matrix, step: _Step, shape: tuple[int, int]) -> Matrix | None:
     """The fixed point of a period of `step`, an affine map on matrices of that shape, by solving for its entries."""
     product = off.copy()
     for w in matrices:
@@ -119,24 +115,24 @@ def _steady(matrices, off, step, shape):
 
 
 class _Step:
-    def __init__(self, one, count, is_covariance):
+    def __init__(self, one: Callable[[int, Matrix], Matrix], count: int, *, is_covariance: bool) -> None:
         self.one, self.count, self.is_covariance = one, count, is_covariance
 
-    def __call__(self, state):
+    def __call__(self, state: Matrix) -> Matrix:
         for t in range(self.count):
             state = self.one(t, state)
         return state
 
 
-def _disagreement(matrices, paces, scales, is_late):
+def _disagreement(matrices: list[Matrix], paces: Numbers, scales: list[Matrix], *, is_late: bool) -> float:
     n, instants = len(paces), int(paces.max())
     off = np.eye(n) - 1 / n
 
-    def one(t, sigma):
+    def one(t: int, sigma: Matrix) -> Matrix:
         noise, w = np.diag(paces * scales[t] ** 2), off @ matrices[t]
         return w @ sigma @ w.T + off @ noise @ off if is_late else w @ (sigma + noise) @ w.T
 
-    sigma = _steady(matrices, off, _Step(one, len(matrices), True), (n, n))
+    sigma = _steady(matrices, off, _Step(one, len(matrices), is_covariance=True), (n, n))
     if sigma is None:
         return np.inf
     total = 0.0
@@ -148,15 +144,15 @@ def _disagreement(matrices, paces, scales, is_late):
     return total / (n * len(matrices) * instants)
 
 
-def _drift(matrices, paces, scales, is_late, pushes):
+def _drift(matrices: list[Matrix], paces: Numbers, scales: list[Matrix], pushes: Matrix, *, is_late: bool) -> float:
     n, instants = len(paces), int(paces.max())
     off = np.eye(n) - 1 / n
 
-    def one(t, state):
+    def one(t: int, state: Matrix) -> Matrix:
         move = off @ ((paces * scales[t])[:, None] * pushes)
         return off @ matrices[t] @ state + move if is_late else off @ matrices[t] @ (state + move)
 
-    state = _steady(matrices, off, _Step(one, len(matrices), False), pushes.shape)
+    state = _steady(matrices, off, _Step(one, len(matrices), is_covariance=False), pushes.shape)
     if state is None:
         return np.inf
     total = 0.0

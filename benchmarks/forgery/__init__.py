@@ -1,0 +1,1 @@
+"""Forged certificates: corrupted entries, honest ones of corrupted schedules, and entries of other schedules."""

@@ -1,0 +1,50 @@
+"""Forge certificates and see that no false claim is confirmed.
+
+    python -m benchmarks.forgery --attempts 100000 --seed 1
+
+Prints a table of the kinds of claim and the ways of forging. Exit code 1 if a false claim was confirmed or an honest
+certificate refused; each is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from benchmarks.forgery.campaign import WAYS, Tally, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attempts", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    start = time.process_time()
+    tally = run(arguments.attempts, arguments.seed)
+    print(table(tally))
+    accepted, seconds = sum(tally.accepted.values()), time.process_time() - start
+    print(
+        f"\n{sum(tally.attempts.values()):,} attempts with seed {arguments.seed}: {accepted:,} accepted and true, "
+        f"{len(tally.false)} accepted and false; {tally.honest} honest certificates, {len(tally.refused_honest)} of "
+        f"them refused; {seconds:.0f} s of processor time"
+    )
+    for said in tally.refused_honest:
+        print(f"HONEST AND REFUSED: {said}")
+    for way, kind, entry, raw in tally.false[:20]:
+        print(f"FALSE AND CONFIRMED: {way}: {kind}: {json.dumps(entry)[:400]}\n  of {json.dumps(raw)[:2000]}")
+    return int(bool(tally.false or tally.refused_honest))
+
+
+def table(tally: Tally) -> str:
+    """Markdown: for every kind of claim and every way attempts, and how many of them were accepted because true."""
+    lines = ["| claim | " + " | ".join(WAYS) + " |", "|---|" + "---|" * len(WAYS)]
+    for kind in sorted({kind for _, kind in tally.attempts}):
+        cells = (f"{tally.attempts[way, kind]:,} ({tally.accepted[way, kind]:,} true)" for way in WAYS)
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Attempts to have the checker confirm what is false, each judged by an oracle that shares nothing with it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.forgery.attempt import certified, kind_of, moved_to, objection, reread, single_claims
+from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
+from benchmarks.forgery.oracle import is_true
+from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide
+from preduce.topo.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from preduce.verify.checker.schedule import Schedule as ReadSchedule
+
+Document = dict[str, Any]
+WAYS = ("corrupted entry", "corrupted schedule", "another schedule's entry")
+RANDOM_SCHEDULES = 60
+ENTRIES = 15
+"""Corrupted entries for each corrupted schedule, which stands for as many attempts as it has claims."""
+
+SLOW = ("wide", "spread", "modular")
+"""Schedules of many workers, which are forged for the kinds of claim alone that no small one has."""
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A schedule with a certificate that holds, as documents and as the checker reads it."""
+
+    name: str
+    raw: Document
+    certificate: Document
+    read: ReadSchedule
+
+
+@dataclass
+class Tally:
+    """What became of the attempts: by way and kind of claim, and every false claim that was confirmed."""
+
+    attempts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    accepted: Counter[tuple[str, str]] = field(default_factory=Counter)
+    false: list[tuple[str, str, Document, Document]] = field(default_factory=list)
+    honest: int = 0
+    refused_honest: list[str] = field(default_factory=list)
+
+
+def pool(seed: int) -> list[Honest]:
+    """The schedules that show every kind of claim, and random ones."""
+    draw = random.Random(f"pool {seed}")
+    schedules = {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}
+    schedules |= {f"random {number}": random_schedule(draw) for number in range(RANDOM_SCHEDULES)}
+    result = []
+    for name, schedule in schedules.items():
+        try:
+            raw, certificate = certified(schedule)
+        except ScheduleError:
+            continue
+        read = reread(raw)
+        assert read is not None, "honest"
+        result.append(Honest(name, raw, certificate, read))
+    return result
+
+
+def run(attempts: int, seed: int) -> Tally:
+    """So many attempts, one claim each; first all honest certificates, which must hold."""
+    tally, honest = Tally(), pool(seed)
+    for one in honest:
+        tally.honest += 1
+        said = objection(one.read, copy.deepcopy(one.certificate))
+        if said is not None:
+            tally.refused_honest.append(f"{one.name}: {said}")
+    forged = _forgeries(honest, random.Random(f"forgeries {seed}"))
+    for _ in range(attempts):
+        way, kind, raw, read, certificate = next(forged)
+        tally.attempts[way, kind] += 1
+        if objection(read, certificate) is None:
+            tally.accepted[way, kind] += 1
+            entry = certificate["claims"][-1]
+            if not is_true(entry, raw):
+                tally.false.append((way, kind, entry, raw))
+    return tally
+
+
+Forgery = tuple[str, str, Document, "ReadSchedule", Document]
+"""(way, kind of claim, raw schedule, the schedule as read, the certificate whose last entry is forged)."""
+
+
+def _forgeries(honest: list[Honest], draw: random.Random) -> Iterator[Forgery]:
+    """Without end, the ways in turn."""
+    kinds = _by_kind(honest)
+    names = sorted(kinds)
+    small = [one for one in honest if one.name not in SLOW]
+    while True:
+        for _ in range(ENTRIES):
+            yield from _corrupted_entry(kinds[draw.choice(names)], draw)
+        yield from _corrupted_schedule(draw.choice(small), draw)
+        yield from _moved_entries(*draw.sample(small, 2))
+
+
+def _by_kind(honest: list[Honest]) -> dict[str, list[tuple[Honest, Document]]]:
+    """For each kind of claim the schedules that have it, with a certificate of it alone."""
+    result: dict[str, list[tuple[Honest, Document]]] = {}
+    for one in sorted(honest, key=lambda one: one.name in SLOW):
+        for entry, single in single_claims(one.certificate):
+            if one.name not in SLOW or kind_of(entry) not in result:
+                result.setdefault(kind_of(entry), []).append((one, single))
+    return result
+
+
+def _corrupted_entry(cases: list[tuple[Honest, Document]], draw: random.Random) -> Iterator[Forgery]:
+    one, single = draw.choice(cases)
+    certificate = copy.deepcopy(single)
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        entry = certificate["claims"][-1]
+        try:
+            aimed_entry(draw, entry) if draw.random() < 0.5 else blind(draw, entry)
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError, ZeroDivisionError):
+            break  # what an earlier corruption left cannot be aimed at
+    if repr(certificate) != repr(single):
+        yield WAYS[0], kind_of(single["claims"][-1]), one.raw, one.read, certificate
+
+
+def _corrupted_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
+    raw = copy.deepcopy(one.raw)
+    try:
+        aimed_schedule(draw, raw) if draw.random() < 0.5 else blind(draw, raw["strategy"])
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError):
+        return
+    read = reread(raw)
+    if read is not None and raw != one.raw:
+        for entry, single in single_claims(moved_to(one.certificate, read)):
+            yield WAYS[1], kind_of(entry), raw, read, single
+
+
+def _moved_entries(one: Honest, other: Honest) -> Iterator[Forgery]:
+    """The claims of one schedule said of the other, each behind the other's own ground."""
+    ground = [entry for entry in other.certificate["claims"][:1] if entry["claim"] == "conflict-free"]
+    for entry, single in single_claims(moved_to(one.certificate, other.read)):
+        claims = [*ground, entry] if entry["claim"] != "conflict-free" else [entry]
+        yield WAYS[2], kind_of(entry), other.raw, other.read, {**single, "claims": claims}

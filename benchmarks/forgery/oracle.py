@@ -1,0 +1,104 @@
+"""Whether what a certificate's entry says is true: dense floats and simulations, straight from the document.
+
+Shares nothing with prover or checker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.forgery import runs
+from benchmarks.forgery.dense import dense, steady_figures
+
+if TYPE_CHECKING:
+    from benchmarks.forgery.dense import Document, Groups, Matrix
+
+STEADY = ("disagreement", "drift-worker", "drift-node")
+"""Claims whose checks take milliseconds."""
+
+
+def is_true(entry: Document, raw: Document) -> bool:
+    """Whether the statement that an entry makes about a schedule is true."""
+    listed, matrices = dense(raw)
+    n, period = len(matrices[0]), len(matrices)
+    product = np.eye(n)
+    for w in matrices:
+        product = w @ product
+    off = product - 1 / n
+    name = entry["claim"]
+    if listed is not None and any(len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in listed):
+        return False
+    if name in runs.JUDGES:
+        return runs.is_true(entry, raw, listed, matrices)
+    if name in ("deadlock-free", "conflict-free"):
+        return name == "deadlock-free" or listed is not None
+    if name == "membership":
+        is_rule = raw["strategy"]["kind"] == "allreduce" or "node_radices" in raw["strategy"]
+        return is_rule and listed is not None and entry["answers"] == _answers(n, listed)
+    if name in ("doubly-stochastic", "unit-sums"):
+        sums = all(np.allclose(w.sum(0), 1) and np.allclose(w.sum(1), 1) for w in matrices)
+        return sums and (name == "unit-sums" or min(w.min() for w in matrices) > -1e-12)
+    if name == "consensus":
+        center = np.eye(n) - 1 / n
+        return bool(np.abs(np.linalg.eigvals(center @ product @ center)).max() < 1 - 1e-9)
+    if name == "contraction":
+        return float(Fraction(entry["squared"])) >= np.linalg.norm(off, 2) ** 2 - 1e-9
+    if name in STEADY:
+        return float(Fraction(entry["at_most"])) >= steady_figures(raw, listed, matrices)[name] * (1 - 1e-9) - 1e-15
+    if name.startswith("exact"):
+        return bool(np.abs(off).max() < 1e-9)
+    if name == "rounds":
+        return _rounds_true(entry, n, listed)
+    return _gap_true(entry, n, matrices, period)
+
+
+def _answers(n: int, listed: Groups) -> str:
+    """The hash of what every worker answers, from the groups one by one; here they are all small enough."""
+    lines = []
+    for phase in listed:
+        home = {
+            worker: f"{min(group)} {Fraction(t).limit_denominator(10**6)}" for group, t in phase for worker in group
+        }
+        lines += [home.get(worker, "-") for worker in range(n)]
+    return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
+
+
+def _rounds_true(entry: Document, n: int, listed: Groups) -> bool:
+    """By exhaustion of what the bound speaks about: sizes up to g whose product is a multiple of every prime power."""
+    g = max(len(group) for phase in listed for group, _ in phase)
+    plain = all(t == 1 for phase in listed for _, t in phase)
+    if entry["group"] != g:
+        return False
+    log = next(t for t in range(40) if g**t >= n)
+    if entry["at_least"] == "never":
+        return plain and any(n % p == 0 and all(p % q for q in range(2, p)) for p in range(g + 1, n + 1))
+    best = log + (g == 2 and n % 2 == 1)
+    if plain:
+        smooth = all(
+            any(s % p == 0 for s in range(2, g + 1))
+            for p in range(2, n + 1)
+            if n % p == 0 and all(p % q for q in range(2, p))
+        )
+        best = (
+            99
+            if not smooth
+            else max(best, 3 if n > g and not any(n % a == 0 and n // a <= g for a in range(2, g + 1)) else 0)
+        )
+    return entry["at_least"] <= best
+
+
+def _gap_true(entry: Document, n: int, matrices: list[Matrix], period: int) -> bool:
+    assert period == 1
+    kind, w = entry["claim"].rpartition("-")[2], matrices[0]
+    if kind == "hop":
+        a = (np.abs(w) > 1e-12).astype(float) * (1 - np.eye(n))
+        value = 1 - np.sort(np.linalg.eigvals(a / a.sum(1, keepdims=True)).real)[-2]
+    elif kind == "slem":
+        value = 1 - np.sort(np.abs(np.linalg.eigvals(w)))[-2]
+    else:
+        value = 1 - np.linalg.svd(w, compute_uv=False)[1]
+    return float(Fraction(entry["at_least"])) <= value + 1e-9 and value < float(Fraction(entry["less_than"])) + 1e-9

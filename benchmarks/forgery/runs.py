@@ -1,0 +1,260 @@
+"""Whether claims about runs are true: by carrying rounds out, holding workers back, and leaving workers out.
+
+Shares nothing with prover or checker, and none of their ideas: ages are read off a run in which every worker notes the
+newest round of everybody that its parameters hold; gaps and queues off runs in which one worker stands still; survivors
+off the matrices of the survivors.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from benchmarks.forgery.dense import Groups, Matrix
+
+Waits = tuple[tuple[frozenset[int], ...], ...]
+"""For every round of the period and every worker those whom it waits for in that round."""
+
+TOLERANCE = 1e-9
+
+
+def partners(raw: dict[str, Any], listed: Groups, n: int) -> Waits:
+    """Who waits for whom."""
+    return tuple(tuple(map(frozenset, waits)) for waits in _partners(raw, listed, n))
+
+
+def _partners(raw: dict[str, Any], listed: Groups, n: int) -> list[list[set[int]]]:
+    result = []
+    if listed is None:
+        for graph in raw["strategy"]["rounds"]:
+            waits: list[set[int]] = [set() for _ in range(n)]
+            weights = (
+                graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
+            )
+            for (source, target), weight in zip(graph["edges"], weights, strict=True):
+                if Fraction(weight):
+                    waits[target].add(source)
+            result.append(waits)
+        return result
+    for phase in listed:
+        waits = [set() for _ in range(n)]
+        for members, relax in phase:
+            if relax:
+                for worker in members:
+                    waits[worker] = set(members) - {worker}
+        result.append(waits)
+    return result
+
+
+def held_back(waits: Waits, held: int, at: int, cap: int) -> list[int]:
+    """The round of every worker once nothing moves, if `held` began its exchange of round `at` and stands still.
+
+    Who runs away is left `cap` + 1 rounds ahead, while the others go on.
+    """
+    n, period = len(waits[0]), len(waits)
+    rounds = [at] * n
+    moved = True
+    while moved:
+        moved = False
+        for worker in range(n):
+            if worker == held:
+                continue
+            while rounds[worker] <= at + cap and all(
+                rounds[other] >= rounds[worker] for other in waits[rounds[worker] % period][worker]
+            ):
+                rounds[worker] += 1
+                moved = True
+    return rounds
+
+
+@lru_cache(maxsize=4096)
+def largest_gap(waits: Waits) -> int | None:
+    """The most rounds that anybody gets ahead of a worker that stands still; None for no bound."""
+    n, period = len(waits[0]), len(waits)
+    cap = (n + 1) * period
+    gap = max(max(held_back(waits, held, at, cap)) - at for held in range(n) for at in range(period))
+    return gap if gap <= cap else None
+
+
+def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:
+    """The most messages that wait on every edge, in the order of (target, source), while its target stands still."""
+    n, period = len(waits[0]), len(waits)
+    sends = [{(t, s) for s, t in map(tuple, graph["edges"])} for graph in raw["strategy"]["rounds"]]
+    most = dict.fromkeys(sorted(set().union(*sends)), 0)
+    cap = (n + 1) * period
+    for held in range(n):
+        for at in range(period):
+            rounds = held_back(waits, held, at, cap)
+            for target, source in most:
+                if target == held and most[target, source] >= 0:
+                    sent = sum((target, source) in sends[t % period] for t in range(at, rounds[source] + 1))
+                    most[target, source] = -1 if rounds[source] > at + cap else max(most[target, source], sent)
+    return list(most.values())
+
+
+def oldest_age(matrices: list[Matrix], *, late: bool) -> int | None:
+    """The most rounds by which anybody's parameters lag behind anybody's newest round, in the long run."""
+    n, period = len(matrices[0]), len(matrices)
+    newest = np.full((n, n), -1)  # entry [i, j]: the newest round of j that i's parameters hold
+    np.fill_diagonal(newest, 0)
+    whole_since: int | None = None
+    worst = 0
+    for r in count():
+        taken = matrices[r % period] > TOLERANCE
+        if not late:
+            np.fill_diagonal(newest, r)
+        newest = np.array([newest[taken[i]].max(axis=0) for i in range(n)])
+        if late:
+            np.fill_diagonal(newest, r)
+        if whole_since is None:
+            if (newest >= 0).all():
+                whole_since = r
+            elif r > (n + 1) * period:
+                return None
+            continue
+        worst = max(worst, r - int(newest.min()))
+        if r >= whole_since + (n + 2) * period:
+            return worst
+    raise AssertionError
+
+
+def survivors_agree(raw: dict[str, Any], listed: Groups, n: int, lost: int) -> bool:
+    """Whether the others come to one value without one worker."""
+    alive = [worker for worker in range(n) if worker != lost]
+    place = {worker: number for number, worker in enumerate(alive)}
+    product = np.eye(n - 1)
+    if listed is None:
+        for graph in raw["strategy"]["rounds"]:
+            w = np.eye(n - 1)
+            weights = (
+                graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
+            )
+            for (source, target), weight in zip(graph["edges"], weights, strict=True):
+                if lost not in (source, target):
+                    w[place[target], place[source]] += float(Fraction(weight))
+                    w[place[target], place[target]] -= float(Fraction(weight))
+            product = w @ product
+    else:
+        for phase in listed:
+            w = np.eye(n - 1)
+            for members, relax in phase:
+                left = [place[worker] for worker in members if worker != lost]
+                if len(left) > 1:
+                    w[np.ix_(left, left)] = (1 - relax) * np.eye(len(left)) + relax / len(left)
+            product = w @ product
+    return converges(product)
+
+
+def converges(product: Matrix) -> bool:
+    """Whether powers of a matrix with unit rows come to equal rows."""
+    values = np.sort(np.abs(np.linalg.eigvals(product)))
+    return len(values) == 1 or bool(values[-2] < 1 - TOLERANCE)
+
+
+def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
+    """Groups, connections, splits and arrays, worker by worker."""
+    strategy = raw["strategy"]
+    keeps = int(isinstance(strategy.get("when"), dict) or strategy.get("averaging") == "step-normalised")
+    if listed is None:
+        near: list[set[int]] = [set() for _ in range(n)]
+        sources, splits = 0, set()
+        for graph in strategy["rounds"]:
+            for source, target in graph["edges"]:
+                near[source].add(target)
+                near[target].add(source)
+            sources = max([sources, *(sum(t == worker for _, t in graph["edges"]) for worker in range(n))])
+            weights = (
+                graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
+            )
+            splits.add(frozenset((*edge, Fraction(w)) for edge, w in zip(graph["edges"], weights, strict=True)))
+        num_splits = len(splits - {frozenset()})
+        return {"groups": 0, "connections": max(map(len, near)), "splits": num_splits, "arrays": 1 + keeps + sources}
+    own: list[set[tuple[int, ...]]] = [set() for _ in range(n)]
+    if strategy.get("prologue", 0):
+        for groups in own:
+            groups.add(tuple(range(n)))
+    for phase in listed:
+        for members, _ in phase:
+            for worker in members:
+                own[worker].add(tuple(sorted(members)))
+    different = {frozenset(tuple(sorted(members)) for members, _ in phase) for phase in listed}
+    return {
+        "groups": max(map(len, own)),
+        "connections": max(sum(len(group) - 1 for group in groups) for groups in own),
+        "splits": len(different - {frozenset()}),
+        "arrays": 1 + keeps,
+    }
+
+
+def paces(raw: dict[str, Any], n: int) -> list[int]:
+    """Steps per round of every worker."""
+    pace = raw["strategy"].get("pace", 1)
+    return pace if isinstance(pace, list) else [pace] * n
+
+
+def is_true(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    """Whether what an entry about runs says is true of a schedule."""
+    return JUDGES[entry["claim"]](entry, raw, listed, matrices)
+
+
+def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    n, late = len(matrices[0]), isinstance(raw["strategy"].get("when"), dict)
+    if any(w.min() < -TOLERANCE or w.diagonal().min() < TOLERANCE for w in matrices):
+        return False
+    age, pace = oldest_age(matrices, late=late), max(paces(raw, n))
+    gap = largest_gap(partners(raw, listed, n))
+    bounds = age is not None and gap is not None and entry["age"] >= age and entry["reach"] >= gap
+    return bounds and entry["age_steps"] >= age * pace and entry["steps"] >= late * pace and entry["late"] == int(late)
+
+
+def _queues(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    waits = partners(raw, listed, len(matrices[0]))
+    gap = largest_gap(waits)
+    said = entry["gap"] == -1 or (gap is not None and entry["gap"] >= gap)
+    return listed is None and said and entry["capacities"] == waiting_messages(raw, waits)
+
+
+def _end(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    n = len(matrices[0])
+    gap = largest_gap(partners(raw, listed, n))
+    said = entry["behind"] == -1 or (gap is not None and entry["behind"] >= gap)
+    return said and entry["steps"] == sum(paces(raw, n))
+
+
+def _memory(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    return {name: value for name, value in entry.items() if name != "claim"} == busiest(raw, listed, len(matrices[0]))
+
+
+def _after_a_loss(_: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    n = len(matrices[0])
+    return all(survivors_agree(raw, listed, n, lost) for lost in range(n))
+
+
+def _limit(entry: dict[str, Any], _: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    n = len(matrices[0])
+    product = np.linalg.multi_dot(matrices[::-1]) if len(matrices) > 1 else matrices[0]
+    if listed is not None or not converges(product):
+        return False
+    modulus = np.sort(np.abs(np.linalg.eigvals(product)))[-2]
+    far = product
+    for _ in range(40):
+        far = far @ far
+        far = far / far.sum(axis=1, keepdims=True)
+    error, given = float(Fraction(entry["error"])), np.array([float(Fraction(w)) for w in entry["weights"]])
+    close = len(given) == n and bool((np.abs(far - given) <= error + 1e-6).all())
+    return close and float(Fraction(entry["rate"])) >= modulus - 1e-6
+
+
+JUDGES = {
+    "staleness": _staleness,
+    "queues": _queues,
+    "end": _end,
+    "memory": _memory,
+    "consensus-after-a-loss": _after_a_loss,
+    "limit": _limit,
+}

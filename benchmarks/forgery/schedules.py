@@ -1,0 +1,135 @@
+"""Schedules that show every kind of claim, small enough for dense arithmetic beside them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from preduce.topo.strategies.axes import LOCKSTEP, Late
+
+if TYPE_CHECKING:
+    import random
+
+
+def explicit(n: int, *phases: Any, **options: Any) -> Schedule:  # noqa: ANN401 - whatever a phase is built from
+    return Schedule(
+        "x",
+        Cluster.regular(n, 1),
+        Static(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
+    )
+
+
+def rule(radices: tuple[int, ...], size: int, *phases: tuple[Block, ...]) -> Schedule:
+    m = int(np.prod(radices))
+    return Schedule("r", Cluster.regular(m, size), Static(phases=RulePhases(radices, phases)))
+
+
+def graph(n: int, *rounds: list[tuple[int, int, Fraction]]) -> Schedule:
+    return Schedule("g", Cluster.regular(n, 1), Neighbor(rounds=tuple(Round.from_edges(n, r) for r in rounds)))
+
+
+def half(*pair: int, a: Fraction = Fraction(1, 2)) -> Group:
+    return Group(pair, 2 * a)
+
+
+def shift(n: int, weight: Fraction, step: int = 1) -> list[tuple[int, int, Fraction]]:
+    return [(i, (i + step) % n, weight) for i in range(n)]
+
+
+SQUARE = [(i, j, Fraction(1, 3)) for i, j in ((0, 1), (1, 2), (2, 3), (3, 0)) for i, j in ((i, j), (j, i))]
+SCHEDULES = {
+    "rule": build("prague-figure-10", Cluster.regular(4, 2)),
+    "rule-exact": rule((2, 3), 2, (Block((0, 1)),), (Block((0,), (0, 1)), Block((1,), (0, 1)))),
+    "rule-relaxed": rule(
+        (2,), 2, (Block((0, 1), (), Fraction(4, 3)),), (Block((0,), (0,), Fraction(1, 2)), Block((1,), (0,)))
+    ),
+    "explicit": explicit(6, [[0, 1], [2, 3, 4]], [[1, 2], [4, 5]], [[0, 5]], prologue=2),
+    "explicit-exact": explicit(6, [[0, 5]], [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]]),
+    "relaxed-exact": explicit(
+        6,
+        [[0, 1], [2, 3], [4, 5]],
+        [half(0, 2, a=Fraction(2, 3)), half(1, 4, a=Fraction(2, 3)), half(3, 5, a=Fraction(2, 3))],
+        [[0, 1], [2, 3], [4, 5]],
+    ),
+    "negative": explicit(3, [Group((0, 1, 2), Fraction(7, 4))]),
+    "swaps": explicit(4, [[0, 1], [2, 3]], [Group((1, 2), Fraction(2))], [[0, 1], [2, 3]]),
+    "pairs-of-7": explicit(7, [[0, 1], [2, 3], [4, 5]], [[1, 2], [3, 4], [5, 6]], [[0, 6]]),
+    "allreduce": Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(pace=(1, 2, 1, 1, 3))),
+    "graph": graph(4, SQUARE),
+    "graph-lazy-shift": graph(5, shift(5, Fraction(1, 3)), shift(5, Fraction(1, 4), 2)),
+    "graph-de-bruijn": graph(
+        4, [(i, (2 * i + a) % 4, Fraction(1, 2)) for i in range(4) for a in (0, 1) if (2 * i + a) % 4 != i]
+    ),
+}  # fmt: skip
+
+
+def wide(n: int = 48 + 2) -> Schedule:
+    """A schedule too large for exact pivots."""
+    first = [range(i, i + 2) for i in range(0, n, 2)]
+    return explicit(n, first, [range(0, n, 2), range(1, n, 2)])
+
+
+def spread(n: int = 48 + 2) -> Schedule:
+    """A schedule too large for exact pivots that one period does not bring to the mean."""
+    return explicit(n, [range(i, i + 5) for i in range(0, n, 5)], [[i, (i + 7) % n] for i in range(0, n - 7, 14)])
+
+
+def modular() -> Schedule:
+    """Exact by relaxed pairs, too large for the exact product: the pattern of six workers, then across copies."""
+    copies, base = 22, SCHEDULES["relaxed-exact"]
+    phases = [
+        [Group(tuple(6 * c + w for w in g.members), g.relax) for c in range(copies) for g in base.phase(t)]
+        for t in range(base.period)
+    ]
+    phases.append([range(r, 6 * copies, 6) for r in range(6)])
+    return explicit(6 * copies, *phases)
+
+
+TIMES = (LOCKSTEP, Late())
+
+
+def random_schedule(draw: random.Random) -> Schedule:
+    """Explicit groups, a rule or a weighted graph, with paces and lateness; most of them reach consensus."""
+    kind, period = draw.randrange(3), draw.randrange(1, 5)
+    when = draw.choice(TIMES)
+    if kind == 0:
+        n = draw.randrange(2, 8)
+        phases = []
+        for _ in range(period):
+            ranks = draw.sample(range(n), n)
+            cuts = sorted(draw.sample(range(n + 1), min(draw.randrange(1, 4), n + 1)))
+            groups = [ranks[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+            phases.append([group for group in groups if len(group) > 1])
+        pace = tuple(draw.randrange(1, 4) for _ in range(n))
+        return explicit(n, *phases, pace=pace, when=when, prologue=draw.randrange(2))
+    if kind == 1:
+        radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
+        phases = []
+        for _ in range(period):
+            locals_ = draw.sample(range(size), size)
+            cut = draw.randrange(size + 1)
+            blocks = [
+                Block(tuple(sorted(part)), tuple(d for d in range(len(radices)) if draw.random() < 0.5))
+                for part in (locals_[:cut], locals_[cut:])
+                if part
+            ]
+            phases.append(tuple(blocks))
+        made = rule(radices, size, *phases)
+        return Schedule("r", made.cluster, Static(phases=made.strategy.phases, when=when, pace=draw.randrange(1, 3)))
+    n = draw.randrange(2, 7)
+    rounds = []
+    for _ in range(draw.randrange(1, 4)):
+        pairs = draw.sample([(i, j) for i in range(n) for j in range(n) if i != j], draw.randrange(n * (n - 1) + 1))
+        if draw.random() < 0.5:
+            pairs = list({*pairs, *((i, (i + 1) % n) for i in range(n))})
+        rounds.append([(i, j, Fraction(1, draw.randrange(n, 2 * n))) for i, j in pairs])
+    made = graph(n, *rounds)
+    return Schedule("g", made.cluster, Neighbor(rounds=made.strategy.rounds, when=when, pace=draw.randrange(1, 4)))

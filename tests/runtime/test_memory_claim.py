@@ -1,0 +1,74 @@
+"""The claim `memory` against a run: arrays of the parameters' size that each worker really keeps beside them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from fractions import Fraction
+
+import pytest
+import torch
+
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.round import Round
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Static
+from preduce.topo.strategies.axes import LOCKSTEP, Late
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.neighbor import Neighbor
+from preduce.verify import prove
+
+N, WIDTH = 4, 30_011
+"""Nothing else in the process has this size, so arrays of it are found by it."""
+
+EDGES = [(i, (i + d) % N, Fraction(1, 5)) for i in range(N) for d in (1, 2)]
+STRATEGIES = {
+    "allreduce of gradients": lambda **options: AllReduce(**options),
+    "allreduce of parameters": lambda **options: AllReduce(pace=2, **options),
+    "pairs": lambda **options: Static(phases=build("hyper-cuboid", Cluster.regular(2, 2)).strategy.phases, **options),
+    "neighbours": lambda **options: Neighbor(rounds=(Round.from_edges(N, EDGES),), **options),
+}
+
+
+@pytest.mark.parametrize(
+    ("when", "averaging"),
+    [(LOCKSTEP, Averaging.MEAN), (Late(), Averaging.MEAN), (LOCKSTEP, Averaging.STEP_NORMALISED)],
+    ids=["lockstep", "late", "step-normalised"],
+)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, when, averaging):
+    schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](when=when, averaging=averaging))
+    claimed = prove(schedule)["memory"].entry["arrays"]
+    together = threading.Barrier(N)
+
+    def work(world):
+        model = torch.nn.Linear(WIDTH, 1, bias=False)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=20, world=world
+        )
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(1, WIDTH)).sum().backward()
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        together.wait(10)
+        kept = arrays_in_memory() if world.rank == 0 else 0
+        together.wait(10)
+        optimizer.finish()
+        return kept
+
+    kept = ranks.run(N, work)[0]
+    spare = name == "allreduce of gradients" and when is LOCKSTEP and averaging is Averaging.STEP_NORMALISED
+    assert kept == N * (1 + claimed - spare), "gradients have no progress to bring to a common pace"
+
+
+def arrays_in_memory() -> int:
+    """Pieces of memory about as large as the parameters, which tensors of this process hold."""
+    gc.collect()
+    found = set()
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.numel() >= WIDTH:
+            found.add(thing.data_ptr() // WIDTH)
+    return len(found)

@@ -1,0 +1,22 @@
+"""A short slice of the forgery campaign; `python -m benchmarks.forgery --attempts 100000` is the whole."""
+
+from __future__ import annotations
+
+from benchmarks.forgery.campaign import WAYS, pool, run
+from preduce.verify import checker
+
+
+def test_no_false_claim_is_confirmed_and_every_honest_one_is():
+    tally = run(4000, seed=7)
+    assert not tally.false
+    assert not tally.refused_honest
+    assert {kind for way, kind in tally.attempts if way == WAYS[0]} >= set(checker.CLAIMS)
+    assert sum(tally.accepted.values()) > 200, "true claims are accepted all the same"
+
+
+def test_the_campaign_forges_what_only_a_false_claim_could_gain():
+    """The oracle says no as well: of claims moved to other schedules most are false."""
+    tally = run(600, seed=8)
+    refused = sum(tally.attempts.values()) - sum(tally.accepted.values())
+    assert refused > 400
+    assert len(pool(8)) > 60

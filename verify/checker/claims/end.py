@@ -1,0 +1,45 @@
+"""Claim `end`: a finite run of any length ends for all workers after the same round, and nobody waits for one who left.
+
+*Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete. The
+operations of these rounds are a beginning of those of an endless run, each has all its members, and the argument of
+`deadlock-free` never looks beyond the operation with the smallest tick.
+
+*Theorem 2, data dealt by pace.* A round of all workers takes `steps` batches, of which worker i takes its pace. So N
+batches are N div `steps` rounds, the same number for everybody, whatever the speeds; the rest is left out.
+
+*Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data
+ended says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all
+have ended and, asked after that, the next round is not declared. A worker begins round k after it completed round k −
+1, so the declared rounds are 0 … m − 1. A worker that leaves before round k has seen that nobody can declare k any
+more: k = m. And nobody leaves later, because round m is never begun. So every worker carries out exactly the rounds 0
+… m − 1, and theorem 1 applies.
+
+*Theorem 4, unequal data without it.* A worker that leaves after its round r holds up everybody at most `behind`
+rounds later (the R of meetings.py), so unequal data cannot go unnoticed for longer than that. −1 where no such number
+is claimed.
+
+*The check is sound because* it computes both numbers from the schedule. *It assumes* what `deadlock-free` assumes,
+and of join mode that what one worker noted is seen by all who ask later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..meetings import rounds_to_meet
+from ..refusal import Work, confirm_equal
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+
+NONE = -1
+"""Nothing is claimed."""
+
+
+def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`steps` (of all workers in a round), `behind`."""
+    paces = schedule.paces
+    steps = paces[0] * schedule.num_workers if len(paces) == 1 else sum(paces)
+    confirm_equal(f"{place}.steps", entry["steps"], steps)
+    behind = NONE if entry["behind"] == NONE else rounds_to_meet(schedule, f"{place}.behind", Work())
+    confirm_equal(f"{place}.behind", entry["behind"], behind)

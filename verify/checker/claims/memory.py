@@ -1,0 +1,87 @@
+"""Claim `memory`: what a run of this schedule asks of its busiest worker.
+
+* `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
+  rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers.
+* `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
+  weighted graphs the most workers that it sends to or hears from.
+* `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
+* `arrays`: arrays of the size of the parameters that are kept beside them, at most. One takes the sums; another keeps
+  the parameters with which a round began, where averages are late or progress is normalised; and a weighted graph
+  keeps one for each in-neighbour of the largest round. So `arrays` is also scratch bytes for each byte of parameters.
+
+Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
+are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
+
+*The check is sound because* it counts in the schedule itself. *It assumes* of the runtime that it makes one
+communicator for each distinct set of members (the form `hierarchical` makes three for a group that fits it) and keeps
+the arrays above; what frameworks allocate inside an operation is not counted, nor are activations, gradients and
+optimizer state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from ..refusal import confirm_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..schedule import Average, Edge, Schedule
+
+
+def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`groups`, `connections`, `splits`, `arrays`."""
+    arrays = 1 + int(schedule.is_late or schedule.is_step_normalised)
+    if schedule.form == "graph":
+        groups, connections = 0, _most_neighbours(schedule.rounds)
+        splits = len({tuple(edges) for edges in schedule.rounds if edges})
+        arrays += max(map(_most_sources, schedule.rounds))
+    else:
+        groups, connections = _most_groups(schedule)
+        splits = _distinct_phases(schedule)
+    expected = {"groups": groups, "connections": connections, "splits": splits, "arrays": arrays}
+    for name, number in expected.items():
+        confirm_equal(f"{place}.{name}", entry[name], number)
+
+
+def _distinct_groups(phase: Sequence[Average]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(members, across) of everything in a phase that makes groups."""
+    return ((tuple(members), tuple(across)) for members, across, _ in phase if len(members) > 1 or across)
+
+
+def _most_groups(schedule: Schedule) -> tuple[int, int]:
+    """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
+    groups: dict[int, int] = {}
+    others: dict[int, int] = {}
+    prologue_is_new = schedule.prologue > 0
+    for members, across in {group for phase in schedule.phases for group in _distinct_groups(phase)}:
+        size = len(members) * prod(schedule.radices[digit] for digit in across)
+        prologue_is_new = prologue_is_new and size < schedule.num_workers
+        for worker in members:
+            groups[worker] = groups.get(worker, 0) + 1
+            others[worker] = others.get(worker, 0) + size - 1
+    most = max(groups.values(), default=0), max(others.values(), default=0)
+    return (most[0] + 1, most[1] + schedule.num_workers - 1) if prologue_is_new else most
+
+
+def _distinct_phases(schedule: Schedule) -> int:
+    """How many phases differ in their groups, of those that have any; the relax makes no difference."""
+    return len({groups for phase in schedule.phases if (groups := frozenset(_distinct_groups(phase)))})
+
+
+def _most_neighbours(rounds: Sequence[Sequence[Edge]]) -> int:
+    """The most different workers that one worker exchanges with in a period."""
+    neighbours: dict[int, set[int]] = {}
+    for target, source, _ in chain.from_iterable(rounds):
+        neighbours.setdefault(target, set()).add(source)
+        neighbours.setdefault(source, set()).add(target)
+    return max(map(len, neighbours.values()), default=0)
+
+
+def _most_sources(edges: Sequence[Edge]) -> int:
+    """The most workers that one worker hears from in a round."""
+    return max(Counter(edge.target for edge in edges).values(), default=0)

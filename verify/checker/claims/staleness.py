@@ -1,0 +1,41 @@
+"""Claim `staleness`: how old what a worker averages can be, in rounds and in steps.
+
+*Directly.* With lockstep averages a member contributes its parameters after all of its steps of the round, so nothing
+is missing. A late average (`when`) is one of the parameters with which the round began: it lacks the newest `late` =
+1 rounds of its worker, which are `late` times its pace in steps, at most `steps`.
+
+*Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
+the end of their round r, with a positive weight. For let R = `reach` be such that any R successive rounds lead from
+everybody to everybody (meetings.py). With no weight negative and a positive one on oneself, what has arrived
+somewhere stays there and goes on with every meeting. In lockstep the steps of round k enter the average of round k
+and have arrived everywhere R − 1 rounds later; a late average takes them in one round later: `age` = R − 1 + `late`.
+In steps these are at most `age_steps`, `age` times the largest pace.
+
+*The check is sound because* it computes all numbers from the schedule. *It assumes* that groups are disjoint, which
+`conflict-free` confirms. A round of the prologue averages over everybody, so none of the numbers grows by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..meetings import rounds_to_meet
+from ..refusal import Work, confirm, confirm_equal
+from .consensus import keeps_something
+
+if TYPE_CHECKING:
+    from ..schedule import Schedule
+
+
+def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`late`, `steps`, `reach`, `age`, `age_steps`."""
+    sizes = [pair for phase_sizes in schedule.group_sizes() for pair in phase_sizes]
+    keeps_own = all(relax >= 0 and relax * (size - 1) < size for size, relax in sizes)
+    keeps = keeps_own and all(map(keeps_something, schedule.rounds))
+    confirm(keeps, "schedule", "a weight", "positive weights on oneself, and none negative")
+    reach = rounds_to_meet(schedule, place, Work())
+    late, pace = int(schedule.is_late), max(schedule.paces)
+    age = reach - 1 + late
+    expected = {"late": late, "steps": late * pace, "reach": reach, "age": age, "age_steps": age * pace}
+    for name, number in expected.items():
+        confirm_equal(f"{place}.{name}", entry[name], number)

@@ -1,0 +1,121 @@
+"""After how many rounds everybody has met everybody, directly or through others.
+
+Let a worker *meet* another in a round if a group that holds both averages then (relax not 0), or if it takes from the
+other over an edge (weight not 0). What began at worker i before round t is, after the rounds t … s, at the *reached*
+set: i itself at first; then, round by round, whoever meets somebody in it. `rounds_to_meet` is the smallest R such
+that any R successive rounds take any worker to everybody. Two things follow from it.
+
+**Nobody is more than R rounds ahead.** Let worker i be in round r, so it has not begun to exchange in round r + 1. An
+exchange completes only when all whom one meets have begun it. So whoever meets i in round r + 1 cannot leave that
+round, whoever meets one of those in round r + 2 cannot leave that one, and after R rounds everybody is held up: all
+are in round r + R at most. For a graph of one round R is its largest distance, Hop's bound. Late averages change
+nothing: they are begun with their round, and a round is not left before they are there.
+
+**Everything arrives after R rounds,** if nobody gives up all of its own value: then reached sets hold whom they held.
+
+**Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank always are a union of sets
+"all nodes that agree with x outside the digits F", so a family of sets F says all: an average over the local ranks L
+across the digits D turns the families of L into their union with D added to each member. A union of proper ones never
+holds a node that differs from x in every digit, so all nodes are reached exactly when F = all digits is in the
+family. By symmetry x does not matter, and radices do not either: R is the same for every number of nodes with so many
+digits.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from .refusal import confirm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .refusal import Work
+    from .schedule import Schedule
+
+Families = list[set[int]]
+"""For every local rank sets of digits, as bits of an integer."""
+
+
+def rounds_to_meet(schedule: Schedule, place: str, work: Work) -> int:
+    """R, over all rounds of the period in which it can begin.
+
+    Raises:
+        Refusal: some workers never meet, or the work is too much.
+    """
+    find = _of_rule if schedule.form == "rule" else _of_all
+    return max(find(schedule, start, place, work) for start in range(schedule.period))
+
+
+def reached_sets(schedule: Schedule, start: int, place: str, work: Work) -> Iterator[list[int]]:
+    """From whom something has arrived at every worker, as bits of an integer, after 1, 2, … rounds from round `start`.
+
+    Ends when nothing can change any more. Not for rules.
+    """
+    n, period = schedule.num_workers, schedule.period
+    work.spend(n * (n // 8 + 40), place)  # before the first list is made
+    arrived = [1 << worker for worker in range(n)]
+    meetings: list[list[tuple[list[int], list[int]]]] = [
+        [(list(members), list(members)) for members, _, relax in phase if relax] for phase in schedule.phases
+    ]
+    for edges in schedule.rounds:
+        sources: dict[int, list[int]] = {}
+        for target, source, weight in edges:
+            if weight:
+                sources.setdefault(target, [target]).append(source)
+        meetings.append([([target], heard) for target, heard in sources.items()])
+    quiet = 0
+    for t in count(start):
+        before = arrived
+        arrived = list(before)
+        for targets, heard in meetings[t % period]:
+            work.spend((len(heard) + len(targets)) * (40 + n // 64), place)
+            together = 0
+            for source in heard:
+                together |= before[source]
+            for target in targets:
+                arrived[target] = together
+        work.spend(n * 10, place)
+        quiet = quiet + 1 if arrived == before else 0
+        if quiet >= period:
+            return
+        yield arrived
+
+
+def _of_all(schedule: Schedule, start: int, place: str, work: Work) -> int:
+    everybody = (1 << schedule.num_workers) - 1
+    for number, arrived in enumerate(reached_sets(schedule, start, place, work), 1):
+        if all(bits == everybody for bits in arrived):
+            return number
+    confirm(False, place, "rounds", "workers who all meet, directly or through others")
+    raise AssertionError
+
+
+def _of_rule(schedule: Schedule, start: int, place: str, work: Work) -> int:
+    size, period = schedule.width, schedule.period
+    work.spend(size * size * 10, place)
+    phases = [
+        [(members, sum(1 << digit for digit in across)) for members, across, relax in phase if relax]
+        for phase in schedule.phases
+    ]
+    full = (1 << len(schedule.radices)) - 1
+    slowest = 0
+    for rank in range(size):
+        families: Families = [{0} if other == rank else set() for other in range(size)]
+        number = quiet = 0
+        while not all(full in family for family in families):
+            changed = False
+            for members, across in phases[(start + number) % period]:
+                together = {digits | across for member in members for digits in families[member]}
+                work.spend(100 + len(members) * 10 + len(together) ** 2, place)
+                together = {one for one in together if not any(one & other == one != other for other in together)}
+                for member in members:
+                    changed |= families[member] != together
+                    families[member] = together
+            number += 1
+            quiet = 0 if changed else quiet + 1
+            work.spend(size * 10, place)
+            confirm(quiet < period, place, "rounds", "workers who all meet, directly or through others")
+        slowest = max(slowest, number)
+    return slowest

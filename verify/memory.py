@@ -1,0 +1,98 @@
+"""Claim `memory`: distinct groups and connections of the busiest worker, splits, and arrays beside the parameters.
+
+What is counted, and what is assumed of the runtime, stands in `verify/checker/claims/memory.py`. Prices in
+descriptors, threads and megabytes are measurements, no claims: see `verify.budget`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.topo.strategies.base import Averaging
+from preduce.verify.base import Claim, proved
+from preduce.verify.view import explicit_view, rule_view
+
+if TYPE_CHECKING:
+    from preduce.topo.phase import Phase
+    from preduce.topo.rule import RuleView
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import Round
+
+
+def prove_memory(schedule: Schedule) -> Claim:
+    """Count groups and arrays. Explicit: O(num_workers · period); rules: O(blocks), at any number of nodes."""
+    strategy = schedule.strategy
+    keeps_start = strategy.overlap or strategy.averaging is Averaging.STEP_NORMALISED
+    arrays = 1 + int(keeps_start)
+    if strategy.graphs:
+        groups, connections = 0, _most_neighbours(strategy.graphs)
+        splits = len({graph for graph in strategy.graphs if len(graph)})
+        sources = max(int(np.bincount(graph.targets, minlength=1).max()) for graph in strategy.graphs)
+        arrays += sources
+        what = f"exchanges with at most {connections} others"
+        kept = f"one for the sums and {sources} for what its neighbours send"
+    else:
+        rule = rule_view(schedule)
+        groups, connections, splits = (
+            _of_rule(rule, schedule) if rule is not None else _of_phases(explicit_view(schedule) or (), schedule)
+        )
+        what = f"is in at most {groups} distinct groups, with {connections} other members together"
+        kept = "one for the sums"
+    kept += ", and one for the parameters with which a round began" if keeps_start else ""
+    text = (
+        f"A worker {what}; {splits} different rounds of the period exchange anything. Beside its parameters it keeps "
+        f"at most {arrays} arrays of their size ({kept}), so {arrays} scratch bytes for each byte of parameters."
+    )
+    return proved("memory", text, groups=groups, connections=connections, splits=splits, arrays=arrays)
+
+
+def _most_neighbours(graphs: tuple[Round, ...]) -> int:
+    pairs = {pair for graph in graphs for pair in zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)}
+    counts = Counter(one for one, _ in pairs | {(target, source) for source, target in pairs})
+    return max(counts.values(), default=0)
+
+
+def _of_rule(rule: RuleView, schedule: Schedule) -> tuple[int, int, int]:
+    phases = [frozenset((b.local, b.across) for b in phase if b.makes_groups) for phase in rule.phases]
+    distinct = frozenset().union(*phases)
+    groups = np.zeros(rule.workers_per_node, dtype=np.int64)
+    others = [0] * rule.workers_per_node
+    has_all = False
+    for local, across in distinct:
+        size = len(local)
+        for digit in across:
+            size *= rule.radices[digit]
+        has_all = has_all or size == schedule.num_workers
+        groups[list(local)] += 1
+        for rank in local:
+            others[rank] += size - 1
+    more = int(schedule.prologue > 0 and not has_all)
+    return (
+        int(groups.max()) + more,
+        max(others) + more * (schedule.num_workers - 1),
+        len({phase for phase in phases if phase}),
+    )
+
+
+def _of_phases(phases: tuple[Phase, ...], schedule: Schedule) -> tuple[int, int, int]:
+    """Whole groups are told apart by a sum of random numbers over their members, and by their size."""
+    n = schedule.num_workers
+    groups, others = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    filled = [phase for phase in phases if len(phase)]
+    more = int(schedule.prologue > 0 and not any(int(phase.sizes.max()) == n for phase in filled))
+    if not filled:
+        return more, more * (n - 1), 0
+    numbers = np.random.default_rng(0).integers(1, 2**62, n, dtype=np.int64)
+    keys = [np.add.reduceat(numbers[p.members], p.offsets[:-1]) * 64 + p.sizes % 64 for p in filled]
+    every = np.concatenate(keys)
+    fresh = np.zeros(len(every), dtype=bool)
+    fresh[np.unique(every, return_index=True)[1]] = True
+    for phase, new in zip(filled, np.split(fresh, np.cumsum([len(key) for key in keys])[:-1]), strict=True):
+        members, sizes = phase.members[np.repeat(new, phase.sizes)], phase.sizes[new]
+        groups[members] += 1  # groups of a phase share no worker
+        others[members] += np.repeat(sizes - 1, sizes)
+    splits = len({key.tobytes() for key in keys})
+    return int(groups.max()) + more, int(others.max()) + more * (n - 1), splits
