@@ -29,7 +29,8 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--only", type=int)
+    parser.add_argument("--only", type=int, metavar="NUMBER")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--overrun", type=float, default=OVERRUN)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -40,6 +41,8 @@ def main() -> int:
     overruns: list[float] = []
     begun = time.monotonic()
     for number in numbers:
+        if time.monotonic() - begun > 60 * options.minutes:
+            break
         tiny = number % 10 == 0
         job = draw_job(options.seed, number, tiny=tiny)
         outcome = run(job, exhaust=tiny, again=number % 50 == 1, settings=number % 40 == 2, overrun=options.overrun)

@@ -37,6 +37,8 @@ NEAR = 4.0
 DAMPING = np.float32(0.7)
 SAFETY = 5e-6
 """Taken off every bound for the rounding of the single-precision tables, whose entries are below 1."""
+LOOKS = 10
+"""Iterations over a table that are worth building it."""
 PER_PRODUCT = 3e-10
 """Nominal seconds of one product in making a table."""
 PER_ENTRY = 4e-9
@@ -175,6 +177,12 @@ def cycle_mean_bound(
     return best + tables.floor - SAFETY - rounding
 
 
+def least_work(alphabet: Alphabet, depth: int) -> float:
+    """Nominal seconds of the tables of one truncation and of the first line laid on them."""
+    entry = PER_PRODUCT * alphabet.space.fresh.size + PER_ENTRY * (depth + LOOKS)
+    return float(entry * float(len(alphabet)) ** depth)
+
+
 def dual_bound(
     alphabet: Alphabet,
     expired: Callable[[], bool],
@@ -182,6 +190,7 @@ def dual_bound(
     depth: int | None = None,
     num_prices: int = 12,
     budgets: Sequence[float] = (),
+    affordable: Callable[[float], bool] = lambda _: True,
 ) -> DualBound | None:
     """Lines of the bound for a range of prices, None if the alphabet is not complete (then nothing is proved).
 
@@ -193,6 +202,9 @@ def dual_bound(
     full = alphabet.full_average()
     scale = float(alphabet.costs[full] if full is not None else alphabet.costs.max()) / alphabet.space.instants
     deepest = depth if depth is not None else greatest_depth(len(alphabet))
+    # One look at all entries of a table is never cut short, so a table is only begun where a few of them fit.
+    while deepest > SHALLOW and not affordable(least_work(alphabet, deepest)):
+        deepest -= 1
     lines: list[tuple[float, float]] = []
     reached = 0
     for truncation in sorted({min(SHALLOW, deepest), deepest}):

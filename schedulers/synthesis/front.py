@@ -239,7 +239,12 @@ def _bounds(problem: Problem, tried: AlphabetSearch, until: float) -> tuple[Dual
         budgets.append(cheapest[1])
     early = until - 0.3 * (until - clock.position())
     pace = alphabet.pace if isinstance(alphabet.pace, tuple) else (alphabet.pace,) * problem.cluster.num_workers
-    narrow = dual_bound(alphabet, lambda: clock.passed(early), budgets=budgets)
+    narrow = dual_bound(
+        alphabet,
+        lambda: clock.passed(early),
+        budgets=budgets,
+        affordable=lambda work: clock.fits(work, early),
+    )
     wide = profile_bound(problem, pace, lambda: clock.passed(until), budgets=budgets, clock=clock)
     return wide if narrow is None else narrow.with_lines_of(wide), wide
 

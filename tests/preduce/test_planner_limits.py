@@ -50,13 +50,17 @@ def test_the_same_effort_answers_the_same_in_another_process_beside_busy_loops()
     try:
         environment = os.environ | {"PYTHONHASHSEED": "1"}
         loaded = subprocess.run(
-            [sys.executable, "-m", "preduce", *arguments, "--json"], env=environment, capture_output=True, check=True
+            [sys.executable, "-m", "preduce", *arguments, "--time-limit", "600s", "--json"],
+            env=environment,
+            capture_output=True,
+            check=True,
         )
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    quiet = plan(job("3,2", hardware=replace(HARDWARE, slowdown=((1, 2.0),)), effort=0.5, data=Data.PER_WORKER))
+    slowed = replace(HARDWARE, slowdown=((1, 2.0),))
+    quiet = plan(job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, data=Data.PER_WORKER))
     document = json.loads(loaded.stdout)
     assert document["answer"]["capped"] is False
     assert json.dumps(document) == json.dumps(quiet.to_json())
