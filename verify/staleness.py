@@ -85,7 +85,7 @@ def _end(schedule: Schedule, reach: int) -> Claim:
 
 
 def _queues(schedule: Schedule, reach: int) -> Claim:
-    meetings, period = Meetings(schedule), schedule.period
+    period = schedule.period
     uses: dict[tuple[int, int], list[bool]] = {}
     for t, graph in enumerate(schedule.strategy.graphs):
         for source, target, _ in graph.edges():
@@ -96,6 +96,7 @@ def _queues(schedule: Schedule, reach: int) -> Claim:
     unbounded = np.zeros(len(edges), dtype=bool)
     spent = 0
     try:
+        meetings = Meetings(schedule)
         for s in range(period):
             left = list(range(len(edges)))
             for number, heard in enumerate(meetings.heard(s + 1), 1):

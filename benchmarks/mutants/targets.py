@@ -15,6 +15,12 @@ ORACLE = "tests/verify/test_prover_oracle.py"
 GROUPS = (f"{ORACLE}::test_explicit_groups", f"{ORACLE}::test_rules")
 GRAPHS = (f"{ORACLE}::test_graphs", f"{ORACLE}::test_graphs_whose_workers_drop_their_own_value_converge_by_a_power")
 PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
+RUNS = "tests/verify/test_claims_of_runs.py"
+RUN_LAWS = "tests/verify/test_run_claim_laws.py"
+STEADY = "tests/verify/test_steady_state_claims.py"
+READING = "tests/verify/test_reading_laws.py"
+ON_REQUEST = "tests/verify/test_on_request.py"
+FORGED = ("tests/verify/test_certificate_mutations.py", "tests/verify/test_checker_attacks.py")
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -43,9 +49,18 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "verify/prove.py": ((ORACLE, "tests/verify/test_on_request.py"), PROVER),
     "verify/budget.py": (PROVER,),
     "verify/certificate.py": ((ORACLE, *PROVER),),
-    "verify/generated.py": (("tests/verify/test_generated_conditions.py", "tests/verify/test_on_request.py"),),
-    "verify/membership.py": (("tests/verify/test_membership_zoo.py",), (ORACLE, *PROVER)),
-    "verify/on_request.py": (("tests/verify/test_on_request.py",),),
+    "verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
+    "verify/membership.py": ((f"{ORACLE}::test_rules", READING), ("tests/verify/test_membership_zoo.py", *PROVER)),
+    **{f"verify/{name}.py": ((READING,), ("tests/verify/test_membership_zoo.py",)) for name in ("affine", "reading")},
+    "verify/on_request.py": ((ON_REQUEST,),),
+    **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction", "norm_bound")},
+    **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "disagreement", "drift")},
+    **{f"verify/{name}.py": ((RUN_LAWS,), (RUNS,)) for name in ("after_a_loss", "meetings", "memory", "staleness")},
+    "verify/limit.py": ((RUNS,),),
+    **{
+        f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
+        for name in ("functions", "function_process")
+    },
     "verify/pairing.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
     **{
         f"runtime/averaging/{name}.py": (("tests/runtime/test_commit.py",), AVERAGED)

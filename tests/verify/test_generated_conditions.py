@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from fractions import Fraction
 
@@ -15,7 +16,16 @@ from preduce.schedulers.protocols.group_generator.service import Ask, GroupGener
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies.generated import Division, Generated
-from preduce.verify.generated import any_initiator, convergence_conditions, inter_intra, one_group, partition
+from preduce.verify.generated import (
+    Conditions,
+    SecondEigenvalue,
+    any_initiator,
+    convergence_conditions,
+    groups_of_a_worker,
+    inter_intra,
+    one_group,
+    partition,
+)
 
 
 def projection(n, groups):
@@ -171,6 +181,35 @@ def test_with_one_known_group_parts_form_that_never_meet_and_nothing_is_proved()
     graph = nx.Graph(pair for pair in state.known)
     assert nx.number_connected_components(graph) > 1
     assert not convergence_conditions(strategy, cluster).hold
+
+
+def test_both_roots_are_below_one_where_it_is_said():
+    chance = random.Random(4)
+    for _ in range(400):
+        roots = [Fraction(chance.randint(-3, 6), 4) for _ in range(2)]
+        second = SecondEigenvalue(sum(roots), roots[0] * roots[1], "")
+        assert second.is_below_one == (max(roots) < 1)
+        assert float(second) == pytest.approx(float(max(roots)))
+
+
+@pytest.mark.parametrize(("n", "g"), [(2, 2), (9, 4), (60, 59), (60, 58), (60, 60), (200, 4), (1415, 3), (1416, 3)])
+def test_the_groups_of_a_worker_are_counted(n, g):
+    """All choices of partners, as long as they are few enough to be counted."""
+    count = groups_of_a_worker(Generated(division=Division.RANDOM, group_size=g), Cluster.regular(1, n))
+    choices = math.comb(n - 1, g - 1)
+    assert count == choices if choices <= 10**6 else 10**6 < count <= choices
+    inside = groups_of_a_worker(Generated(division=Division.NODE_THEN_ALL), Cluster.parse("4,3"))
+    assert inside == 2**3 - 1 + 1
+    assert groups_of_a_worker(Generated(division=Division.GLOBAL), Cluster.regular(2, 2)) > 10**6
+
+
+def test_a_theorem_holds_if_it_contracts_and_nothing_stands_against_it():
+    below = SecondEigenvalue(Fraction(1, 2), Fraction(0), "")
+    for contracts in (True, False):
+        for against in ((), ("a reason",)):
+            found = Conditions(below, contracts, against, "")
+            assert found.independent == (not against)
+            assert found.hold == (contracts and not against)
 
 
 def test_a_partition_into_singletons_would_not_contract():

@@ -26,6 +26,7 @@ from preduce.topo.strategies import (
     Static,
 )
 from preduce.verify.base import Status
+from preduce.verify.generated import THEOREMS, SecondEigenvalue
 from preduce.verify.prove import PROVERS, prove
 
 THIRD = Fraction(1, 3)
@@ -148,3 +149,58 @@ def test_two_parts_without_an_edge_between_them_are_refuted_with_the_part() -> N
 
 def test_a_server_holds_one_copy() -> None:
     assert prove(of(Server(hosts=(0, 1)))).verdict is Status.PROVED
+
+
+def test_a_server_says_whom_a_worker_waits_for() -> None:
+    waits = {
+        "round r is complete once all workers have pushed": Server(),
+        "wait for nobody": Server(synchronous=False),
+        "more than 7 rounds ahead of the slowest": Server(synchronous=False, staleness=7),
+    }
+    for words, server in waits.items():
+        said = prove(of(server))["deadlock-free"].explanation
+        assert [text for text in waits if text in said] == [words]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Server(), Server(synchronous=False), Server(synchronous=False, staleness=3), Pairwise(active=(0, 2)),
+        Generated(), Generated(division=Division.RANDOM, slow_threshold=None, max_known=None), AllReduce(),
+        Pairwise(active=(0,), edges=((0, 1),)),
+    ],
+)  # fmt: skip
+def test_every_claim_has_a_name_and_says_why(strategy: object) -> None:
+    for claim in prove(of(strategy)).claims:
+        assert claim.claim == claim.claim.lower()
+        assert claim.explanation.count(" ") > 5
+        assert "None" not in claim.explanation
+
+
+def test_the_busiest_passive_worker_and_its_questions_are_named() -> None:
+    two = Pairwise(active=(0, 4), edges=((0, 1), (0, 3), (4, 3), (4, 2)))
+    assert prove(of(two, "1x5"))["queues"].witness == {"questions": 2, "worker": 3, "gap": None}
+    assert "at most 1 exchanges of others" in prove(of(two, "1x5"))["queues"].explanation
+    alike = Pairwise(active=(0,), edges=((0, 2), (0, 1)))
+    assert prove(of(alike, "1x3"))["queues"].witness == {"questions": 1, "worker": 1, "gap": None}
+    assert prove(of(two, "1x5"))["deadlock-free"].witness == {"active": [0, 4]}
+    assert "all 4 edges join 2 active and 3 passive workers" in prove(of(two, "1x5"))["deadlock-free"].explanation
+
+
+def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_not(monkeypatch) -> None:
+    """Not one of the theorems says so today; a new division's might."""
+    strategy = Generated(group_size=3, division=Division.RANDOM, slow_threshold=None, max_known=None)
+    still = SecondEigenvalue(Fraction(1), Fraction(0), "nothing")
+    monkeypatch.setitem(THEOREMS, Division.RANDOM, lambda *_: (still, (), "all"))
+    claim = prove(of(strategy))["convergence"]
+    assert claim.status is Status.REFUTED
+    assert claim.witness == {
+        "second_eigenvalue": 1.0, "trace": "1", "determinant": "0", "drawn": "nothing", "independent": True,
+        "against": [], "assumes": "all",
+    }  # fmt: skip
+    assert claim.explanation == "λ₂ of E[WᵀW] is at most 1 for nothing."
+    monkeypatch.setitem(THEOREMS, Division.RANDOM, lambda *_: (still, ("no",), "all"))
+    claim = prove(of(strategy))["convergence"]
+    assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "no. (λ₂ of E[WᵀW] is 1 for nothing.)")
+    assert claim.witness["against"] == ["no"]
+    assert not claim.witness["independent"]

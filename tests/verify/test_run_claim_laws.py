@@ -1,0 +1,165 @@
+"""Ages, queues, ends, memory and losses of small schedules, prover by prover: what a run shows, and what is said.
+
+Factors that move nothing, that move half of the way and that leave less than nothing are among them.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+
+from benchmarks.forgery import runs
+from benchmarks.forgery.dense import dense
+from benchmarks.forgery.schedules import explicit, graph, rule, shift
+from preduce.topo.document.schedule import dump_schedule
+from preduce.topo.phase import Group
+from preduce.topo.rule import Block
+from preduce.topo.strategies.axes import Late
+from preduce.verify import Status, meetings, staleness
+from preduce.verify.after_a_loss import prove_after_a_loss
+from preduce.verify.memory import prove_memory
+from preduce.verify.staleness import prove_meetings
+
+FACTORS = [1, 1, 1, Fraction(1, 2), Fraction(4, 3), 0, Fraction(3, 2), Fraction(-1, 2)]
+
+
+def of_groups(chance):
+    n, phases = chance.randint(2, 6), []
+    for _ in range(chance.randint(1, 3)):
+        order, groups = chance.sample(range(n), n), []
+        while len(order) > 1:
+            size = min(chance.randint(1, 3), len(order))
+            members, order = order[:size], order[size:]
+            if size > 1:
+                groups.append(Group(tuple(sorted(members)), Fraction(chance.choice(FACTORS))))
+        phases.append(groups)
+    options = {"prologue": chance.randint(0, 1), "pace": chance.choice([1, 2, tuple(range(1, n + 1))])}
+    return explicit(n, *phases, **options, **({"when": Late()} if chance.random() < 0.3 else {}))
+
+
+def of_rules(chance):
+    radices, size, phases = chance.choice([(2,), (3,), (2, 2)]), chance.randint(1, 3), []
+    for _ in range(chance.randint(1, 3)):
+        ranks, blocks = chance.sample(range(size), size), []
+        while ranks:
+            count = chance.randint(1, len(ranks))
+            across = tuple(d for d in range(len(radices)) if chance.random() < 0.6)
+            blocks.append(Block(tuple(sorted(ranks[:count])), across, Fraction(chance.choice(FACTORS))))
+            ranks = ranks[count:]
+        phases.append(tuple(blocks))
+    return rule(radices, size, *phases)
+
+
+def of_graphs(chance):
+    n, rounds = chance.randint(2, 6), []
+    for _ in range(chance.randint(1, 2)):
+        pairs = {(u, v) for u in range(n) for v in range(n) if u != v and chance.random() < 0.4} or {(0, 1)}
+        share = chance.choice([Fraction(1, n), Fraction(1, 2), Fraction(-1, 5)])
+        rounds.append([(u, v, share if chance.random() < 0.9 else Fraction(1, 3 * n)) for u, v in sorted(pairs)])
+    return graph(n, *rounds)
+
+
+def speaks(claim):
+    return claim.explanation.count(" ") > 5 and "None" not in claim.explanation
+
+
+@pytest.mark.parametrize("make", [of_groups, of_rules, of_graphs])
+def test_each_prover_says_what_a_run_of_a_small_schedule_shows(make):
+    chance, seen = Random(make.__name__), set()
+    for _ in range(90):
+        schedule = make(chance)
+        raw, n = dump_schedule(schedule), schedule.num_workers
+        listed, matrices = dense(raw)
+        waits = runs.partners(raw, listed, n)
+        gap = runs.largest_gap(waits)
+        claims = {claim.claim: claim for claim in prove_meetings(schedule)}
+        memory = prove_memory(schedule)
+        assert all(map(speaks, (*claims.values(), memory)))
+        assert memory.entry == {"claim": "memory", **runs.busiest(raw, listed, n)}
+        keeps = all((w >= 0).all() and (w.diagonal() > 1e-12).all() for w in matrices)
+        age = claims["staleness"]
+        assert (age.status is Status.PROVED) == (keeps and gap is not None)
+        if age.status is Status.PROVED:
+            late, pace = int(schedule.strategy.overlap), int(schedule.paces().max())
+            oldest = runs.oldest_age(matrices, late=bool(late))
+            assert age.entry == {"claim": "staleness", "late": late, "steps": late * pace, "reach": gap, "age": oldest,
+                                 "age_steps": oldest * pace}  # fmt: skip
+            assert ("late average" in age.explanation) == bool(late)
+        elif gap is None:
+            assert "never hears of" in age.explanation
+            assert ("local rank" in age.explanation) == (make is of_rules)
+        end = claims["end"]
+        assert end.entry == {"claim": "end", "steps": int(schedule.paces().sum()), "behind": -1 if gap is None else gap}
+        assert ("leaves early" in end.explanation) == (gap is not None)
+        assert ("queues" in claims) == (make is of_graphs)
+        if make is of_graphs:
+            capacities = runs.waiting_messages(raw, waits)
+            queues = claims["queues"]
+            assert queues.entry == {"claim": "queues", "gap": -1 if gap is None else gap, "capacities": capacities}
+            assert ("rounds ahead" in queues.explanation) == (gap is not None)
+            assert ("that has a bound" in queues.explanation) == (-1 in capacities)
+            free = f"{capacities.count(-1)} of {len(capacities)} edges have none"
+            assert (free in queues.explanation) == (-1 in capacities)
+        seen |= {(age.status, keeps), loss_of(schedule, raw, listed, matrices)}
+    assert {(Status.PROVED, True), Status.PROVED, Status.REFUTED, Status.NOT_PROVED} <= seen
+
+
+def loss_of(schedule, raw, listed, matrices):
+    """The status of the claim about a loss, where some value is agreed on before it; None elsewhere."""
+    n = schedule.num_workers
+    if listed is None:
+        tame = all((w >= 0).all() and (w.diagonal() > 1e-12).all() for w in matrices)
+    else:
+        tame = all(0 <= relax < 2 for phase in listed for _, relax in phase)
+    if tame and not runs.converges(np.linalg.multi_dot([*matrices[::-1], np.eye(n)])):
+        return None
+    loss = prove_after_a_loss(schedule)
+    assert loss.is_property
+    assert speaks(loss)
+    assert (loss.status is Status.NOT_PROVED) == (not tame)
+    if tame and n > 2:
+        agree = [runs.survivors_agree(raw, listed, n, lost) for lost in range(n)]
+        assert (loss.status is Status.PROVED) == all(agree)
+        if loss.status is Status.REFUTED:
+            lost = loss.witness.get("worker", loss.witness.get("local_rank"))
+            assert not agree[lost]
+            cut_off = loss.witness.get("workers") or loss.witness.get("local_ranks") or loss.witness["others"]
+            assert lost not in cut_off
+    return loss.status
+
+
+def test_who_never_hears_of_whom_is_said():
+    (age, *_) = prove_meetings(graph(3, [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 2))]))
+    assert age.explanation == "worker 0 never hears of worker 1, on whatever way."
+    (age, *_) = prove_meetings(rule((2,), 3, (Block((0, 1), (0,)), Block((2,), (0,)))))
+    assert age.explanation == "local rank 2 never hears of local rank 0, on whatever way."
+
+
+LIMITS = [
+    (meetings, "MAX_WORKERS", "staleness"), (meetings, "MAX_WORKERS", "queues"), (meetings, "MAX_UNIONS", "staleness"),
+    (staleness, "MAX_PAIRS", "queues"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "limit", "name"), LIMITS)
+def test_what_would_take_too_long_is_not_proved_and_said(monkeypatch, module, limit, name):
+    schedule = graph(6, shift(6, Fraction(1, 3)))
+    monkeypatch.setattr(module, limit, 5)
+    claims = {claim.claim: claim for claim in prove_meetings(schedule)}
+    assert claims[name].status is Status.NOT_PROVED
+    assert "over a second" in claims[name].explanation
+    assert speaks(claims[name])
+
+
+def test_limits_are_the_last_that_is_followed(monkeypatch):
+    schedule = graph(6, shift(6, Fraction(1, 3)))
+    monkeypatch.setattr(meetings, "MAX_WORKERS", 6)
+    (age, *_) = prove_meetings(schedule)
+    assert age.entry["reach"] == 5
+    monkeypatch.setattr(staleness, "MAX_PAIRS", 6 * 5)
+    assert prove_meetings(schedule)[-1].status is Status.PROVED
+    monkeypatch.setattr(staleness, "MAX_PAIRS", 6 * 5 - 1)
+    assert prove_meetings(schedule)[-1].status is Status.NOT_PROVED
