@@ -18,7 +18,7 @@ from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.phase import Group
 from preduce.topo.rule import Block
 from preduce.topo.strategies.axes import Late
-from preduce.verify import Status, meetings, staleness
+from preduce.verify import Status, after_a_loss, meetings, staleness
 from preduce.verify.after_a_loss import prove_after_a_loss
 from preduce.verify.memory import prove_memory
 from preduce.verify.staleness import prove_meetings
@@ -138,6 +138,13 @@ def test_who_never_hears_of_whom_is_said():
     assert age.explanation == "local rank 2 never hears of local rank 0, on whatever way."
 
 
+def test_a_worker_whose_loss_cuts_a_graph_is_shown_with_both_sides():
+    edges = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+    claim = prove_after_a_loss(graph(4, [(u, v, Fraction(1, 4)) for u, v in edges]))
+    assert claim.witness == {"worker": 1, "root": 2, "reached": [2, 3], "others": [0]}
+    assert "worker 2 does not lead to {0}" in claim.explanation
+
+
 LIMITS = [
     (meetings, "MAX_WORKERS", "staleness"), (meetings, "MAX_WORKERS", "queues"), (meetings, "MAX_UNIONS", "staleness"),
     (staleness, "MAX_PAIRS", "queues"),
@@ -152,6 +159,19 @@ def test_what_would_take_too_long_is_not_proved_and_said(monkeypatch, module, li
     assert claims[name].status is Status.NOT_PROVED
     assert "over a second" in claims[name].explanation
     assert speaks(claims[name])
+
+
+@pytest.mark.parametrize(("limit", "size", "schedule"), [
+    ("MAX_MEMBERS", 7, explicit(4, [[0, 1], [2, 3]], [[0, 1, 2]])),
+    ("MAX_VISITS", 6 * (6 + 6), graph(6, shift(6, Fraction(1, 3)))),
+])  # fmt: skip
+def test_a_loss_is_followed_up_to_a_size(monkeypatch, limit, size, schedule):
+    monkeypatch.setattr(after_a_loss, limit, size)
+    assert prove_after_a_loss(schedule).status is not Status.NOT_PROVED
+    monkeypatch.setattr(after_a_loss, limit, size - 1)
+    claim = prove_after_a_loss(schedule)
+    assert claim.status is Status.NOT_PROVED
+    assert f"up to {size - 1} " in claim.explanation
 
 
 def test_limits_are_the_last_that_is_followed(monkeypatch):

@@ -1,0 +1,168 @@
+"""Which claims each kind has and which of them it cannot do without, how they print, and what a certificate holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, replace
+from fractions import Fraction
+from math import inf, nextafter
+from random import Random
+
+import pytest
+
+from benchmarks.forgery.schedules import SCHEDULES, explicit, graph, rule, shift
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.canonical import schedule_sha256
+from preduce.topo.errors import RefutedError
+from preduce.topo.phase import Group
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Generated, Pairwise, Server
+from preduce.verify import Status, prove
+from preduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some
+from preduce.verify.certificate import certificate_bytes, confirm
+from preduce.verify.prove import PROVERS
+from preduce.verify.view import contracts, every_relax_tame, explicit_view, is_tame, rule_view
+
+MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
+ESSENTIAL = {
+    "static": (MEANS | {"conflict-free"}, {"membership"}),
+    "allreduce": (MEANS | {"conflict-free"}, {"membership"}),
+    "neighbor": (MEANS, set()),
+    "generated": ({"convergence", "deadlock-free"}, set()),
+    "pairwise": ({"consensus", "deadlock-free"}, set()),
+    "server": ({"consensus", "deadlock-free"}, set()),
+}
+OF_RUNS = ["staleness", "end", "memory", "consensus-after-a-loss"]
+OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "disagreement",
+             "drift-worker", "drift-node"]  # fmt: skip
+
+
+def test_what_no_schedule_of_a_kind_should_be_run_without():
+    assert {kind: (set(p.essential), set(p.of_rules)) for kind, p in PROVERS.items()} == ESSENTIAL
+    exact = SCHEDULES["rule-exact"]
+    assert prove(exact).essential == MEANS | {"conflict-free", "membership"}
+    assert prove(SCHEDULES["explicit"]).essential == MEANS | {"conflict-free"}
+
+
+def names(schedule):
+    return [claim.claim for claim in prove(schedule).claims]
+
+
+def test_every_kind_has_its_claims_in_their_order():
+    assert names(SCHEDULES["explicit"]) == [*OF_GROUPS[:-1], "rounds", *OF_RUNS], "nodes of one worker"
+    assert names(SCHEDULES["rule-exact"]) == [OF_GROUPS[0], "membership", *OF_GROUPS[1:], "exact-consensus", "rounds",
+                                              *OF_RUNS]  # fmt: skip
+    assert set(names(SCHEDULES["graph"])) >= {*MEANS, "contraction", "queues", *OF_RUNS}
+    assert prove(SCHEDULES["rule-exact"])["rounds"].witness is not None, "that it is exact is told to the rounds"
+
+
+def test_no_claim_about_means_is_made_where_groups_clash():
+    proof = prove(explicit(3, [[0, 1], [1, 2]]))
+    assert [(claim.claim, claim.status) for claim in proof.claims] == [
+        ("conflict-free", Status.REFUTED),
+        *((name, Status.NOT_PROVED) for name in ("doubly-stochastic", "consensus", "deadlock-free", "contraction")),
+    ]
+    assert all("rests on conflict-freedom" in claim.explanation for claim in proof.claims[1:])
+    assert proof.certificate["claims"] == []
+
+
+@pytest.mark.parametrize("apart", [explicit(4, [[0, 1], [2, 3]]), graph(4, [(0, 1, Fraction(1, 2))])])
+def test_what_a_loss_does_rests_on_consensus(apart):
+    claim = prove(apart)["consensus-after-a-loss"]
+    assert (claim.status, claim.is_property) == (Status.NOT_PROVED, True)
+    assert "rests on consensus" in claim.explanation
+    together = graph(4, shift(4, Fraction(1, 3)))
+    assert prove(together)["consensus-after-a-loss"].status is Status.PROVED
+
+
+ON_REQUEST = [Generated(), Pairwise(active=(0, 2)), Server()]
+
+
+@pytest.mark.parametrize("strategy", ON_REQUEST)
+def test_what_is_decided_while_the_job_runs_has_no_certificate(strategy):
+    proof = prove(Schedule("s", Cluster.regular(2, 2), strategy))
+    assert (proof.certificate, proof.budgets, proof.name) == ({}, {}, "s")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_certificate_holds_what_is_proved_under_the_hash_of_its_schedule(schedule):
+    proof = prove(schedule)
+    document = json.loads(certificate_bytes(proof.certificate))
+    assert document == {
+        "format": "preduce.certificate", "version": 1, "schedule_sha256": schedule_sha256(schedule),
+        "num_workers": schedule.num_workers, "period": schedule.period,
+        "claims": [claim.entry for claim in proof.claims if claim.status is Status.PROVED],
+    }  # fmt: skip
+    text = certificate_bytes(proof.certificate)
+    assert text == json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    assert confirm(replace(schedule, certificate=proof.certificate)) == [c["claim"] for c in document["claims"]]
+    with pytest.raises(RefutedError, match="carries no certificate"):
+        confirm(schedule)
+    forged = {**document, "num_workers": schedule.num_workers + 1}
+    with pytest.raises(RefutedError, match=f"schedule '{schedule.name}': certificate: .*num_workers"):
+        confirm(replace(schedule, certificate=forged))
+    assert bool(proof.budgets) == schedule.is_phased
+
+
+def test_a_claim_prints_what_it_has_and_nothing_else():
+    plain = {"claim": "a", "status": "proved"}
+    assert proved("a", "so").to_json() == plain
+    assert proved("a", "so", {"x": 1}).to_json() == {**plain, "witness": {"x": 1}}
+    assert replace(proved("a", "so"), is_property=True).to_json() == {**plain, "property": True}
+    assert not_proved("a", "why").to_json() == {"claim": "a", "status": "not proved"}
+    assert proved("a", "so", None, n=3) == Claim("a", Status.PROVED, "so", None, {"claim": "a", "n": 3})
+    assert refuted("a", "so", {"x": 1}) == Claim("a", Status.REFUTED, "so", {"x": 1})
+    against = {(status, is_property): Claim("a", status, "", is_property=is_property).speaks_against
+               for status in Status for is_property in (False, True)}  # fmt: skip
+    assert [key for key, speaks in against.items() if speaks] == [(Status.REFUTED, False)]
+    with pytest.raises(FrozenInstanceError):
+        proved("a", "so").claim = "b"
+
+
+def test_the_fraction_above_is_the_least_of_its_bits():
+    chance = Random(0)
+    values = [chance.uniform(0.1, 9) * 2.0 ** chance.randint(-80, 80) for _ in range(300)] + [1.0, 2.0, 0.5, 3.0]
+    values += [nextafter(1.0, inf), nextafter(1.0, 0)]
+    for value in values:
+        for bits in (1, 5, 32):
+            above, exact = fraction_above(value, bits), Fraction(value)
+            assert above >= exact
+            whole = above.numerator
+            while whole % 2 == 0:
+                whole //= 2
+            assert whole < 2**bits, "so many significant bits"
+            unit = Fraction(2) ** (-bits)
+            while unit * 2**bits <= exact:
+                unit *= 2
+            while unit * 2 ** (bits - 1) > exact:
+                unit /= 2
+            assert above - exact < unit, "none smaller of so many bits is above"
+        assert fraction_above(value) == fraction_above(value, 32)
+    assert some(range(3), 3) == "{0,1,2}"
+    assert some(range(3), 2) == "{0,1,… (3 in all)}"
+
+
+def test_factors_that_draw_together_and_those_that_lengthen_nothing():
+    factors = [Fraction(n, 4) for n in range(-3, 12)]
+    pairs = {x: [abs(1 - x) < 1, abs(1 - x) < 1 or x == 0] for x in factors}  # a pair's difference is times 1 − x
+    assert {x: [contracts(x), is_tame(x)] for x in factors} == pairs
+    for x in factors:
+        assert every_relax_tame(explicit(4, [[0, 1]], [Group((0, 1), x), Group((2, 3), Fraction(1))])) == is_tame(x)
+        assert every_relax_tame(rule((2,), 2, (Block((0, 1), (), Fraction(x)),), (Block((0, 1)),))) == is_tame(x)
+        assert every_relax_tame(rule((2,), 2, (Block((1,), (), Fraction(x)),))), "it makes no group"
+    assert every_relax_tame(explicit(4, [[0, 1]]))
+
+
+def test_a_schedule_is_seen_as_a_rule_in_one_order_or_as_phases():
+    blocks = (Block((2, 1), (1, 0)), Block((0,), (0,)))
+    seen = rule_view(rule((2, 2), 3, blocks))
+    assert seen.phases == ((Block((0,), (0,)), Block((1, 2), (0, 1))),)
+    assert explicit_view(rule((2, 2), 3, blocks)) is None
+    schedule = explicit(3, [[0, 1]], [[1, 2]])
+    assert rule_view(schedule) is None
+    assert [list(phase[0].members) for phase in explicit_view(schedule)] == [[0, 1], [1, 2]]
+    assert rule_view(SCHEDULES["graph"]) is None
+    assert explicit_view(SCHEDULES["graph"]) is None
+    uneven = Schedule("a", Cluster.irregular([[0, 1, 2], [3]]), AllReduce())
+    assert (rule_view(uneven) is None) != (explicit_view(uneven) is None)
