@@ -21,7 +21,12 @@ SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 READING = "tests/verify/test_reading_laws.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
-FORGED = ("tests/verify/test_certificate_mutations.py", "tests/verify/test_checker_attacks.py")
+CORRUPTED = "tests/verify/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
+FORGED = ("tests/verify/test_checker_attacks.py", "tests/verify/test_certificate_mutations.py", ORACLE)
+CHECKED = (
+    "after_a_loss", "conflict_free", "consensus", "contraction", "deadlock_free", "disagreement", "drift", "end",
+    "exact_consensus", "limit", "membership", "memory", "queues", "rounds", "spectral_gap", "staleness", "stochastic",
+)  # fmt: skip
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -61,6 +66,11 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
         for name in ("functions", "function_process")
+    },
+    **{f"verify/checker/claims/{name}.py": ((SAYS, CORRUPTED), FORGED) for name in CHECKED},
+    **{
+        f"verify/checker/{name}.py": ((SAYS, CORRUPTED), FORGED)
+        for name in ("definite", "linear_algebra", "meetings", "period", "schedule", "steady_state", "strict_json")
     },
     "verify/pairing.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
     **{

@@ -23,7 +23,7 @@ from preduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Se
 from preduce.verify import Status, checker, prove
 from preduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
 from preduce.verify.certificate import certificate_bytes
-from preduce.verify.exact_consensus import _draw_prime, _passes
+from preduce.verify.exact_consensus import _by_labels, _draw_prime, _passes
 from preduce.verify.prove import PROVERS, Prover
 from preduce.verify.rounds import best_bound, p_adic_bound
 
@@ -447,6 +447,17 @@ def test_labels_are_found_wherever_they_begin_and_whoever_carries_them(dims, see
     assert (entry["method"], entry["first"], entry["radices"]) == ("labels", 1, list(dims))
     confirm(schedule, proof)
     check_groups(schedule)
+
+
+def test_labels_need_every_worker_in_every_phase():
+    """A cube stays connected without one of its edges, and its labels are all there; the mean is not reached."""
+    edges = [[(v, v | 1 << d) for v in range(8) if not v >> d & 1] for d in range(3)]
+    whole = explicit(8, edges)
+    assert _by_labels(whole.phased.steps(whole.cluster)).entry["radices"] == [2, 2, 2]
+    for d in range(3):
+        short = explicit(8, [listed[: 4 - (place == d)] for place, listed in enumerate(edges)])
+        assert _by_labels(short.phased.steps(short.cluster)) is None
+        assert "exact-consensus" not in prove(short)
 
 
 HALVES = [[(0, 1), (2, 3), (4, 5)], [(0, 2), (1, 4), (3, 5)], [(0, 1), (2, 3), (4, 5)]]
