@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-.PHONY: demo test test-computing test-running test-others check docs bench lab gpu faults explore format clean
+.PHONY: demo test test-computing test-running test-others check docs bench lab gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -71,6 +71,10 @@ faults: $(STAMP)  ## every strategy kind under every fault at random instants: m
 
 explore: $(STAMP)  ## larger protocol configurations than the tests have time for
 	$(BIN)/python -m benchmarks.explore
+
+mutants: $(STAMP)  ## small changes to the code that tests must notice: make mutants FILE=schedulers/protocols/hop.py SAMPLE=200 SEED=0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group mutants
+	nice $(BIN)/python -m benchmarks.mutants $(FILE:%=--file %) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(AGAIN),--again)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -84,6 +84,14 @@ BENCHMARKS = (
         "--seeds 1 --random 0 --output {out}.json", "", 300,
     ),
     Benchmark(
+        "overlapped-steps", "overlapped schedules need the steps that their figures say", "steps_to_loss.overlapped",
+        "--seeds 1 --random 2 --output {out}.json", "--random 20", 300,
+    ),
+    Benchmark(
+        "pilot", "a pilot's prices predict what it did not run", "steps_to_loss.pilot_check",
+        "--workers 2 --seeds 2 --steps 24 --output {out}.json", "", 300,
+    ),
+    Benchmark(
         "drift-correction", "drift correction saves steps on sorted data", "steps_to_loss.drift_correction",
         "--seeds 1 --modes per-worker --json {out}.json", "--json benchmarks/results/drift_correction.json", 300,
     ),

@@ -14,6 +14,7 @@ from .runtime.averaging.p_reduce import p_reduce as p_reduce
 from .runtime.data.sampler import RoundSampler as RoundSampler
 from .runtime.data.sharding import shard as shard
 from .runtime.optimizer import DistributedOptimizer as DistributedOptimizer
+from .runtime.pilot.job import PilotJob as PilotJob
 from .runtime.recorder import merge_traces as merge_traces
 from .runtime.state.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.state.checkpoint import save_checkpoint as save_checkpoint
@@ -26,6 +27,7 @@ from .topo.cluster import Cluster as Cluster
 from .topo.document.canonical import schedule_sha256 as schedule_sha256
 from .topo.document.cluster import load_cluster as load_cluster
 from .topo.document.cluster import write_cluster as write_cluster
+from .topo.document.pilot import load_pilot as load_pilot
 from .topo.document.schedule import dump_schedule as dump_schedule
 from .topo.document.schedule import load_schedule as load_schedule
 from .topo.document.schedule import parse_schedule as parse_schedule
@@ -34,6 +36,7 @@ from .topo.errors import DocumentError as DocumentError
 from .topo.errors import FencedError as FencedError
 from .topo.errors import FileProblem as FileProblem
 from .topo.errors import HandshakeError as HandshakeError
+from .topo.errors import InfeasibleError as InfeasibleError
 from .topo.errors import InputError as InputError
 from .topo.errors import MissingFeatureError as MissingFeatureError
 from .topo.errors import PeerLostError as PeerLostError
@@ -50,6 +53,7 @@ from .topo.hardware import Link as Link
 from .topo.hardware import Switch as Switch
 from .topo.phase import Group as Group
 from .topo.phase import Phase as Phase
+from .topo.pilot import Pilot as Pilot
 from .topo.rule import Block as Block
 from .topo.schedule import Schedule as Schedule
 from .topo.strategies import AllReduce as AllReduce

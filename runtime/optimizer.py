@@ -225,9 +225,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self.ending.guarded():
             self.runner.settle()
             with own_values_kept(run.flat):
-                run.reducer.heartbeat.gather("mean_model()", self.round)
-                members = self.runner.survivors("mean_model()")
-                average_everywhere(run.mean_reducers, members, self.steps, self.round)
+                with run.reducer.heartbeat.gathering("mean_model()", self.round):
+                    members = self.runner.survivors("mean_model()")
+                    average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 with self.ending.evaluating():
                     yield run.flat.model
 

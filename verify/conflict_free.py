@@ -73,7 +73,7 @@ def _rule(rule: RuleView) -> Claim:
 def _rule_conflict(rule: RuleView, t: int, local: int, one: Block, two: Block) -> Claim:
     def members(block: Block) -> list[int]:
         # A group across all digits of a huge cluster is cut: a reader confirms the conflict from a few members.
-        nodes = nodes_of_group(0, rule.radices, block.across)[:64] if len(block.across) else (0,)
+        nodes = nodes_of_group(0, rule.radices, block.across)[:64]
         return sorted(node * rule.workers_per_node + rank for node in nodes for rank in block.local)
 
     groups = [members(one), members(two)]

@@ -2,6 +2,7 @@
 
 One array axis is the worker, so 16 workers cost little more than one. Nothing here knows about time: a step of the
 schedule is one gradient step of every worker followed by the averaging of that step (pace counts steps of a round).
+An overlapped schedule averages what the round began with: x ← Wx + what the round's steps added.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def steps_to_loss(
     if len(set(paces.tolist())) != 1:
         raise ValueError("the sweep is for one pace")
     pace = int(paces[0])
+    began = weights
     for step in range(most):
         picks = np.stack([shard[rng.integers(0, len(shard), BATCH)] for shard in own])
         gradients = _gradients(weights, data.pixels[picks], data.labels[picks])
@@ -82,7 +84,12 @@ def steps_to_loss(
         weights = [part - rate * gradient for part, gradient in zip(weights, gradients, strict=True)]
         if not averages_gradients and (step + 1) % pace == 0:
             w = mixing[(step // pace) % schedule.period]
-            weights = [np.tensordot(w, part, axes=(1, 0)) for part in weights]
+            if schedule.strategy.overlap:
+                change = w - np.eye(n)
+                weights = [x + np.tensordot(change, b, axes=(1, 0)) for x, b in zip(weights, began, strict=True)]
+            else:
+                weights = [np.tensordot(w, part, axes=(1, 0)) for part in weights]
+            began = weights
         if (step + 1) % 5 == 0 and _loss([part.mean(axis=0) for part in weights], data) < target:
             return step + 1
     return None

@@ -17,6 +17,7 @@ VERBS = (
     "catalogue",
     "import",
     "profile",
+    "pilot",
     "run",
     "generator",
     "schema",

@@ -50,6 +50,9 @@ def command(
     drift_correction: Annotated[
         bool, typer.Option("--drift-correction", help="Count on it for sorted data; it needs plain SGD.")
     ] = False,
+    pilot: Annotated[
+        Path | None, typer.Option(help="Prices of your own job, which preduce pilot measured.", metavar="FILE")
+    ] = None,
     max_communication: Annotated[
         str | None, typer.Option(help="Budget per step, such as 110ms.", metavar="TIME")
     ] = None,
@@ -92,6 +95,7 @@ def command(
     from preduce.planner.job import Data, Job, effort_of
     from preduce.schedulers.synthesis.problem import Limits, Objective
     from preduce.topo.document.cluster import load_cluster
+    from preduce.topo.document.pilot import load_pilot
     from preduce.topo.strategies.axes import Form
     from preduce.topo.units import parse_number, parse_time
 
@@ -105,6 +109,7 @@ def command(
         objective=options.choice(Objective, objective, "--objective"),
         data=options.choice(Data, data, "--data"),
         drift_correction=drift_correction,
+        pilot=None if pilot is None else load_pilot(pilot),
         limits=Limits(
             max_communication=options.optional("--max-communication", parse_time, max_communication),
             max_disagreement=options.optional("--max-disagreement", parse_number, max_disagreement),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -182,6 +182,26 @@ def late_of(text: str) -> bool | None:
     if text not in WHENS:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(WHENS)}", param_hint="--when")
     return WHENS[text]
+
+
+def function_of(text: str, place: str) -> Callable[..., Any]:
+    """`train.py:step` → the function.
+
+    Raises:
+        InputError: no such file or function.
+    """
+    import runpy
+
+    from preduce.topo.errors import InputError
+
+    path, _, name = text.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise InputError(f"{place} {text!r}: write FILE.py:NAME with an existing file")
+    named = runpy.run_path(path).get(name)
+    if not callable(named):
+        raise InputError(f"{place} {text!r}: {path} defines no function {name!r}")
+    function: Callable[..., Any] = named
+    return function
 
 
 def slow_of(entries: list[str]) -> tuple[tuple[int, float], ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preduce.commands.options import Json
+from preduce.commands.options import Json, function_of
 
 if TYPE_CHECKING:
     from preduce.runtime.profile import Profile
@@ -40,7 +40,7 @@ def command(
     claim_stdout(output, as_json=as_json)
     require("torch", purpose="running workers")
     size = int(parse_size(model_bytes))
-    function = None if step is None else _function(step)
+    function = None if step is None else function_of(step, "--step")
 
     def measure() -> None:
         measured = _measure(size, function, repetitions=repetitions, checks=checks, seed=seed, quiet=as_json)
@@ -143,23 +143,3 @@ def _notes(profile: "Profile") -> list[str]:
     switches = f"{len(hardware.switches)} switch{'' if len(hardware.switches) == 1 else 'es'}"
     free = "they count as free until hardware.switches in the file states their bandwidth"
     return [f"SLURM names {switches} above the nodes; what the uplinks carry was not measured, so {free}"]
-
-
-def _function(text: str) -> Callable[[], object]:
-    """`train.py:step` → the function.
-
-    Raises:
-        InputError: no such file or function.
-    """
-    import runpy
-
-    from preduce.topo.errors import InputError
-
-    path, _, name = text.rpartition(":")
-    if not path or not Path(path).is_file():
-        raise InputError(f"--step {text!r}: write FILE.py:NAME with an existing file")
-    step = runpy.run_path(path).get(name)
-    if not callable(step):
-        raise InputError(f"--step {text!r}: {path} defines no function {name!r}")
-    function: Callable[[], object] = step
-    return function

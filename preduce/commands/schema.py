@@ -1,4 +1,4 @@
-"""`preduce schema`: the JSON Schema of schedule files."""
+"""`preduce schema`: the JSON Schemas of our files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,19 +7,20 @@ import typer
 
 
 def command(
-    format_: Annotated[str, typer.Argument(help="schedule or cluster.", metavar="[FORMAT]")] = "schedule",
+    format_: Annotated[str, typer.Argument(help="schedule, cluster or pilot.", metavar="[FORMAT]")] = "schedule",
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here instead of printing it.")] = None,
 ) -> None:
-    """Print the JSON Schema that every schedule or cluster file obeys."""
+    """Print the JSON Schema that every schedule, cluster or pilot file obeys."""
     import json
 
     from preduce.console import claim_stdout, console, emit_json, write_text
-    from preduce.topo.document.schema import cluster_schema, schedule_schema
+    from preduce.topo.document.schema import cluster_schema, pilot_schema, schedule_schema
 
-    if format_ not in {"schedule", "cluster"}:
-        raise typer.BadParameter(f"{format_!r} is not one of schedule, cluster", param_hint="FORMAT")
-    document = schedule_schema() if format_ == "schedule" else cluster_schema()
+    schemas = {"schedule": schedule_schema, "cluster": cluster_schema, "pilot": pilot_schema}
+    if format_ not in schemas:
+        raise typer.BadParameter(f"{format_!r} is not one of {', '.join(schemas)}", param_hint="FORMAT")
+    document = schemas[format_]()
     if output is None:
         emit_json(document)
         return

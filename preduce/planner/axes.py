@@ -27,7 +27,6 @@ from preduce.planner.measuring import (
 )
 from preduce.planner.option import known
 from preduce.planner.preference import Costs, preference
-from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.strategies.axes import LOCKSTEP, Form, How, Late
 from preduce.topo.timing.event_graph import TimedPeriod
@@ -67,6 +66,7 @@ class Axes:
     cost: Communication
     figures: Retimed
     period: TimedPeriod
+    usual: StepsModel
     _seconds: dict[Setting, Seconds] = field(default_factory=dict)
     _first: dict[bool, float] = field(default_factory=dict)
 
@@ -82,7 +82,10 @@ class Axes:
         base = timed(schedule, late=False, pace=1)
         form, cost = cheapest(base, job)
         period = TimedPeriod.of(base, job.hardware, job.compute_times(), form=form)
-        return cls(schedule=base, job=job, form=form, cost=cost, figures=retimed(base, job.push), period=period)
+        return cls(
+            schedule=base, job=job, form=form, cost=cost, figures=retimed(base, job.push), period=period,
+            usual=job.steps_model,
+        )  # fmt: skip
 
     def options(
         self, label: Label, paces: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
@@ -142,12 +145,12 @@ class Axes:
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""
         figures = self.at(setting)
-        return FITTED.extrapolates(known(figures.disagreement), pushed_by(figures.drift, self.job))
+        return self.usual.extrapolates(known(figures.disagreement), pushed_by(figures.drift, self.job))
 
     def _model(self, setting: Setting, noise: float, pushed: float) -> StepsModel:
         """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""
         if pushed <= 0 or not self.job.drift_correction:
-            return FITTED
+            return self.usual
         return steps_model(timed(self.schedule, setting.late, min(setting.pace, 2)), self.job, noise, pushed)
 
     def seconds(self, setting: Setting) -> Seconds:

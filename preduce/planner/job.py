@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.clock import Clock
 from preduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from preduce.topo.errors import InputError
@@ -13,9 +14,11 @@ from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
+    from preduce.planner.steps_model import StepsModel
     from preduce.schedulers.synthesis.problem import Push
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
+    from preduce.topo.pilot import Pilot
     from preduce.topo.schedule import Schedule
     from preduce.topo.timing.compute import Disturbance
 
@@ -62,7 +65,8 @@ class Job:
     same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no effort is given,
     and caps the effort otherwise; without either the effort is normal. `form` and `late` restrict how every
     candidate may travel and whether its averaging may come a round late; None leaves it to the planner, which takes
-    what is best for each.
+    what is best for each. A `pilot` of the user's own job brings the prices of disagreement, drift and lateness that
+    stand in for the shipped ones.
     """
 
     cluster: Cluster
@@ -76,12 +80,14 @@ class Job:
     time_limit: float | None = None
     effort: float | None = None
     seed: int = 0
+    pilot: Pilot | None = None
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot be planned.
 
         Raises:
-            InputError: one worker, no links, no model size, no time or effort, or limits that this cluster cannot meet.
+            InputError: one worker, no links, no model size, no time or effort, limits that this cluster cannot meet, or
+                a pilot that says nothing about this job.
         """
         check_cluster(self.cluster)
         if self.time_limit is not None and not self.time_limit > 0:
@@ -91,6 +97,20 @@ class Job:
         if self.effort is not None and not 0 < self.effort < float("inf"):
             raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
         self.limits.check(self.cluster)
+        if self.pilot is not None and self.pilot.data != self.data:
+            raise InputError(
+                f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with --data "
+                f"{self.pilot.data}, or run the pilot with --data {self.data}"
+            )
+        if self.pilot is not None and self.drift_correction:
+            raise InputError("pilot: ran without drift correction, whose prices are others; leave out one of the two")
+
+    @property
+    def steps_model(self) -> StepsModel:
+        """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
+        from preduce.planner.calibration import steps_model
+
+        return FITTED if self.pilot is None else steps_model(self.pilot)
 
     @property
     def hardware(self) -> Hardware:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preduce.planner.job import Data
 from preduce.planner.option import Option, known
-from preduce.planner.steps_model import CORRECTED, FITTED
+from preduce.planner.steps_model import CORRECTED
 from preduce.topo.errors import PreduceError
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing.cost import Communication, communication
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
 
 MAX_SAMPLED_WORKERS = 4096
+
+SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
+"""Steps that are sampled, whatever the pace, and rounds at the least."""
 
 
 class Seconds(NamedTuple):
@@ -105,6 +108,7 @@ def assembled(
         drift=figures.drift,
         contraction=figures.contraction,
         stretch=model.stretch(noise, pushed, late=late),
+        model=model,
         extrapolated=model.extrapolates(noise, pushed),
         corrected=model is CORRECTED,
         status=label.status,
@@ -136,10 +140,11 @@ def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float) -> St
     """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
     from preduce.topo.figures.correction import is_correctable
 
+    usual, late = job.steps_model, schedule.strategy.overlap
     if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
-        return FITTED
-    helps = CORRECTED.stretch(noise, pushed) < FITTED.stretch(noise, pushed, late=schedule.strategy.overlap)
-    return CORRECTED if helps else FITTED
+        return usual
+    helps = CORRECTED.stretch(noise, pushed) < usual.stretch(noise, pushed, late=late)
+    return CORRECTED if helps else usual
 
 
 def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
@@ -152,5 +157,6 @@ def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
         raise PreduceError(
             f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
         )
-    sampled = sample(schedule, job.hardware, job.compute_times(), form=form, seed=job.seed)
+    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // int(schedule.paces().max()))
+    sampled = sample(schedule, job.hardware, job.compute_times(), form=form, num_rounds=rounds, seed=job.seed)
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)

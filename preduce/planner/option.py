@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.preference import Costs
-from preduce.planner.steps_model import CORRECTED, FITTED
 
 if TYPE_CHECKING:
     from preduce.planner.job import Data
@@ -24,9 +23,9 @@ class Option:
 
     Seconds are per step of the workers with the largest pace. `step_seconds` includes computing, waiting and
     communication, `step_error` is the relative standard error where it was sampled; `stretch` is the predicted number
-    of steps to a loss over All-Reduce's; `status` is the search's word (`optimal`, `feasible`) or `catalogue`; `bound`
-    the least disagreement that any schedule of `bound_class` can have at this communication, where that is proved.
-    `corrected` says that the stretch is the one with drift correction.
+    of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
+    `catalogue`; `bound` the least disagreement that any schedule of `bound_class` can have at this communication, where
+    that is proved. `corrected` says that the stretch is the one with drift correction.
     """
 
     name: str
@@ -42,6 +41,7 @@ class Option:
     drift: Figure
     contraction: Figure
     stretch: float
+    model: StepsModel
     extrapolated: bool
     status: str
     bound: float | None = None
@@ -78,11 +78,6 @@ class Option:
     def is_plain(self) -> bool:
         """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
         return self.schedule.strategy.averages_everyone and isinstance(self.pace, int)
-
-    @property
-    def model(self) -> StepsModel:
-        """The steps model that its stretch is by."""
-        return CORRECTED if self.corrected else FITTED
 
     def stretch_error(self, data: Data) -> float:
         """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in every step define 1."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from preduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
 from preduce.planner.job import Data
 from preduce.planner.preference import preference
-from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import PreduceError, UnknownError
 from preduce.topo.strategies.axes import Form
@@ -78,7 +77,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     else:
         said.append(
             f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-            f"(9 of 10 measured schedules lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
+            f"({chosen.model.basis} lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
         )
     if chosen.late:
         said.append(
@@ -91,7 +90,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             "say --form ring, since NCCL chooses by itself"
         )
     if chosen.corrected:
-        without = FITTED.stretch(float(chosen.disagreement), float(chosen.drift))
+        without = job.steps_model.stretch(float(chosen.disagreement), float(chosen.drift))
         said.append(
             f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
             f"{without:.2f} times All-Reduce's steps"
@@ -154,14 +153,19 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         said.append(f"better schedules{bound} may exist: the search ended because {ended}, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
         said.append("the pick is a published construction; that nothing better exists is not proved")
-    if job.data is not Data.SHUFFLED and not job.drift_correction:
+    if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:
+        said.append(
+            f"the pilot had {job.pilot.num_workers} workers and this cluster has {job.cluster.num_workers}: its prices "
+            "change with the number, as docs/pilot.md shows"
+        )
+    if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
         said.append(
             "drift correction is left out; if you train with plain SGD, say --drift-correction: with it schedules that "
             "average rarely need far fewer steps on such data"
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
-        slower = FITTED.stretch(0.0, drift)
+        slower = job.steps_model.stretch(0.0, drift)
         said.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"

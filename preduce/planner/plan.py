@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from preduce.schedulers.synthesis.alphabet_search import SearchStage
     from preduce.schedulers.synthesis.clock import Clock
     from preduce.schedulers.synthesis.problem import Candidate, Front
+    from preduce.topo.pilot import Pilot
     from preduce.topo.schedule import Schedule
     from preduce.verify.base import Proof
 
@@ -80,6 +81,7 @@ class Plan:
     answer: Answer
     search_status: str
     search_proof: str
+    pilot: Pilot | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `preduce design --json` prints it; the same for the same job, unless seconds decided (`answer.capped`)."""
@@ -92,6 +94,7 @@ class Plan:
             "front": [option.to_json() for option in self.front],
             "baselines": [option.to_json() for option in self.baselines],
             "search": {"status": self.search_status, "proof": self.search_proof},
+            **({} if self.pilot is None else {"pilot": _prices(self.pilot)}),
         }
 
 
@@ -143,6 +146,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         answer=answer,
         search_status=str(searched.status),
         search_proof=searched.proof,
+        pilot=job.pilot,
     )
 
 
@@ -193,6 +197,14 @@ def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds
         if impossible := why_infeasible(job, searched, rounds):
             raise InfeasibleError(f"{impossible} (proved; {error})") from None
         raise UnknownError(f"{error} (not proved impossible: the search ended because {clock.stopped_by()})") from None
+
+
+def _prices(pilot: Pilot) -> dict[str, Any]:
+    """The prices behind the predictions, as the pilot's own file has them."""
+    from preduce.topo.document.pilot import dump_pilot
+
+    document = dump_pilot(pilot)
+    return {key: document[key] for key in ("num_workers", "data", "steps", "prices")}
 
 
 def _asked_first(answer: Front) -> list[Candidate]:

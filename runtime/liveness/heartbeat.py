@@ -7,6 +7,7 @@ when a member of its group can no longer come.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -19,7 +20,7 @@ from preduce.runtime.transport.store_line import root_store
 from preduce.topo.errors import StoreLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from preduce.runtime.liveness.lifelines import Lifelines
     from preduce.runtime.transport.torch_api import Store
@@ -45,6 +46,7 @@ class Heartbeat:
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
         self._gatherings = 0
+        self._in_gathering = False
         if beats:
             threading.Thread(target=self._beat, name="preduce-heartbeat", daemon=True).start()
 
@@ -95,6 +97,19 @@ class Heartbeat:
         text = json.dumps([self._gatherings, round_, what])
         self._try(lambda: self._notes.write(f"gathering/{self.rank}", text))
 
+    @contextlib.contextmanager
+    def gathering(self, what: str, round_: int) -> Iterator[None]:
+        """As `gather`, around operations of all workers: inside, who waits in a later gathering has been in this one.
+
+        Two gatherings may fall into one round (of several steps), so the round alone would not tell.
+        """
+        self.gather(what, round_)
+        self._in_gathering = True
+        try:
+            yield
+        finally:
+            self._in_gathering = False
+
     def read(self, kind: str, rank: int) -> str | None:
         """Another worker's note, if it left one."""
         return self._get(self._notes, f"{kind}/{rank}")
@@ -142,7 +157,7 @@ class Heartbeat:
 
         Such a member never comes to a collective of that round. (It may still answer messages from a side thread.)
         """
-        for rank in members:
+        for rank in () if self._in_gathering else members:
             noted = self.read("gathering", rank) if rank != self.rank else None
             if noted is not None:
                 number, reached, what = json.loads(noted)

@@ -220,10 +220,8 @@ class Hop:
         return have >= self._needed[process]
 
     def _may_advance(self, process: int, state: HopState, by: int) -> bool:
-        if by > min(state.tokens, default=by):
-            return False
-        # A worker that has reduced its own step needs nothing more to enter the next; a skip renews its parameters.
-        return (state.stage == ENTERING and by == 1) or self._served(process, state, by)
+        # What a worker has reduced stays in its queues until it moves on; a skip renews its parameters.
+        return by <= min(state.tokens, default=by) and self._served(process, state, by)
 
     def _advanced(self, process: int, state: HopState, by: int) -> Outcome[HopState]:
         step = state.step + by

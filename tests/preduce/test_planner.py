@@ -250,3 +250,12 @@ def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
     options = competitors(job("4x4", max_period=3, max_group=4))
     assert options
     assert all(option.period <= 3 for option in options)
+
+
+def test_an_overlapped_schedule_is_predicted_from_its_delayed_figures_with_an_error_of_its_own() -> None:
+    """Lateness has no price beside them (benchmarks/results/steps_to_loss_overlapped.json)."""
+    assert FITTED.stretch(0.9375, 0.0, late=True) == FITTED.stretch(0.9375, 0.0) > 1
+    assert replace(FITTED, late=0.1).stretch(0.5, 2.0, late=True) == pytest.approx(FITTED.stretch(0.5, 2.0) + 0.1)
+    assert replace(FITTED, late=0.1).stretch(0.5, 2.0) == FITTED.stretch(0.5, 2.0)
+    assert FITTED.error("per-node", late=True) != FITTED.error("per-node")
+    assert CORRECTED.error("per-node", late=True) == CORRECTED.error("per-node")

@@ -2,7 +2,10 @@
 
 import random
 
+import torch.distributed as dist
+
 from preduce.runtime.liveness.culprit import SILENCE_SECONDS, Sign, clause
+from preduce.runtime.liveness.heartbeat import Heartbeat
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
 
@@ -60,3 +63,17 @@ def test_in_random_graphs_of_waiting_the_stopped_worker_is_named_by_all_that_rea
             named = text(signs, rank, [r for r in waits[rank] if r != rank])
             if stopped in reached:
                 assert named.split(", which ")[-2].endswith(f"worker {stopped}"), (seed, rank, named)
+
+
+def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one():
+    """Rounds of several steps: worker 1 has left the first mean_model() of round 12 and is in the second."""
+    store = dist.HashStore()
+    slow, quick = (Heartbeat(store, rank, "1", beats=False) for rank in (0, 1))
+    with quick.gathering("mean_model()", 12):
+        pass
+    with slow.gathering("mean_model()", 12):
+        assert slow.elsewhere((0, 1), 12) is None
+        quick.gather("mean_model()", 12)
+        assert slow.elsewhere((0, 1), 12) is None
+    assert "worker 1 waits for all in mean_model() after 12 rounds" in str(slow.elsewhere((0, 1), 12))
+    assert slow.elsewhere((0, 1), 11) is None

@@ -5,9 +5,22 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
-from preduce.schedulers.protocols.adpsgd import Ask, Pairing, Role, all_both, two_sides
+from helpers.machine_laws import check_renaming
+from preduce.schedulers.protocols.adpsgd import (
+    Answer,
+    Ask,
+    Choose,
+    Pairing,
+    PairState,
+    Role,
+    all_both,
+    pairing_of,
+    two_sides,
+)
+from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.topo.errors import InputError
+from preduce.topo.strategies.pairwise import Pairwise
 from preduce.verify.explore import NoDeadlock, PerPair, Progress, explore
 from preduce.verify.pairing import shortest_deadlock, shortest_odd_cycle, two_sides_of
 
@@ -113,3 +126,51 @@ def test_bad_graphs_and_roles_are_refused():
         all_both(Digraph.of(2, [(0, 1)]))
     with pytest.raises(InputError, match="roles"):
         Pairing(cycle(3), (Role.BOTH,))
+
+
+def test_who_may_ask_whom():
+    """A passive worker asks nobody, nobody asks an active one, and who waits does not ask again."""
+    roles = (Role.ACTIVE, Role.ACTIVE, Role.PASSIVE, Role.BOTH)
+    everybody = Digraph.undirected(4, [(u, v) for u in range(4) for v in range(u)])
+    pairing = Pairing(everybody, roles)
+    asked = [[event.partner for event in pairing.ready(v, PairState())] for v in range(4)]
+    assert asked == [[2, 3], [2, 3], [], [2]]
+    assert all(pairing.ready(v, PairState(waits_for=w)) == () for v in range(4) for w in (0, 2))
+
+
+def test_each_event_does_what_the_protocol_says():
+    """A free worker answers at once; one that waits keeps questions, in order, and answers them with its own answer."""
+    pairing, idle = all_both(cycle(5)), PairState()
+    assert pairing.start(0) == (idle, ())
+    assert pairing.num_processes == 5
+    waiting, actions = pairing.step(0, idle, Choose(1))
+    assert (waiting, actions) == (PairState(waits_for=1), (Send(1, Ask()),))
+    assert pairing.step(0, idle, Received(4, Ask())) == (idle, (Send(4, Answer()), Note(("averaged", 4))))
+    one, actions = pairing.step(0, waiting, Received(4, Ask()))
+    assert (one, actions) == (PairState(1, (4,)), ())
+    two, _ = pairing.step(0, one, Received(3, Ask()))
+    assert two == PairState(1, (4, 3))
+    answered = (idle, (Note(("averaged", 1)), Send(4, Answer()), Send(3, Answer())))
+    assert pairing.step(0, two, Received(1, Answer())) == answered
+    assert pairing.step(0, two, Received(1, Ask())) == answered  # questions that cross are each other's answers
+    with pytest.raises(AssertionError, match="not an event"):
+        pairing.step(0, idle, Received(1, "hello"))
+    assert PairState().waits_for < 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("roles", [(Role.BOTH,) * 4, (Role.ACTIVE, Role.PASSIVE) * 2])
+def test_the_pairing_does_under_new_names_what_it_did_under_the_old(roles, seed):
+    machine = Pairing(cycle(4), roles)
+    assert len(machine.symmetries()) == (8 if roles[0] == Role.BOTH else 4)
+    assert sorted(machine.channels) == sorted(cycle(4).edges)
+    check_renaming(machine, seed, own=lambda e, p: Choose(p[e.partner]), note=lambda what, p: (what[0], p[what[1]]))
+
+
+def test_a_schedule_has_the_pairing_of_its_edges_or_every_active_worker_with_every_passive_one():
+    both_ways = {(0, 1), (0, 3), (2, 1), (2, 3)}
+    machine = pairing_of(Pairwise(active=(0, 2)), 4)
+    assert set(machine.graph.edges) == both_ways | {(v, u) for u, v in both_ways}
+    assert machine.roles == (Role.ACTIVE, Role.PASSIVE, Role.ACTIVE, Role.PASSIVE)
+    few = pairing_of(Pairwise(active=(0, 2), edges=((0, 1), (2, 1), (2, 3))), 4)
+    assert set(few.graph.edges) == {(0, 1), (1, 0), (2, 1), (1, 2), (2, 3), (3, 2)}

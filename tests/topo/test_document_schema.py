@@ -13,7 +13,7 @@ def test_schemas_are_current():
 
 
 def test_stale_schemas_are_named(tmp_path):
-    assert stale(tmp_path) == ["schedule.schema.json", "cluster.schema.json"]
+    assert stale(tmp_path) == ["schedule.schema.json", "cluster.schema.json", "pilot.schema.json"]
     for name, text in texts().items():
         (tmp_path / name).write_text(text)
     assert stale(tmp_path) == []

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from preduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
+from preduce.topo.document.pilot import PilotModel
 from preduce.topo.document.schedule import ScheduleEnvelope
 from preduce.topo.document.strategies import KINDS, WHEN_SCHEMA, Kind
 from preduce.topo.document.writer import write_file
@@ -65,6 +66,11 @@ def cluster_schema() -> dict[str, Any]:
     return _finished(adapter.json_schema(), "preduce cluster, version 1", about)
 
 
+def pilot_schema() -> dict[str, Any]:
+    """The JSON Schema of pilot files."""
+    return _finished(PilotModel.model_json_schema(), "preduce pilot, version 1", PilotModel.__doc__)
+
+
 def _finished(schema: dict[str, Any], title: str, about: str | None) -> dict[str, Any]:
     schema.pop("title", None)
     return {
@@ -84,7 +90,11 @@ def _without_titles(value: object) -> object:
 
 def texts() -> dict[str, str]:
     """The file name and the text of every schema."""
-    made = {"schedule.schema.json": schedule_schema(), "cluster.schema.json": cluster_schema()}
+    made = {
+        "schedule.schema.json": schedule_schema(),
+        "cluster.schema.json": cluster_schema(),
+        "pilot.schema.json": pilot_schema(),
+    }
     return {
         name: json.dumps(schema, indent=2, ensure_ascii=False, sort_keys=True) + "\n" for name, schema in made.items()
     }

@@ -228,7 +228,7 @@ class Drawing:
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """One group of all `workers`, or the largest known part of them with the initiator if its bound is reached."""
         group = _members(workers | {now.initiator})
-        if self.is_bounded(now, now.initiator) and group not in now.known:
+        if self.is_bounded(now, now.initiator):
             known = [other for other in now.known if now.initiator in other and workers.issuperset(other)]
             group = max(known, key=len, default=group)
         return (group,) if len(group) > 1 else ()
@@ -275,5 +275,5 @@ def shuffled(workers: frozenset[int], salt: int) -> list[int]:
 
 def salt_of(seed: int, draw: int, num_workers: int) -> int:
     """The random number of draw number `draw`, from the seed alone: more bits than an order of the workers needs."""
-    bits = max(16, num_workers.bit_length() * num_workers // 8 + 16)
-    return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(bits), "big")
+    num_bytes = num_workers.bit_length() * num_workers // 8 + 16
+    return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(num_bytes), "big")

@@ -34,6 +34,7 @@ from preduce.schedulers.protocols.group_generator.worker import (
     Retry,
     WorkerState,
 )
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -58,10 +59,14 @@ class GroupSystem:
         retries: how often each worker may say again what may have been lost, also when nothing was.
         costs: what a round costs each worker to compute, as they report it (empty: all the same); a tuple says it of
             one round after the other, the last for all further ones.
-        breakers: workers whose collective may fail once although nobody has died.
+        breakers: workers whose collective may fail once although nobody has died; not in endless runs, where groups
+            long past are told from one another no more, so that one that broke would be taken for met.
         timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
             that is for `verify.properties.group_generator` to check.
         restarts: how often the generator may be killed and started again from its log.
+
+    Raises:
+        InputError: an endless run with breakers.
     """
 
     setting: GeneratorSetting
@@ -73,6 +78,11 @@ class GroupSystem:
     breakers: tuple[int, ...] = ()
     timeouts: bool = False
     restarts: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what numbers counted from the oldest group cannot show."""
+        if self.rounds is None and self.breakers:
+            raise InputError(f"breakers: is {self.breakers}; an endless run has none: give rounds")
 
     @cached_property
     def generator(self) -> GroupGenerator:
@@ -184,7 +194,7 @@ class GroupSystem:
                 ask=self.shifted_message(state.ask, by),
             )
         inner: GeneratorState = state[0]
-        answers = tuple(None if answer is None else self.shifted_message(answer, by) for answer in inner.answers)
+        answers = tuple(self.shifted_message(answer, by) for answer in inner.answers)
         return replace(inner, buffers=_lowered(inner.buffers, by), answers=answers), state[1]
 
     def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable

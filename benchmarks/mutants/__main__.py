@@ -1,0 +1,224 @@
+"""Change the code in small ways and say which changes no test notices.
+
+    python -m benchmarks.mutants [--file FILE] [--sample N] [--seed S] [--jobs 2] [--again] [--quick] [--fresh]
+    python -m benchmarks.mutants --planted
+
+A line per file at the end: mutants judged, killed, survivors that `accepted.toml` gives a reason for, and survivors
+that nobody has named; the score is killed / (judged − equivalent), with Wilson's 95 % interval when it is of a sample.
+Exit code 1 if a survivor has no name. Sessions stand in build/mutants/, a line per mutant, and go on where they stopped
+as long as the file and its tests are the same; `--again` judges the survivors of the last session, whatever has changed
+since.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from benchmarks.mutants.mutations import Mutant, mutants_of
+from benchmarks.mutants.targets import TARGETS
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "mutants"
+ACCEPTED = Path(__file__).with_name("accepted.toml")
+PLANTED = Path(__file__).with_name("planted.toml")
+
+
+def copied(number: int) -> Path:
+    """A fresh copy of the repository, links as links, for one slot: nothing is ever changed in the checkout itself."""
+    copy = BUILD / f"copy-{number}"
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for old in [path for path in copy.rglob("*") if path.is_symlink() or (path.is_file() and path.suffix != ".pyc")]:
+        if str(old.relative_to(copy)) not in listed:
+            old.unlink()
+    for name in listed:
+        source, target = ROOT / name, copy / name
+        if not source.is_symlink() and not source.exists():
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_symlink():
+            target.unlink()
+        shutil.copy2(source, target, follow_symlinks=False)
+    return copy
+
+
+class Session:
+    """What is known of one file's mutants, in build/mutants/; a line per mutant as it is judged."""
+
+    def __init__(self, file: str, *, stages: int, again: bool, fresh: bool, name: str = "") -> None:
+        tests = [path for stage in TARGETS[file][:stages] for name in stage for path in [ROOT / name.split("::")[0]]]
+        text = b"".join(path.read_bytes() for path in (ROOT / file, *tests))
+        self.digest = hashlib.sha256(text + bytes([stages])).hexdigest()
+        self.path = BUILD / ((name or file).replace("/", ".") + ".jsonl")
+        self.rows: dict[str, dict] = {}
+        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        known = json.loads(lines[0])["digest"] == self.digest if lines else False
+        rows = [json.loads(line) for line in lines[1:]]
+        last = {_key(row): row for row in rows}
+        self.suspects = {key for key, row in last.items() if row["verdict"] == "survived"} if again else None
+        if (known or again) and not fresh:
+            self.rows = {key: row for key, row in last.items() if not again or row["verdict"] != "survived"}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        header = json.dumps({"digest": self.digest})
+        kept = "".join(json.dumps(row) + "\n" for row in self.rows.values())
+        self.path.write_text(header + "\n" + kept, encoding="utf-8")
+
+    def add(self, row: dict) -> None:
+        """One more verdict."""
+        self.rows[_key(row)] = row
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+
+def _key(row: dict) -> str:
+    return f"{row['line']}|{row['operator']}|{row['was']}|{row['now']}"
+
+
+def judge(file: str, mutants: list[Mutant], session: Session, *, jobs: int, stages: int) -> None:
+    """Let slots judge the mutants, side by side."""
+    queue: SimpleQueue[Mutant] = SimpleQueue()
+    for mutant in mutants:
+        queue.put(mutant)
+    lock, began, done, failures = threading.Lock(), time.monotonic(), [0], list[str]()
+
+    def slot(number: int) -> None:
+        copy = copied(number)
+        environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1",
+                                    "OMP_NUM_THREADS": "1"}  # fmt: skip
+        command = [sys.executable, "-m", "benchmarks.mutants.slot", file]
+        command += [",".join(stage) for stage in TARGETS[file][:stages]]
+        with subprocess.Popen(
+            command, cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        ) as process:
+            base = json.loads(process.stdout.readline())
+            if base["code"] or base["loaded"]:
+                failures.append(f"{file}: its tests fail without any change: {base['by'] or base}")
+                return
+            if number == 0:
+                print(f"{file}: {len(mutants)} mutants; unchanged, its tests take {base['cpu']} CPU s", flush=True)
+            while True:
+                try:
+                    mutant = queue.get_nowait()
+                except Empty:
+                    break
+                process.stdin.write(json.dumps({"id": 0, "source": mutant.source}) + "\n")
+                process.stdin.flush()
+                answer = json.loads(process.stdout.readline())
+                row = asdict(mutant) | {key: answer[key] for key in ("verdict", "by", "seconds")}
+                del row["source"]
+                with lock:
+                    session.add(row)
+                    done[0] += 1
+                    if row["verdict"] == "survived" or done[0] % 50 == 0:
+                        speed = (time.monotonic() - began) / done[0]
+                        print(f"  {done[0]}/{len(mutants)}, {speed:.2f} s each", flush=True)
+                    if row["verdict"] == "survived":
+                        print(_shown(file, row), flush=True)
+            process.stdin.close()
+
+    threads = [threading.Thread(target=slot, args=(number,)) for number in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        sys.exit(failures[0])
+
+
+def _shown(file: str, row: dict) -> str:
+    return f"  survived: {file}:{row['line']} ({row['operator']})\n    - {row['was']}\n    + {row['now']}"
+
+
+def interval(killed: int, judged: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion (E. B. Wilson, JASA 1927)."""
+    z, share = 1.96, killed / judged
+    middle, half = share + z * z / (2 * judged), z * math.sqrt(share * (1 - share) / judged + (z / (2 * judged)) ** 2)
+    return (middle - half) / (1 + z * z / judged), (middle + half) / (1 + z * z / judged)
+
+
+def report(file: str, rows: list[dict], *, of: int) -> bool:
+    """Print one file's score; whether every survivor has a name."""
+    accepted = {(e["was"], e["now"]): e for e in tomllib.loads(ACCEPTED.read_text("utf-8")).get(file, [])}
+    survivors = [row for row in rows if row["verdict"] == "survived"]
+    named = [accepted[row["was"], row["now"]] for row in survivors if (row["was"], row["now"]) in accepted]
+    equivalent = sum(entry["verdict"] == "equivalent" for entry in named)
+    killed, judged = len(rows) - len(survivors), len(rows) - equivalent
+    score = f"{killed}/{judged} = {killed / max(judged, 1):.1%}"
+    if len(rows) < of and judged:
+        low, high = interval(killed, judged)
+        score += f" (95 % interval {low:.1%} to {high:.1%}; {len(rows)} of {of} mutants)"
+    unnamed = [row for row in survivors if (row["was"], row["now"]) not in accepted]
+    print(f"{file}: {score}; {equivalent} equivalent, {len(named) - equivalent} of taste, {len(unnamed)} unnamed")
+    for row in unnamed:
+        print(_shown(file, row))
+    return not unnamed
+
+
+def planted() -> bool:
+    """Judge the bugs of `planted.toml`, and print which test kills each; whether all are dead."""
+    dead = True
+    for file, bugs in tomllib.loads(PLANTED.read_text("utf-8")).items():
+        source = (ROOT / file).read_text(encoding="utf-8")
+        for bug in bugs:
+            if source.count(bug["was"]) != 1:
+                sys.exit(f"{file}: {bug['was']!r} stands there {source.count(bug['was'])} times, not once")
+        mutants = [Mutant(0, bug["bug"], "", "", source.replace(bug["was"], bug["now"])) for bug in bugs]
+        session = Session(file, stages=1, again=False, fresh=True, name=f"planted.{file}")
+        judge(file, mutants, session, jobs=1, stages=1)
+        for row in session.rows.values():
+            print(f"{row['operator']}: {row['verdict']} by {row['by'] or 'nothing'}")
+            dead &= row["verdict"] != "survived"
+    return dead
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
+    parser.add_argument("--file", action="append", choices=TARGETS, help="only this file; may be repeated")
+    parser.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="only the survivors of the last session")
+    parser.add_argument("--quick", action="store_true", help="the quick tests only")
+    parser.add_argument("--fresh", action="store_true", help="forget the last session")
+    parser.add_argument("--planted", action="store_true", help="only the bugs of planted.toml, with what kills each")
+    chosen = parser.parse_args()
+    if chosen.planted:
+        sys.exit(0 if planted() else 1)
+    good = True
+    for file in chosen.file or TARGETS:
+        stages = 1 if chosen.quick else len(TARGETS[file])
+        everything = list(mutants_of((ROOT / file).read_text(encoding="utf-8")))
+        picked = everything
+        if chosen.sample is not None and chosen.sample < len(everything):
+            picked = list(everything)
+            random.Random(chosen.seed).shuffle(picked)  # so that a larger sample holds the smaller one
+            picked = picked[: chosen.sample]
+        session = Session(file, stages=stages, again=chosen.again, fresh=chosen.fresh)
+        keys = {_key(asdict(mutant)): mutant for mutant in picked}
+        todo = [m for k, m in keys.items() if k not in session.rows]
+        if session.suspects is not None:
+            todo = [m for k, m in keys.items() if k in session.suspects]
+        if todo:
+            judge(file, todo, session, jobs=min(chosen.jobs, len(todo)), stages=stages)
+        good &= report(file, [session.rows[k] for k in keys if k in session.rows], of=len(everything))
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The schedules that a pilot compares: All-Reduce, and some that average less, with fewer, or late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Static
+
+if TYPE_CHECKING:
+    from preduce.topo.cluster import Cluster
+
+MIN_STEPS = 24
+ROUNDS = 3
+"""A run has room for at least so many rounds of every probe."""
+
+PACES = (2, 4, 8, 16)
+LARGEST_ON_SORTED_DATA = 8
+"""There a larger pace costs several times the steps, which a short run does not see."""
+
+
+def reference(cluster: Cluster) -> Schedule:
+    """All-Reduce in each step, which all are compared with."""
+    return Schedule("allreduce", cluster.shape(), AllReduce())
+
+
+def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
+    """What is compared with it: All-Reduce every k steps, pairs along a ring, and some of these late by a round.
+
+    Their disagreement spreads over a factor of ten, so that its price shows; half of them are late, so that what
+    lateness costs can be told from the disagreement that it brings.
+
+    Raises:
+        InputError: too few steps, or data said to differ between nodes where there is one.
+    """
+    if data == "per-node" and cluster.num_nodes == 1:
+        raise InputError(
+            "data: differ per node, and there is one node; start the workers on several, or with --nodes M"
+        )
+    if steps < MIN_STEPS:
+        raise InputError(f"steps: are {steps}; a pilot has at least {MIN_STEPS}")
+    least, most = (4, 16) if data == "shuffled" else (2, LARGEST_ON_SORTED_DATA)
+    paces = [pace for pace in PACES if least <= pace <= most and pace * ROUNDS <= steps]
+    shape = cluster.shape()
+    found = [Schedule(f"allreduce-every-{pace}", shape, AllReduce(pace=pace)) for pace in paces]
+    if cluster.num_workers > 2:  # two workers have no other pair
+        found.append(ring_pairs(cluster, paces[0]))
+    found.append(Schedule("allreduce-late", shape, AllReduce(when=Late())))
+    found += [Schedule(f"allreduce-every-{pace}-late", shape, AllReduce(pace=pace, when=Late())) for pace in paces[:2]]
+    return found
+
+
+def ring_pairs(cluster: Cluster, pace: int, *, late: bool = False) -> Schedule:
+    """Each worker averages with its one and its other neighbour on the ring of ranks in turn, every `pace` steps."""
+    n = cluster.num_workers
+    first = [[i, i + 1] for i in range(0, n - 1, 2)]
+    second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]
+    phases = GroupPhases((Phase.from_groups(n, first), Phase.from_groups(n, second)))
+    name = f"ring-pairs-every-{pace}" + ("-late" if late else "")
+    return Schedule(name, cluster.shape(), Static(phases=phases, pace=pace, when=Late() if late else Lockstep()))

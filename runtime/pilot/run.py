@@ -1,0 +1,170 @@
+"""Runs a pilot on the running workers: every schedule from the same start over the same batches, once per seed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.pilot.job import Curve, PilotJob
+from preduce.runtime.pilot.probes import probes, reference
+from preduce.runtime.profile.surroundings import cluster_of
+from preduce.runtime.transport.rendezvous import default_world, place
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
+
+    Build = Callable[[int], PilotJob]
+
+EVALUATION_BATCHES = 4
+POINTS = 20
+"""Evaluations of one run, beside the one at its start."""
+SAME = 1e-3
+"""Two starts whose losses differ by more than this, relatively, are not the same start."""
+
+
+def run_pilot(
+    build: Build,
+    *,
+    steps: int,
+    seeds: Sequence[int],
+    warm_up: int = 0,
+    data: str = "shuffled",
+    cluster: Cluster | None = None,
+    schedules: Sequence[Schedule] | None = None,
+    timeout: float = 120.0,
+    progress: Callable[[str], None] | None = None,
+) -> list[Curve]:
+    """Run All-Reduce and every probe for some steps, once per seed. All workers call this; all get the same curves.
+
+    Args:
+        build: makes this worker's job from a seed.
+        steps: of every run.
+        seeds: one repetition each, of all schedules.
+        warm_up: steps of All-Reduce before every run, which do not count: the prices are then those of what follows.
+        data: how the samples are spread: `shuffled`, `per-worker` or `per-node`.
+        cluster: its shape; found from the launcher's environment by default.
+        schedules: what to compare with All-Reduce; `probes` of the cluster by default.
+        timeout: seconds for any single operation.
+        progress: told what is run.
+
+    Raises:
+        InputError: a function that makes no job, jobs that differ where they must not, a loss that is no number, or a
+            run of one worker.
+        UnavailableError: a worker is gone.
+    """
+    say = progress or (lambda _: None)
+    where = cluster or _cluster(_built(build, seeds[0]), timeout)
+    if where.num_workers < 2:
+        raise InputError("pilot: has one worker, and averaging takes two or more; start it with --workers N")
+    compared = [reference(where), *(schedules or probes(where, steps=steps, data=data))]
+    curves: list[Curve] = []
+    for number, (seed, schedule) in enumerate(itertools.product(seeds, compared)):
+        say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name}, seed {seed}, {steps} steps")
+        curve = _run(_built(build, seed), schedule, seed, steps=steps, warm_up=warm_up, timeout=timeout)
+        refuse_other_start(curves, curve)
+        curves.append(curve)
+    return curves
+
+
+def refuse_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
+    """Refuse a run that did not start like the earlier ones of its seed.
+
+    Raises:
+        InputError: as said.
+    """
+    start = next((other.losses[0] for other in earlier if other.seed == curve.seed), curve.losses[0])
+    if not math.isclose(curve.losses[0], start, rel_tol=SAME):
+        raise InputError(
+            f"pilot: two jobs of seed {curve.seed} start at losses {start:.6g} and {curve.losses[0]:.6g}; the function "
+            "must draw parameters and batches from its seed alone"
+        )
+
+
+def _built(build: Build, seed: int) -> PilotJob:
+    torch.manual_seed(seed)
+    job = build(seed)
+    if not isinstance(job, PilotJob):
+        raise InputError(f"pilot: the function returned a {type(job).__name__}; it returns a preduce.PilotJob")
+    return job
+
+
+def _cluster(job: PilotJob, timeout: float) -> Cluster:
+    device = next(job.model.parameters()).device
+    return cluster_of(default_world(device, timedelta(seconds=timeout), lambda _store, _rank, _size: None))
+
+
+def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: int, timeout: float) -> Curve:
+    torch.manual_seed(1_000_003 * seed + place()[0])  # dropout and the like differ between workers, not schedules
+    batches = _endless(job)
+    kept = list(itertools.islice(batches, EVALUATION_BATCHES))
+    if warm_up:
+        together = DistributedOptimizer(job.optimizer, job.model, reference(schedule.cluster), timeout=timeout)
+        for batch in itertools.islice(batches, warm_up):
+            _step(job, together, batch)
+        together.finish()
+    optimizer = DistributedOptimizer(job.optimizer, job.model, schedule, timeout=timeout)
+    every = max(1, steps // POINTS)
+    losses = []
+    for step in range(steps + 1):
+        if step % every == 0:
+            with optimizer.mean_model():
+                losses.append(_evaluated(job, kept))
+        if step < steps:
+            _step(job, optimizer, next(batches))
+    curve = torch.tensor(losses, dtype=torch.float32, device=next(job.model.parameters()).device)
+    with optimizer.mean_model():  # nothing else is on its way there, so the workers may add up their losses
+        optimizer.run.reducer.world.everyone().all_reduce(curve).wait()
+    optimizer.finish()
+    mean = tuple((curve / optimizer.num_workers).tolist())
+    if not all(map(math.isfinite, mean)):
+        raise InputError(
+            f"pilot: the loss under {schedule.name} (seed {seed}) is {next(x for x in mean if not math.isfinite(x))}; "
+            "lower the learning rate, or take a later start"
+        )
+    return Curve(schedule, seed, every, mean)
+
+
+def _endless(job: PilotJob) -> Iterator[Any]:
+    while True:
+        empty = True
+        for batch in job.batches:
+            empty = False
+            yield batch
+        if empty:
+            raise InputError("pilot: the job's batches are empty, or end for good; hand over what can be begun anew")
+
+
+def _evaluated(job: PilotJob, batches: list[Any]) -> float:
+    """The mean loss of these batches, as the model stands, with dropout and the like off."""
+    with torch.no_grad(), _evaluating(job.model):
+        return sum(float(job.loss(batch)) for batch in batches) / len(batches)
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _step(job: PilotJob, optimizer: DistributedOptimizer, batch: Any) -> None:  # noqa: ANN401 - the user's batch
+    if job.step is not None:
+        job.step(optimizer, batch)
+        return
+    optimizer.zero_grad()
+    job.loss(batch).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    optimizer.step()

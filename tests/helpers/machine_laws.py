@@ -1,0 +1,81 @@
+"""Random walks of protocol machines, and the law that a renamed machine does what it did, renamed."""
+
+from random import Random
+
+from preduce.schedulers.protocols.base import Note, Received, Send
+
+
+class Walk:
+    """One random run of a machine: any event that is possible may come next, messages may overtake one another."""
+
+    def __init__(self, machine, seed, *, in_order=True):
+        self.machine, self.chance, self.in_order = machine, Random(seed), in_order
+        self.states, self.flying = [], []
+        for process in range(machine.num_processes):
+            state, actions = machine.start(process)
+            self.states.append(state)
+            self._send(process, actions)
+
+    def _send(self, process, actions):
+        self.flying += [(process, a.to, a.message) for a in actions if isinstance(a, Send)]
+
+    def moves(self):
+        """(process, event) of all that may happen; an event that arrives is a `Received`."""
+        own = [(p, e) for p, state in enumerate(self.states) for e in self.machine.ready(p, state)]
+        seen, arriving = set(), []
+        for place, (source, to, message) in enumerate(self.flying):
+            if not self.in_order or (source, to) not in seen:
+                seen.add((source, to))
+                arriving.append((to, Received(source, message), place))
+        return [(p, e, None) for p, e in own] + arriving
+
+    def steps(self, length):
+        """(process, state before, event, state after, actions), one after another."""
+        for _ in range(length):
+            moves = self.moves()
+            if not moves:
+                return
+            process, event, place = self.chance.choice(moves)
+            if place is not None:
+                del self.flying[place]
+            before = self.states[process]
+            after, actions = self.machine.step(process, before, event)
+            yield process, before, event, after, actions
+            self.states[process] = after
+            self._send(process, actions)
+
+
+def _by_text(actions):
+    return sorted(actions, key=repr)
+
+
+def check_renaming(machine, seed, *, own=lambda event, p: event, note=lambda what, p: what, length=60):
+    """What a machine does under new names is what it did, renamed; `own` renames ready events and `note` notes."""
+
+    def event_of(event, p):
+        if isinstance(event, Received):
+            return Received(p[event.source], machine.renamed_message(event.message, p))
+        return own(event, p)
+
+    def actions_of(actions, p):
+        return [
+            Send(p[a.to], machine.renamed_message(a.message, p)) if isinstance(a, Send) else Note(note(a.what, p))
+            for a in actions
+        ]
+
+    permutations = machine.symmetries()
+    assert tuple(range(machine.num_processes)) in permutations
+    for p in permutations:
+        for v in range(machine.num_processes):
+            state, actions = machine.start(v)
+            image, sent = machine.start(p[v])
+            assert machine.renamed(v, state, p) == image
+            assert _by_text(sent) == _by_text(actions_of(actions, p))
+    for process, before, event, after, actions in Walk(machine, seed).steps(length):
+        for p in permutations:
+            image = machine.renamed(process, before, p)
+            ready = [own(e, p) for e in machine.ready(process, before)]
+            assert _by_text(machine.ready(p[process], image)) == _by_text(ready)
+            moved, sent = machine.step(p[process], image, event_of(event, p))
+            assert moved == machine.renamed(process, after, p)
+            assert _by_text(sent) == _by_text(actions_of(actions, p))

@@ -1,0 +1,105 @@
+"""Pilots: the verb trains a real job in real processes and writes a file that design accepts, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preduce.runtime.pilot.job import Curve
+from preduce.runtime.pilot.probes import reference
+from preduce.runtime.pilot.run import refuse_other_start, run_pilot
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.pilot import dump_pilot, load_pilot
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOB = """
+import itertools, os, torch, preduce
+
+rank = int(os.environ["RANK"])
+steps = itertools.count()
+
+def pilot(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    order = torch.Generator().manual_seed(100 * seed + rank)
+    inputs = torch.randn(64, 6, generator=order)
+    targets = inputs.sum(dim=1, keepdim=True).sin()
+    batches = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(inputs, targets), batch_size=8, shuffle=True, generator=order)
+
+    def loss(batch):
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def step(optimizer, batch):
+        next(steps)
+        optimizer.zero_grad()
+        loss(batch).backward()
+        optimizer.average_gradients()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    return preduce.PilotJob(model=model, optimizer=optimizer, batches=batches, loss=loss, step=step)
+
+if rank == 0:
+    import atexit
+    atexit.register(lambda: open(os.environ["STEPS"], "w").write(str(next(steps))))
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "job.py").write_text(JOB)
+    clean = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
+    return subprocess.run(
+        [sys.executable, "-m", "preduce", "pilot", f"{folder}/job.py:pilot", "-o", str(folder / "pilot.json"),
+         *arguments],
+        capture_output=True, text=True, timeout=100, check=False, env=clean | {"STEPS": str(folder / "steps")},
+    )  # fmt: skip
+
+
+@pytest.mark.processes
+def test_a_pilot_trains_the_job_and_writes_a_file_that_loads(tmp_path: Path) -> None:
+    """Momentum, dropout and clipping; three workers, so that the ring is odd."""
+    done = run(tmp_path, "--workers", "3", "--steps", "24", "--seeds", "2", "--warm-up", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    pilot = load_pilot(tmp_path / "pilot.json")
+    assert json.loads("\n".join(line.removeprefix("[0] ") for line in done.stdout.splitlines())) == dump_pilot(pilot)
+    assert (pilot.num_workers, pilot.data, pilot.steps, pilot.seeds) == (3, "shuffled", 24, (0, 1))
+    names = [probe.schedule for probe in pilot.probes]
+    assert {"allreduce-every-8", "ring-pairs-every-4", "allreduce-late"} <= set(names)
+    assert all(0.5 <= stretch < 20 for probe in pilot.probes for stretch in probe.stretches)
+    # Warm-up and steps, once per seed, under All-Reduce and each of the others; all by the job's own step.
+    assert int((tmp_path / "steps").read_text()) == (24 + 3) * 2 * (1 + len(names))
+
+
+def test_a_job_that_is_another_one_each_time_is_refused() -> None:
+    schedule = reference(Cluster.parse("1x2"))
+    first, noisy, other = (Curve(schedule, 3, 1, (loss, 0.5)) for loss in (2.0, 2.0001, 2.1))
+    refuse_other_start([], first)
+    refuse_other_start([first], noisy)
+    refuse_other_start([first], replace(other, seed=4))
+    with pytest.raises(InputError, match=r"two jobs of seed 3 start at losses 2 and 2\.1; .* from its seed alone"):
+        refuse_other_start([first, noisy], other)
+
+
+def test_a_function_that_makes_no_job_is_refused_before_anything_runs() -> None:
+    with pytest.raises(InputError, match=r"the function returned a NoneType; it returns a preduce\.PilotJob"):
+        run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x2"))  # type: ignore[arg-type, return-value]
+    with pytest.raises(InputError, match="has one worker"):
+        run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x1"))  # type: ignore[arg-type, return-value]
+
+
+def test_a_pilot_outside_a_job_says_how_to_start_one(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 65
+    assert "start it with --workers N" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,335 @@
+"""Each rule of a draw by itself: who lags, who may be a partner, how a division is cut, and what a bound does to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from math import factorial, log2
+
+import pytest
+
+from preduce.schedulers.protocols.group_generator.draw import (
+    Drawing,
+    GeneratorSetting,
+    Situation,
+    salt_of,
+    shuffled,
+)
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.generated import Division, Generated, InitiatorRule
+
+LOW_SALTS = range(24)
+SALTS = [low + (high << 61) for low in LOW_SALTS for high in range(6)]
+
+
+def drawing(nodes=(0, 0, 0, 1, 1, 1), **facts):
+    return Drawing(GeneratorSetting(nodes=nodes, **({"group_size": 2, "slow_threshold": 2} | facts)))
+
+
+def now_of(setting, initiator=0, **facts):
+    everybody = frozenset(range(setting.num_workers))
+    default = {"alive": everybody, "idle": everybody, "counts": (5,) * setting.num_workers, "alone": 0, "known": ()}
+    return Situation(initiator, **(default | {"salt": 0} | facts))
+
+
+def outcomes(draw, salts=SALTS):
+    """Everything that comes out over many random numbers."""
+    return {draw(salt) for salt in salts}
+
+
+# Random numbers and orders
+
+
+def test_salts_number_every_order_once_and_then_begin_again():
+    workers = frozenset((9, 2, 4, 5))
+    orders = [tuple(shuffled(workers, salt)) for salt in range(24)]
+    assert set(orders) == set(permutations((2, 4, 5, 9)))
+    assert orders == [tuple(shuffled(workers, salt + 24 * 7)) for salt in range(24)]
+    assert orders[0] == (2, 4, 5, 9)
+    assert shuffled(frozenset(), 3) == []
+
+
+@pytest.mark.parametrize("n", [2, 6, 7, 15, 16, 64, 1000])
+def test_a_random_number_has_bits_for_every_order_and_for_a_choice_besides(n):
+    assert max(salt_of(3, draw, n).bit_length() for draw in range(20)) > log2(factorial(n)) + 61 + 20
+
+
+def test_the_random_number_comes_from_the_seed_and_the_draw_alone():
+    drawn = {(seed, draw): salt_of(seed, draw, 8) for seed in range(12) for draw in range(12)}
+    assert len(set(drawn.values())) == 144
+    assert drawn == {(seed, draw): salt_of(seed, draw, 8) for seed in range(12) for draw in range(12)}
+
+
+def test_the_last_of_many_workers_are_in_random_order_too():
+    """64 bits number the orders of 20 workers: with so few, everybody behind them would come in order of ranks."""
+    orders = [shuffled(frozenset(range(200)), salt_of(1, draw, 200)) for draw in range(60)]
+    ascending = sum(order[-1] > order[-2] for order in orders)
+    assert 15 < ascending < 45
+    assert len({tuple(sorted(order[100:])) for order in orders}) == 60
+
+
+# Who is slow
+
+
+@pytest.mark.parametrize("rule", InitiatorRule)
+def test_a_laggard_is_behind_the_fastest_worker_that_takes_part_by_the_threshold(rule):
+    rules = drawing(initiator=rule)
+    for ahead, lags in ((6, False), (7, True), (8, True)):
+        now = now_of(rules.setting, counts=(5, ahead, 0, 0, 0, 0))
+        assert rules.is_laggard(now) == lags
+        assert rules.is_limited(now) == (lags and rule != InitiatorRule.PAPER)
+    gone = now_of(rules.setting, counts=(5, 9, 5, 5, 5, 5), alive=frozenset((0, 2, 3)))
+    assert not rules.is_laggard(gone)
+
+
+def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_decides():
+    behind = {"counts": (0, 99, 0, 0, 0, 0)}
+    assert not drawing(slow_threshold=None).is_laggard(now_of(drawing().setting, **behind))
+    rules = drawing()
+    assert not rules.is_laggard(now_of(rules.setting, slow=frozenset((1,)), **behind))
+    assert rules.is_laggard(now_of(rules.setting, slow=frozenset((0,))))
+    assert not drawing(slow_threshold=None).is_laggard(now_of(rules.setting, slow=frozenset((0,))))
+
+
+def test_the_filter_passes_whoever_is_less_than_the_threshold_behind_the_initiator():
+    rules = drawing()
+    now = now_of(rules.setting, counts=(5, 6, 5, 4, 3, 2))
+    everybody, some = frozenset(range(6)), frozenset((1, 3, 4))
+    assert rules.fast_enough(now, everybody) == {0, 1, 2, 3}
+    assert rules.fast_enough(now, some) == {1, 3}
+    assert drawing(slow_threshold=None).fast_enough(now, some) == some
+    known = replace(now, slow=frozenset((0, 1, 5)))
+    assert rules.fast_enough(known, everybody) == {0, 2, 3, 4}
+    assert rules.fast_enough(known, some) == {3, 4}
+    assert drawing(slow_threshold=None).fast_enough(known, everybody) == everybody
+
+
+def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
+    late = drawing(initiator=InitiatorRule.LAGGARD_LATE)
+    assert late.slow({0: 10, 1: 19, 2: 20, 3: 21, 4: 0}) == frozenset()  # the lower of the two middle ones: 19
+    assert late.slow({0: 10, 1: 10, 2: 20, 3: 21}) == {2, 3}
+    assert late.slow({0: 10, 1: 20, 2: 19}) == frozenset()  # 38 would be slow beside 19
+    assert late.slow({0: 10, 1: 10, 2: 19}) == frozenset()
+    assert late.slow({0: 10, 1: 20}) == {1}
+    assert late.slow({0: 0, 1: 20, 2: 0, 3: 10}) == {1}
+    assert late.slow({0: 1, 1: 1, 2: 2}) == {2}
+    assert late.slow({0: 0, 1: 0}) == late.slow({}) == frozenset()
+    assert drawing(initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=None).slow({0: 1, 1: 9}) is None
+    assert drawing(initiator=InitiatorRule.LAGGARD_LOCAL).slow({0: 1, 1: 9}) is None
+
+
+# Partners and small groups
+
+
+def test_a_random_group_takes_in_whom_the_filter_passes_and_everybody_where_it_passes_nobody():
+    rules = drawing(division=Division.RANDOM, initiator=InitiatorRule.PAPER, group_size=3)
+    now = now_of(rules.setting, counts=(5, 5, 4, 3, 3, 5), alive=frozenset((0, 1, 2, 3, 4)), idle=frozenset((0,)))
+    for salt in LOW_SALTS:
+        assert rules.partners(replace(now, salt=salt)) == shuffled(frozenset((1, 2)), salt)
+        assert rules.draw(replace(now, salt=salt)) == ((0, 1, 2),)
+        alone = replace(now, counts=(5, 0, 0, 0, 0, 0), salt=salt)
+        assert rules.partners(alone) == shuffled(frozenset((1, 2, 3, 4)), salt)
+        assert rules.draw(alone) == (tuple(sorted((0, *rules.partners(alone)[:2]))),)
+
+
+def test_who_was_alone_twice_gets_a_random_group_whoever_is_idle():
+    for division in (Division.GLOBAL, Division.INTER_INTRA):
+        rules = drawing(division=division, group_size=3)
+        now = now_of(rules.setting, idle=frozenset((0,)), salt=5)
+        assert rules.draw(replace(now, alone=1)) == ()
+        assert rules.draw(replace(now, alone=2)) == (tuple(sorted((0, *rules.partners(now)[:2]))),)
+
+
+def test_a_laggard_waits_with_an_idle_worker_of_its_node_else_with_its_node_else_with_an_idle_one_else_with_anybody():
+    rules = drawing(group_size=4)
+    lags = now_of(rules.setting, initiator=1, counts=(5, 0, 5, 5, 5, 5))
+
+    def partner(**facts):
+        groups = outcomes(lambda salt: rules.draw(replace(lags, salt=salt, **facts)))
+        assert all(len(draw) == 1 and len(draw[0]) == 2 and 1 in draw[0] for draw in groups)
+        return {w for draw in groups for w in draw[0]} - {1}
+
+    assert partner(idle=frozenset((1, 2, 3, 4))) == {2}
+    assert partner(idle=frozenset((1, 3, 4))) == {0, 2}
+    assert partner(alive=frozenset((1, 3, 4, 5)), idle=frozenset((1, 3, 4))) == {3, 4}
+    assert partner(alive=frozenset((1, 3, 4, 5)), idle=frozenset((1,))) == {3, 4, 5}
+    assert partner(slow=frozenset((0, 1))) == {2}
+    assert partner(slow=frozenset((0, 1, 2))) == {3, 4, 5}
+    assert partner(slow=frozenset(range(6))) == {0, 2}
+    assert partner(counts=(9, 5, 0, 9, 9, 9), idle=frozenset((1, 2, 3))) == {2}, "also one that is further behind"
+    assert rules.draw(replace(lags, alive=frozenset((1,)), idle=frozenset((1,)))) == ()
+
+
+# Divisions
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_division_cuts_one_random_order_into_groups_and_leaves_one_over_alone(size):
+    rules = drawing(division=Division.GLOBAL, group_size=size)
+    for workers in (frozenset(range(6)), frozenset(range(1, 6)), frozenset((0, 3, 4, 5)), frozenset((2,)), frozenset()):
+        for salt in LOW_SALTS:
+            order = shuffled(workers, salt)
+            parts = [tuple(sorted(order[at : at + size])) for at in range(0, len(order), size)]
+            now = now_of(rules.setting, salt=salt)
+            assert rules.divided(now, workers) == tuple(part for part in parts if len(part) > 1)
+
+
+def test_a_global_division_is_of_the_idle_ones_that_the_filter_passes():
+    rules = drawing(division=Division.GLOBAL)
+    now = now_of(rules.setting, idle=frozenset((0, 1, 2, 5)), counts=(5, 5, 5, 5, 5, 0), salt=1)
+    assert rules.draw(now) == rules.divided(now, frozenset((0, 1, 2)))
+    assert {w for group in rules.draw(now) for w in group} == {0, 1}
+
+
+def test_inter_joins_the_first_of_each_node_and_the_others_at_home_then_whole_nodes_meet():
+    rules = drawing((0, 0, 0, 1, 1, 1, 2, 2), group_size=3)
+    taking_part = frozenset(range(8)) - {0}
+    for salt in LOW_SALTS:
+        now = now_of(rules.setting, initiator=1, idle=taking_part, salt=salt)
+        assert rules.draw(now) == ((1, 3, 6), (4, 5), (1, 2), (3, 4, 5), (6, 7))
+    assert rules.by_node(frozenset((7, 1, 2))) == [{1, 2}, {7}]
+    assert rules.intra(now, frozenset((1, 3, 4))) == ((3, 4),)
+
+
+def test_a_node_meets_without_its_busy_and_slow_ones_and_who_was_alone_twice_waits_for_its_node():
+    rules = drawing(division=Division.NODE_THEN_ALL, initiator=InitiatorRule.PAPER)
+    now = now_of(rules.setting, initiator=3, idle=frozenset((0, 3, 4)), salt=3)
+    assert rules.draw(now) == ((3, 4),)
+    assert rules.draw(replace(now, idle=frozenset((0, 3)))) == ()
+    assert rules.draw(replace(now, idle=frozenset((0, 3)), alone=1)) == ()
+    assert rules.draw(replace(now, idle=frozenset((0, 3)), alone=2)) == ((3, 4, 5),)
+    behind = replace(now, counts=(5, 5, 5, 5, 5, 3))
+    assert rules.draw(replace(behind, alone=2)) == ((3, 4),)
+    assert rules.draw(replace(behind, alone=2, counts=(5, 5, 5, 5, 0, 0))) == ((3, 4, 5),)
+    assert rules.draw(replace(behind, idle=frozenset((3, 5)))) == ()
+    assert rules.draw(replace(behind, due=True)) == ((0, 1, 2, 3, 4),)
+
+
+def test_all_are_due_when_the_fast_ones_have_asked_often_enough():
+    rules = drawing(division=Division.NODE_THEN_ALL, all_every=4)
+    now = now_of(rules.setting, counts=(5, 5, 5, 5, 3, 3), alive=frozenset(range(5)))
+    assert [rules.is_due(now, apart) for apart in (0, 15, 16, 17)] == [False, False, True, True]
+    assert not rules.is_due(replace(now, counts=(5, 9, 5, 5, 5, 5)), 99), "a laggard calls no meeting"
+    assert not rules.is_due(replace(now, counts=(5, 3, 3, 3, 3, 3)), 99), "nobody meets alone"
+    assert rules.is_due(replace(now, counts=(5, 5, 3, 3, 3, 3)), 8)
+    other = drawing(division=Division.GLOBAL, all_every=4)
+    assert not other.is_due(now, 99)
+    assert [rules.further(apart) for apart in (0, 22, 23, 24, 30)] == [1, 23, 24, 24, 24]
+    assert other.further(3) == 0
+
+
+# The bound on known groups
+
+
+def test_a_bounded_worker_gets_any_known_group_that_fits_and_not_always_the_first():
+    rules = drawing(division=Division.RANDOM, max_known=3, initiator=InitiatorRule.PAPER)
+    known = ((0, 1), (0, 2), (0, 5), (1, 2))
+    now = now_of(rules.setting, known=known, counts=(5, 5, 5, 5, 5, 0))
+    assert outcomes(lambda salt: rules.draw(replace(now, salt=salt))) == {((0, 1),), ((0, 2),)}
+    nobody_fits = replace(now, counts=(5, 0, 0, 5, 5, 0))
+    assert outcomes(lambda salt: rules.draw(replace(nobody_fits, salt=salt))) == {((0, 1),), ((0, 2),), ((0, 5),)}
+    dead = replace(nobody_fits, alive=frozenset((0, 1, 3, 4)))
+    assert outcomes(lambda salt: rules.draw(replace(dead, salt=salt))) == {((0, 1),)}
+    all_dead = replace(now, alive=frozenset((0, 3, 4)))
+    assert outcomes(lambda salt: rules.draw(replace(all_dead, salt=salt))) == {((0, 3),), ((0, 4),)}
+    below = replace(now, known=known[1:])
+    assert len(outcomes(lambda salt: rules.draw(replace(below, salt=salt)))) == 4
+
+
+def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_a_worker_alone():
+    rules = drawing((0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
+    known = ((0, 1), (0, 2), (1, 3), (2, 3))
+    now = now_of(rules.setting, known=known)
+    drawn = outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset(range(4))))
+    assert {frozenset(groups) for groups in drawn} == {frozenset(known[::3]), frozenset(known[1:3])}
+    three = outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset((0, 1, 3))))
+    assert three == {((0, 1),), ((1, 3),)}
+    assert outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset((0, 3)))) == {()}
+    one = replace(now, known=((0, 1), (0, 2)))  # worker 0 is bounded; 1, 2 and 3 are not, so only 0 is held to it
+    drawn = outcomes(lambda salt: rules.divided(replace(one, salt=salt), frozenset(range(4))))
+    assert all((0, 3) not in groups for groups in drawn)
+    assert {group for groups in drawn for group in groups} == {(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)}
+    assert rules.divided(replace(one, known=((0, 1), (0, 3))), frozenset((0, 3))) == ((0, 3),)
+
+
+def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the_first():
+    """One and the same order of workers, and a choice from the bits above."""
+    rules = drawing((0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
+    everybody = frozenset(range(4))
+    now = now_of(rules.setting, known=((0, 1), (0, 2)))
+    order = next(salt for salt in range(24) if shuffled(everybody, salt) == [0, 3, 1, 2])
+    numbers = [order + 24 * -(-(choice << 61) // 24) for choice in range(4)]
+    assert [rules.divided(replace(now, salt=salt), everybody)[0] for salt in numbers] == [(0, 1), (0, 2)] * 2
+
+
+def test_what_is_known_already_is_drawn_as_it_comes_and_a_bounded_worker_speaks_for_itself_alone():
+    rules = drawing((0, 0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
+    now = now_of(rules.setting, known=((0, 1), (0, 2)))
+    numbers = [high << 61 for high in range(1, 60, 2) if shuffled(frozenset((0, 1, 2)), high << 61) == [0, 1, 2]]
+    assert numbers
+    assert {rules.divided(replace(now, salt=salt), frozenset((0, 1, 2))) for salt in numbers} == {((0, 1),)}
+    now = now_of(rules.setting, known=((0, 2), (0, 5), (1, 3), (1, 4)))
+    salt = next(salt for salt in range(24) if shuffled(frozenset((0, 1, 3, 4)), salt) == [0, 4, 1, 3])
+    assert rules.divided(replace(now, salt=salt), frozenset((0, 1, 3, 4))) == ((1, 4),)
+
+
+def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
+    rules = drawing(division=Division.NODE_THEN_ALL, max_known=2)
+    known = ((0, 1), (0, 1, 2), (0, 1, 2, 3), (3, 4, 5))
+    now = now_of(rules.setting, known=known)
+    assert rules.all_of(now, frozenset((0, 1, 2))) == ((0, 1, 2),)
+    assert rules.all_of(now, frozenset((0, 1, 2, 5))) == ((0, 1, 2),)
+    assert rules.all_of(now, frozenset((0, 1, 5))) == ((0, 1),)
+    assert rules.all_of(now, frozenset((0, 1, 3, 4, 5))) == ((0, 1),)
+    assert rules.all_of(now, frozenset((0, 5))) == ((0, 5),)
+    assert rules.all_of(replace(now, initiator=5), frozenset((0, 5))) == ((0, 5),)
+    assert rules.all_of(now, frozenset((1, 5))) == ((0, 1, 5),), "the initiator is in it"
+    assert rules.all_of(now, frozenset((0,))) == rules.all_of(now, frozenset()) == ()
+
+
+def test_a_worker_is_bounded_by_the_distinct_groups_that_hold_it():
+    known = ((0, 1), (0, 2), (1, 2, 3))
+    rules = drawing(max_known=2)
+    now = now_of(rules.setting, known=known)
+    assert [rules.is_bounded(now, w) for w in range(5)] == [True, True, True, False, False]
+    assert not any(drawing().is_bounded(now, w) for w in range(5))
+    assert [drawing(max_known=1).is_bounded(now, w) for w in (3, 4)] == [True, False]
+
+
+# The setting
+
+
+def test_the_setting_of_a_schedule_is_the_strategys_with_each_worker_on_its_node():
+    chosen = Generated(
+        group_size=4, division=Division.GLOBAL, initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=7, all_every=5,
+        seed=11, max_known=9,
+    )  # fmt: skip
+    setting = GeneratorSetting.of(chosen, Cluster.regular(2, 3))
+    assert setting == GeneratorSetting(
+        nodes=(0, 0, 0, 1, 1, 1), group_size=4, division=Division.GLOBAL, initiator=InitiatorRule.LAGGARD_LATE,
+        slow_threshold=7, all_every=5, seed=11, max_known=9,
+    )  # fmt: skip
+    assert setting.num_workers == 6
+
+
+def test_a_setting_has_the_strategys_own_defaults():
+    """Except for the bound, which a strategy has and an exploration does not need."""
+    default = GeneratorSetting.of(Generated(), Cluster.regular(2, 3))
+    assert replace(default, max_known=None) == GeneratorSetting(nodes=(0, 0, 0, 1, 1, 1))
+
+
+@pytest.mark.parametrize("facts", [{"group_size": 2}, {"group_size": 3}, {"max_known": 1}, {"max_known": None}])
+def test_a_setting_on_the_edge_of_what_can_be(facts):
+    assert GeneratorSetting(nodes=(0, 0, 1), **facts).num_workers == 3
+
+
+@pytest.mark.parametrize("facts", [{"group_size": 1}, {"group_size": 4}, {"max_known": 0}, {"max_known": -1}])
+def test_a_setting_beyond_it(facts):
+    with pytest.raises(InputError, match=next(iter(facts))):
+        GeneratorSetting(nodes=(0, 0, 1), **facts)
+
+
+def test_a_situation_is_not_due_unless_said():
+    assert not now_of(drawing().setting).due
+    assert now_of(drawing().setting).slow is None

@@ -1,0 +1,426 @@
+"""The group generator, message by message: what it answers to whom, in which order, in which epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from preduce.schedulers.protocols.base import Crashed, Note, Send
+from preduce.schedulers.protocols.group_generator.buffers import GroupBuffers
+from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from preduce.schedulers.protocols.group_generator.service import (
+    ACTIVE,
+    DEAD,
+    LEFT,
+    Alone,
+    Ask,
+    Bye,
+    Fenced,
+    GeneratorState,
+    Grant,
+    GroupGenerator,
+    Later,
+    Void,
+)
+from preduce.topo.strategies.generated import Division, InitiatorRule
+
+
+class Service:
+    """A generator with its state; random numbers are 0 unless said, so a draw takes the lowest ranks."""
+
+    def __init__(self, n=2, *, modulus=None, **facts):
+        facts = {"group_size": 2, "division": Division.RANDOM, "slow_threshold": None} | facts
+        self.machine = GroupGenerator(GeneratorSetting(**({"nodes": (0,) * n} | facts)), modulus=modulus)
+        self.state = self.machine.initial()
+
+    def ask(self, worker, done=-1, *, request=None, salt=0, **facts):
+        """All that comes of a worker's next request."""
+        if request is None:
+            request = self.machine.following(self.state.requests[worker])
+        return self.tell(worker, Ask(request, done, salt=salt, **facts))
+
+    def tell(self, worker, message):
+        self.state, actions = self.machine.handle(self.state, worker, message)
+        return list(actions)
+
+    def give_up(self, worker):
+        """What others hear when a worker is taken for dead."""
+        return [a for a in self.tell(worker, Crashed()) if not (isinstance(a, Send) and a.to == worker)]
+
+    def grants(self, actions):
+        return {(a.to, a.message.seq) for a in actions if isinstance(a, Send) and isinstance(a.message, Grant)}
+
+
+def started(seq, *members):
+    return Note(("started", seq, members))
+
+
+def grant(to, seq, *members, epoch=0, request=0):
+    return Send(to, Grant(epoch, request, seq, members))
+
+
+def test_before_the_first_message_nobody_has_asked_and_nothing_is_known():
+    assert Service(3).state == GeneratorState(
+        buffers=GroupBuffers.empty(3), requests=(-1,) * 3, answers=(None,) * 3, counts=(0,) * 3, alone=(0,) * 3,
+        status=(ACTIVE,) * 3, waiting=(), known=(), epoch=0, draws=0, costs=(0,) * 3, apart=0,
+    )  # fmt: skip
+
+
+def test_a_group_starts_at_once_and_each_member_hears_of_it_when_it_asks():
+    service = Service(2)
+    assert service.ask(0) == [started(0, 0, 1), grant(0, 0, 0, 1)]
+    assert service.state.waiting == ()
+    assert service.ask(1) == [grant(1, 0, 0, 1)]
+    assert service.state.counts == (1, 1)
+    assert service.state.answers == (Grant(0, 0, 0, (0, 1)), Grant(0, 0, 0, (0, 1)))
+
+
+def test_a_member_that_is_done_waits_for_the_next_group_until_the_others_are_done_with_the_last():
+    service = Service(3)
+    service.ask(0)
+    service.ask(1)
+    assert service.ask(0, done=0) == []
+    assert service.state.answers[0] is None
+    assert service.state.waiting == (0,)
+    assert service.state.buffers.locks == (False, True, False)
+    assert service.ask(1, done=0) == [started(1, 0, 1), grant(0, 1, 0, 1, request=1), grant(1, 1, 0, 1, request=1)]
+    assert service.state.waiting == ()
+    assert service.state.requests == (1, 1, -1)
+    assert [group.seq for group in service.state.buffers.groups] == [1], "who has a group waiting draws no other"
+
+
+def test_who_waited_first_is_answered_first_and_who_waits_on_stays_in_order():
+    service = Service(4)
+    service.ask(0)
+    service.ask(1, done=-1)
+    service.ask(2, salt=1)  # (1, 2): waits for 1
+    service.ask(3, salt=0)  # (0, 3): waits for 0
+    assert service.state.waiting == (2, 3)
+    assert service.ask(0, done=0) == [started(2, 0, 3), grant(3, 2, 0, 3), grant(0, 2, 0, 3, request=1)]
+    assert service.state.waiting == (2,)
+
+
+def test_only_the_group_that_a_worker_is_in_can_be_done():
+    service = Service(2)
+    service.ask(0)
+    assert service.ask(0, done=5) == [grant(0, 0, 0, 1, request=1)]
+    assert service.state.buffers.locks == (True, True)
+    assert service.ask(0, done=-1) == [grant(0, 0, 0, 1, request=2)]
+    assert service.ask(0, done=0) == []
+    assert service.ask(1, done=7, failed=True) == [grant(1, 0, 0, 1)]
+    assert service.state.epoch == 0
+
+
+def test_a_repeated_request_gets_the_same_answer_in_the_present_epoch_and_changes_nothing():
+    service = Service(3)
+    first = service.ask(0)[-1]
+    assert service.ask(0, request=0) == [first]
+    service.give_up(2)
+    before = service.state
+    assert service.ask(0, request=0) == [grant(0, 0, 0, 1, epoch=1)]
+    assert service.ask(0, request=2) == []  # from another life
+    assert service.ask(0, request=-1) == []
+    assert service.state == before
+    service.ask(0, done=0)
+    before = service.state
+    assert service.ask(0, done=0, request=1) == []  # owed
+    assert service.ask(0, request=0) == []  # late
+    assert service.state == before
+
+
+def test_a_new_life_begins_a_new_epoch():
+    service = Service(2)
+    service.ask(0)
+    state, actions = service.machine.restarted(service.state)
+    assert (state, actions) == (replace(service.state, epoch=1), ())
+
+
+def test_a_last_request_takes_a_group_that_runs_leaves_those_that_wait_and_ends_else():
+    service = Service(3, group_size=3)
+    service.ask(0)
+    assert service.ask(1, last=True) == [grant(1, 0, 0, 1, 2)]
+    assert service.state.status == (ACTIVE, LEFT, ACTIVE)
+    assert service.ask(1, done=0, last=True) == [Send(1, Bye(0, 1))]
+    service = Service(3, group_size=3)
+    service.ask(0)
+    for worker in (1, 2):
+        service.ask(worker)
+    service.ask(0, done=0)  # the next (0, 1, 2)
+    assert service.ask(1, done=0, last=True) == [Send(1, Bye(0, 1))]
+    assert service.state.buffers.groups[-1].members == (0, 2)
+    assert service.ask(2, done=0, last=True) == [Send(0, Alone(0, 1)), Send(2, Bye(0, 1))]
+    assert service.state.buffers.groups == ()
+    assert service.grants(service.ask(2)) == {(2, 2)}
+    assert service.state.status == (ACTIVE, LEFT, ACTIVE)
+
+
+def test_nobody_draws_a_worker_that_has_left_and_one_alone_is_counted():
+    service = Service(2)
+    service.ask(1, last=True)
+    for times in (1, 2, 3):
+        assert service.ask(0) == [Send(0, Alone(0, times - 1))]
+        assert service.state.alone == (times, 0)
+    service.state = replace(service.state, alone=(99, 0))
+    service.ask(0)
+    assert service.state.alone == (99, 0)
+    service.ask(1)  # it is back, for another round
+    assert service.state.status == (ACTIVE, ACTIVE)
+    service.ask(0, done=-1)
+    assert service.state.alone == (0, 0)
+
+
+def broken(n=4, **facts):
+    """Workers 0 and 1 met, are in their second group, and 2 and 3 in theirs; (0, 2) waits for both."""
+    service = Service(n, **facts)
+    service.ask(0)
+    service.ask(1)
+    service.ask(2, salt=2)
+    service.ask(3)
+    assert [(g.seq, g.members) for g in service.state.buffers.groups] == [(0, (0, 1)), (1, (2, 3))]
+    return service
+
+
+def test_a_group_that_failed_ends_for_all_in_a_new_epoch_and_the_silent_sit_out():
+    service = broken()
+    service.ask(2, done=1, salt=0)  # (0, 2) waits for 0
+    actions = service.ask(0, done=0, failed=True)
+    # (0, 2) starts: both are free. Worker 1, which has not spoken, hears that its group is void.
+    assert actions == [
+        Note(("void", 0, (0, 1))), Send(1, Void(1, 0)),
+        started(2, 0, 2), grant(2, 2, 0, 2, epoch=1, request=1), grant(0, 2, 0, 2, epoch=1, request=1),
+    ]  # fmt: skip
+    assert service.state.epoch == 1
+    assert service.state.status == (ACTIVE, LEFT, ACTIVE, ACTIVE)
+    assert service.state.answers[1] == Alone(0, 0), "a repeated request is not answered with the void group"
+    assert service.state.answers[3] == Grant(0, 0, 1, (2, 3)), "other answers stay"
+    assert service.state.buffers.locks == (True, False, True, True), "nobody else's lock is cleared"
+    assert service.ask(1, request=0) == [Send(1, Alone(1, 0))]
+    service.ask(1)
+    assert service.state.status[1] == ACTIVE
+
+
+def test_no_group_that_has_not_started_counts_on_a_member_that_is_silent():
+    service = broken()
+    service.ask(2, done=1, salt=1)  # (1, 2)
+    assert service.state.buffers.buffers == ((), (2,), (2,), ())
+    actions = service.ask(0, done=0, failed=True, salt=0)
+    assert service.state.status[1] == LEFT
+    assert grant(2, 3, 0, 2, epoch=1, request=1) in actions, "worker 2 need not wait for the silent one"
+    assert service.state.buffers.buffers[1] == ()
+    assert service.state.status[0] == ACTIVE, "who reports takes part"
+
+
+def test_a_member_that_was_done_before_neither_hears_of_the_end_nor_sits_out():
+    service = Service(3, group_size=3)
+    for worker in range(3):
+        service.ask(worker)
+    service.ask(0, done=0)
+    actions = service.ask(1, done=0, failed=True)
+    assert Send(2, Void(1, 0)) in actions
+    assert not [a for a in actions if isinstance(a, Send) and a.message == Void(1, 0) and a.to != 2]
+    assert service.state.status == (ACTIVE, ACTIVE, LEFT)
+    assert service.state.buffers.groups[-1].members == (0, 1), "the third one's place in the next group is given up"
+
+
+def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it():
+    service = broken()
+    service.ask(2, done=1, salt=0)  # (0, 2) waits for 0, and worker 2 for its answer
+    actions = service.give_up(0)
+    assert actions == [Note(("void", 0, (0, 1))), Send(1, Void(1, 0)), Send(2, Alone(1, 1))]
+    assert service.state.epoch == 1
+    assert service.state.status == (DEAD, ACTIVE, ACTIVE, ACTIVE)
+    assert service.state.answers[0] == service.state.answers[1] == Alone(0, 0)
+    assert service.state.buffers.locks == (False, False, False, True)
+    assert service.give_up(0) == []
+    assert service.state.epoch == 1
+    assert service.ask(0) == [Send(0, Fenced(1))]
+    assert service.ask(1)[-1].message.members == (1, 2), "nobody draws the dead"
+
+
+def test_a_crash_while_waiting_leaves_the_queue():
+    service = Service(3)
+    service.ask(0)
+    service.ask(2, salt=0)
+    assert service.state.waiting == (2,)
+    assert service.give_up(2) == []
+    assert service.state.waiting == ()
+    assert service.state.status == (ACTIVE, ACTIVE, DEAD)
+
+
+def test_a_crash_lets_the_group_that_waited_for_it_start_and_a_group_it_was_done_with_end():
+    service = Service(4, group_size=3)
+    for worker in range(3):
+        service.ask(worker)
+    service.ask(0, done=0)  # (0, 1, 2) again
+    actions = service.give_up(0)
+    assert Note(("void", 0, (0, 1, 2))) in actions
+    assert {a.to for a in actions if isinstance(a, Send) and isinstance(a.message, Void)} == {1, 2}
+    assert started(1, 1, 2) in actions, "what is left of the next group starts"
+
+
+def test_draws_use_the_seed_and_count_themselves_only_when_no_driver_chose_the_number():
+    def history(seed):
+        service = Service(6, seed=seed)
+        service.ask(0, salt=None)
+        service.ask(5, salt=None)
+        return service
+
+    histories = [history(seed) for seed in range(8)]
+    assert all(service.state.draws in (1, 2) for service in histories)
+    assert len({service.state.buffers.groups[0].members for service in histories}) > 2
+    assert history(3).state == history(3).state
+    chosen = Service(6)
+    chosen.ask(0, salt=3)
+    assert chosen.state.draws == 0
+    assert chosen.state.buffers.groups[0].members == (0, 4)
+    many = Service(2, seed=1)
+    partners = set()
+    for _ in range(12):
+        many = Service(6, seed=1)
+        many.state = replace(many.state, draws=len(partners) + 1)
+        partners.add(many.ask(0, salt=None) and many.state.buffers.groups[0].members)
+        assert many.state.draws > 1
+    assert len(partners) > 1
+
+
+def test_groups_are_remembered_once_each_and_only_where_they_are_bounded():
+    for bound, known in ((4, ((0, 1),)), (None, ())):
+        service = Service(2, max_known=bound)
+        for _ in range(3):
+            for worker in (0, 1):
+                last = service.state.answers[worker]
+                service.ask(worker, done=getattr(last, "seq", -1))
+        assert service.state.known == known
+    two = Service(4, max_known=4)
+    two.ask(0)
+    two.ask(2, salt=2)
+    assert two.state.known == ((0, 1), (2, 3))
+
+
+def slow_last(**facts):
+    """Three workers of which the last takes ten times as long, and everybody has said so."""
+    facts = {"nodes": (0, 0, 0), "initiator": InitiatorRule.LAGGARD_LATE, "slow_threshold": 4} | facts
+    service = Service(3, **facts)
+    service.ask(0, cost=1)
+    service.ask(1, cost=1)
+    return service
+
+
+def test_a_slow_worker_is_told_to_ask_later_and_then_gets_its_group():
+    service = slow_last()
+    assert service.ask(2, cost=10) == [Send(2, Later(0, 0))]
+    assert service.state.answers[2] == Later(0, 0)
+    assert service.state.counts == (1, 1, 1)
+    assert service.state.costs == (1, 1, 10)
+    assert service.state.alone == (0, 0, 0)
+    assert service.state.waiting == ()
+    assert service.ask(2, request=0) == [Send(2, Later(0, 0))]
+    service.ask(0, done=0, cost=1)
+    assert all(2 not in group.members for group in service.state.buffers.groups), "nobody draws it meanwhile"
+    service.ask(2, computed=True, cost=10)
+    assert service.state.counts == (2, 1, 1), "the same round is not counted twice"
+    assert 2 in service.state.buffers.groups[-1].members
+
+
+def test_costs_are_reported_with_every_request_and_a_worker_may_become_fast_again():
+    service = slow_last()
+    service.ask(2, cost=10)
+    service.ask(2, computed=True, cost=1)
+    assert service.state.costs == (1, 1, 1)
+    assert not service.machine.is_late(service.state, 2)
+    service.ask(0, done=0, cost=50)
+    assert service.state.costs == (50, 1, 1)
+    assert service.machine.is_late(service.state, 0)
+    assert service.machine.slow(service.state) == {0}
+    gone = replace(service.state, status=(LEFT, ACTIVE, ACTIVE))
+    assert service.machine.slow(gone) == frozenset()
+    assert Service(2).machine.slow(Service(2).state) is None
+    assert not Service(2).machine.is_late(Service(2).state, 0)
+
+
+def test_asking_later_does_not_forget_how_often_a_worker_was_alone():
+    service = slow_last()
+    service.state = replace(service.state, alone=(0, 0, 1))
+    service.ask(2, cost=10)
+    assert service.state.alone == (0, 0, 1)
+
+
+def test_a_slow_worker_that_has_a_group_is_not_sent_away():
+    service = slow_last()
+    service.ask(0, done=0, cost=1, salt=1)  # (0, 2)
+    service.state = replace(service.state, costs=(1, 1, 10))
+    actions = service.ask(2, cost=10)
+    assert service.grants(actions) == {(2, 1)}
+
+
+def test_who_is_told_to_ask_later_may_free_others_by_reporting_a_failure():
+    service = slow_last()
+    service.ask(0, done=0, cost=1, salt=1)
+    assert service.grants(service.ask(2)) == {(2, 1)}
+    assert service.ask(1, done=0, cost=1) == []  # (0, 1) waits for 0
+    assert service.ask(2, done=1, failed=True, cost=10) == [
+        Note(("void", 1, (0, 2))), Send(0, Void(1, 1)), Send(2, Later(1, 1)), Send(1, Alone(1, 1)),
+    ]  # fmt: skip
+
+
+def test_meetings_of_all_are_counted_and_begin_anew_when_all_met():
+    service = Service(2, nodes=(0, 1), division=Division.NODE_THEN_ALL, all_every=2)
+    for apart in (1, 2, 3):
+        assert service.ask(0) == [Send(0, Alone(0, apart - 1))]
+        assert service.state.apart == apart
+    assert service.ask(0) == [started(0, 0, 1), grant(0, 0, 0, 1, request=3)]
+    assert service.state.apart == 0
+    service.ask(0, computed=True)
+    assert service.state.apart == 0, "a round that is asked for twice counts once"
+    other = Service(2)
+    other.ask(0)
+    assert other.state.apart == 0
+
+
+def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_whatever_it_was_told():
+    service = Service(4, initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=4)
+    service.state = replace(
+        service.state,
+        status=(ACTIVE, LEFT, ACTIVE, ACTIVE),
+        answers=(Later(0, 0), None, Later(0, 0), None),
+        counts=(3, 1, 4, 1),
+        alone=(2, 0, 0, 0),
+        costs=(1, 1, 1, 2),
+        known=((0, 1),),
+    )
+    service.state = replace(service.state, buffers=service.machine.locking.pushed(service.state.buffers, (2, 3)))
+    now = service.machine.situation(service.state, 0, 77)
+    assert (now.initiator, now.alive, now.idle) == (0, {0, 3}, {0})
+    assert (now.counts, now.alone, now.known, now.salt) == ((3, 1, 4, 1), 2, ((0, 1),), 77)
+    assert (now.slow, now.due) == ({3}, False)
+    assert service.machine.situation(service.state, 3, 0).alive == {3}
+
+
+def test_endless_runs_wrap_request_numbers_and_count_from_the_slowest_that_takes_part():
+    service = Service(3, modulus=4, slow_threshold=2, initiator=InitiatorRule.PAPER)
+    assert [service.machine.following(request) for request in (-1, 0, 2, 3)] == [0, 1, 3, 0]
+    assert Service(2).machine.following(3) == 4
+    counted = service.machine.counted
+    assert counted(replace(service.state, counts=(1, 2, 1)), 0) == (1, 1, 0)
+    assert counted(replace(service.state, counts=(1, 1, 0)), 2) == (0, 0, 0)
+    assert counted(replace(service.state, counts=(3, 1, 0)), 0) == (3, 1, 0)
+    left = replace(service.state, counts=(1, 2, 0), status=(ACTIVE, ACTIVE, LEFT))
+    assert counted(left, 0) == (0, 0, 0)
+    assert counted(replace(left, counts=(1, 3, 0)), 0) == (0, 1, 0)
+    unfiltered = Service(3, modulus=4)
+    assert unfiltered.machine.counted(replace(unfiltered.state, counts=(1, 1, 0)), 0) == (1, 1, 0)
+    assert Service(3).machine.counted(replace(service.state, counts=(1, 1, 0)), 0) == (2, 1, 0)
+    service.ask(0)
+    for request in (1, 2, 3, 0, 1):
+        service.ask(0, request=request)
+        assert service.state.requests[0] == request
+
+
+def test_what_is_no_message_is_an_error():
+    with pytest.raises(AssertionError, match="not a message"):
+        Service(2).tell(0, "hello")
+
+
+def test_a_plain_request_asks_for_a_group_of_an_ordinary_round():
+    assert Ask(3) == Ask(3, done=-1, last=False, failed=False, computed=False, cost=0, salt=None)

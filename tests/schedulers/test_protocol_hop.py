@@ -1,0 +1,274 @@
+"""Hop's worker against a second one written from the paper with sets of absolute step numbers instead of bit queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from helpers.machine_laws import Walk, check_renaming
+from preduce.schedulers.protocols.base import Note, Received, Send
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import (
+    SENDING,
+    Ack,
+    Advance,
+    Hop,
+    HopSetting,
+    Reduce,
+    SendUpdate,
+    Token,
+    Update,
+)
+from preduce.topo.errors import InputError
+
+RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
+BOTH_WAYS = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
+UNEVEN = Digraph.of(4, [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 0), (0, 2), (1, 3)])
+STAR = Digraph.undirected(4, [(0, 1), (0, 2), (0, 3)])
+
+SETTINGS = {
+    "standard": HopSetting(),
+    "tokens 0": HopSetting(max_ig=0),
+    "tokens 1": HopSetting(max_ig=1),
+    "tokens 3": HopSetting(max_ig=3),
+    "backup": HopSetting(backup=1, max_ig=2),
+    "backup of one": HopSetting(backup=(1, 0, 0, 0), max_ig=2),
+    "stale": HopSetting(staleness=1),
+    "stale with tokens": HopSetting(staleness=2, max_ig=3),
+    "stale with backup": HopSetting(staleness=2, max_ig=2, backup=1),
+    "skips": HopSetting(max_ig=3, max_jump=2),
+    "long skips": HopSetting(max_ig=4, max_jump=3, backup=1, staleness=1),
+    "notify-ack": HopSetting(notify_ack=True),
+    "notify-ack with tokens": HopSetting(notify_ack=True, max_ig=1),
+}
+GRAPHS = {"ring": RING, "both ways": BOTH_WAYS, "uneven": UNEVEN, "star": STAR}
+CASES = [
+    (graph, setting, fine)
+    for graph in GRAPHS
+    for setting, value in SETTINGS.items()
+    for fine in ((False, True) if not value.notify_ack else (False,))
+    if not isinstance(value.backup, tuple) or GRAPHS[graph].num_workers == 4
+]
+
+
+@dataclass
+class Worker:
+    """One worker of the second Hop: what has come, by step; what it holds; what is not acknowledged."""
+
+    step: int = 0
+    stage: str = "send"
+    come: dict[int, set[int]] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+    unacked: set[int] = field(default_factory=set)
+
+
+class SecondHop:
+    """All workers; `events` and `do` in the words of the machine, everything else by itself."""
+
+    def __init__(self, graph, setting, fine):
+        n = graph.num_workers
+        self.setting, self.split = setting, fine or setting.notify_ack
+        self.into = {v: [a for a, b in graph.edges if b == v] for v in range(n)}
+        self.out = {v: [b for a, b in graph.edges if a == v] for v in range(n)}
+        backup = setting.backup if isinstance(setting.backup, tuple) else (setting.backup,) * n
+        self.asked = {v: len(self.into[v]) - backup[v] for v in range(n)}
+        self.workers = [
+            Worker(come={u: set() for u in self.into[v]}, tokens={w: setting.max_ig for w in self.out[v]})
+            for v in range(n)
+        ]
+        if not self.split:
+            for worker in self.workers:
+                worker.stage = "reduce"
+
+    def serves(self, v, step):
+        worker, late = self.workers[v], self.setting.staleness
+        fits = [any(k >= step - late for k in steps) if late else step in steps for steps in worker.come.values()]
+        return sum(fits) >= self.asked[v]
+
+    def events(self, v):
+        worker = self.workers[v]
+        if worker.stage == "send":
+            return [] if worker.unacked else [SendUpdate()]
+        if self.split and worker.stage == "reduce":
+            return [Reduce()] if self.serves(v, worker.step) else []
+        found = []
+        for by in range(1, self.setting.max_jump + 1):
+            enough = self.setting.max_ig is None or all(count >= by for count in worker.tokens.values())
+            reduced = worker.stage == "enter" and by == 1
+            if enough and (reduced or self.serves(v, worker.step + by - 1)):
+                found.append(Advance(by))
+        return found
+
+    def updates(self, v):
+        return [Send(w, Update(self.workers[v].step)) for w in self.out[v]]
+
+    def do(self, v, event):
+        worker = self.workers[v]
+        match event:
+            case Received(u, Update(step)):
+                worker.come[u].add(step)
+                return []
+            case Received(w, Token(count)):
+                worker.tokens[w] += count
+                return []
+            case Received(w, Ack()):
+                worker.unacked.discard(w)
+                return []
+            case SendUpdate():
+                worker.stage = "reduce"
+                worker.unacked = set(self.out[v]) if self.setting.notify_ack else set()
+                return self.updates(v)
+            case Reduce():
+                worker.stage = "enter"
+                acks = [Send(u, Ack()) for u in self.into[v]] if self.setting.notify_ack else []
+                return [*acks, Note(("reduced", worker.step))]
+            case Advance(by):
+                worker.step += by
+                worker.stage = "send" if self.split else "reduce"
+                tokens = []
+                if self.setting.max_ig is not None:
+                    worker.tokens = {w: count - by for w, count in worker.tokens.items()}
+                    tokens = [Send(u, Token(by)) for u in self.into[v]]
+                return [*([] if self.split else self.updates(v)), *tokens, Note(("entered", worker.step))]
+        raise AssertionError(event)
+
+
+@pytest.mark.parametrize(("graph", "setting", "fine"), CASES)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_two_workers_written_apart_offer_and_do_the_same(graph, setting, fine, in_order):
+    machine = Hop(GRAPHS[graph], SETTINGS[setting], fine=fine)
+    second = SecondHop(machine.graph, machine.setting, fine)
+    walk = Walk(machine, seed=len(graph) * 100 + len(setting), in_order=in_order)
+    for v in range(machine.num_processes):
+        state, actions = machine.start(v)
+        assert list(actions) == ([] if second.split else second.updates(v))
+        assert list(machine.ready(v, state)) == second.events(v)
+    for process, before, event, after, actions in walk.steps(120):
+        assert list(machine.ready(process, before)) == second.events(process)
+        assert list(actions) == second.do(process, event)
+        assert list(machine.ready(process, after)) == second.events(process)
+        assert after.step == second.workers[process].step
+        assert all(queue >= 0 for queue in after.updates)
+        if machine.setting.staleness:
+            assert all(queue.bit_count() <= 1 for queue in after.updates)
+        sent = {(a.to, process) for a in actions if isinstance(a, Send) and isinstance(a.message, Token | Ack)}
+        assert sent <= {(u, process) for u, _ in machine.graph.edges}
+        assert {(process, a.to) for a in actions if isinstance(a, Send)} <= set(machine.channels)
+
+
+@pytest.mark.parametrize("setting", ["standard", "tokens 1", "stale with tokens", "skips", "notify-ack with tokens"])
+@pytest.mark.parametrize("graph", ["ring", "both ways", "star"])
+def test_hop_does_under_new_names_what_it_did_under_the_old(graph, setting):
+    machine = Hop(GRAPHS[graph], SETTINGS[setting], fine=True)
+    assert len(machine.symmetries()) == {"ring": 3, "both ways": 6, "star": 6}[graph]
+    check_renaming(machine, seed=5)
+    check_renaming(replace(machine, fine=False), seed=6)
+
+
+def test_renaming_keeps_backup_workers_where_they_are():
+    """Worker 1 of the star may do without its centre, and nobody else may: only the two others change places."""
+    machine = Hop(STAR, HopSetting(backup=(0, 1, 0, 0), max_ig=2))
+    assert set(machine.symmetries()) == {(0, 1, 2, 3), (0, 1, 3, 2)}
+    check_renaming(machine, seed=7)
+
+
+def test_renaming_takes_every_queue_along():
+    """Queues of a worker stand in the order of its neighbours; the new names turn that order around."""
+    machine = Hop(BOTH_WAYS, HopSetting(notify_ack=True, max_ig=2))
+    state = replace(machine.start(0)[0], updates=(1, 0), tokens=(5, 6), acked=(True, False))
+    turned = machine.renamed(0, state, (0, 2, 1))
+    assert (turned.updates, turned.tokens, turned.acked) == ((0, 1), (6, 5), (False, True))
+    bare = Hop(BOTH_WAYS, HopSetting())
+    assert bare.renamed(0, bare.start(0)[0], (0, 2, 1)) == bare.start(0)[0]
+
+
+@pytest.mark.parametrize("setting", ["standard", "stale with tokens", "long skips", "notify-ack"])
+def test_hop_does_a_thousand_steps_later_what_it_did(setting):
+    machine = Hop(BOTH_WAYS, SETTINGS[setting])
+
+    def later(message):
+        return machine.shifted_message(message, -1000)
+
+    for process, before, event, after, actions in Walk(machine, seed=3).steps(80):
+        moved = Received(event.source, later(event.message)) if isinstance(event, Received) else event
+        state, sent = machine.step(process, machine.shifted(process, before, -1000), moved)
+        assert state == machine.shifted(process, after, -1000)
+        assert machine.clock(process, state) == after.step + 1000
+        for one, other in zip(sent, actions, strict=True):
+            if isinstance(other, Send):
+                assert one == Send(other.to, later(other.message))
+            else:
+                assert one == Note((other.what[0], other.what[1] + 1000))
+    assert later(Update(4)) == Update(1004)
+    assert later(Token(4)) == Token(4)
+    assert later(Ack()) == Ack()
+
+
+def test_the_channels_are_the_edges_and_with_tokens_or_acknowledgements_the_way_back():
+    back = sorted({*RING.edges, *((v, u) for u, v in RING.edges)})
+    assert list(Hop(RING, HopSetting()).channels) == list(RING.edges)
+    assert list(Hop(RING, HopSetting(max_ig=1)).channels) == back
+    assert list(Hop(RING, HopSetting(notify_ack=True)).channels) == back
+    assert Hop(RING, HopSetting()).num_processes == 3
+
+
+def test_the_first_state():
+    state, actions = Hop(STAR, HopSetting(max_ig=2)).start(0)
+    assert (state.step, state.updates, state.tokens, state.acked) == (0, (0, 0, 0), (2, 2, 2), ())
+    assert actions == (Send(1, Update(0)), Send(2, Update(0)), Send(3, Update(0)))
+    state, actions = Hop(STAR, HopSetting(notify_ack=True)).start(0)
+    assert (state.stage, state.tokens, state.acked, actions) == (SENDING, (), (True, True, True), ())
+
+
+def test_an_update_too_old_to_serve_is_thrown_away_and_the_oldest_that_serves_is_not():
+    machine = Hop(RING, HopSetting(staleness=2, max_ig=9))
+    state = replace(machine.start(1)[0], step=10)
+    kept = [machine.step(1, state, Received(0, Update(step)))[0].updates for step in (7, 8, 9, 10, 12)]
+    assert kept == [(0,), (1,), (2,), (4,), (16,)]
+    late = machine.step(1, replace(state, updates=(4,)), Received(0, Update(8)))[0]
+    assert late.updates == (4,)
+
+
+REFUSED = [
+    (HopSetting(max_ig=-1), "max_ig: is -1"),
+    (HopSetting(staleness=-1), "staleness: is -1"),
+    (HopSetting(max_jump=0, max_ig=1), "max_jump: is 0"),
+    (HopSetting(max_jump=2), "max_jump: skipping is steered by token queues"),
+    (HopSetting(backup=-1), "backup: -1 is not"),
+    (HopSetting(backup=(0, 0, -2)), "backup: -2 is not"),
+    (HopSetting(backup=(1, 1)), "backup: has 2 numbers; give 1 number or 1 for each of 3 workers"),
+    (HopSetting(backup=(0, 2, 0)), r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbours"),
+    (HopSetting(notify_ack=True, backup=(0, 0, 1)), "notify_ack: needs every update"),
+    (HopSetting(notify_ack=True, staleness=1), "notify_ack: needs every update"),
+    (HopSetting(notify_ack=True, max_jump=2, max_ig=4), "notify_ack: needs every update"),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_a_setting_that_does_not_fit_is_refused(setting, message):
+    with pytest.raises(InputError, match=message):
+        Hop(RING, setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [HopSetting(max_ig=0), HopSetting(max_jump=2, max_ig=0), HopSetting(backup=(1, 0, 1)), HopSetting(backup=1),
+     HopSetting(notify_ack=True, max_ig=3)],
+)  # fmt: skip
+def test_a_setting_on_the_edge_of_what_fits_is_taken(setting):
+    assert Hop(RING, setting).setting == setting
+
+
+def test_backups_are_one_number_for_all_or_one_for_each():
+    assert HopSetting(backup=2).backups(3) == (2, 2, 2)
+    assert HopSetting(backup=(0, 1)).backups(2) == (0, 1)
+    assert HopSetting().backups(2) == (0, 0)
+    assert HopSetting(backup=()).backups(0) == ()
+
+
+def test_what_is_no_event_is_an_error():
+    machine = Hop(RING, HopSetting())
+    with pytest.raises(AssertionError, match="not an event"):
+        machine.step(0, machine.start(0)[0], "hello")
+    assert Advance().by == 1

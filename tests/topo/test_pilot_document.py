@@ -1,0 +1,101 @@
+"""Pilot files: what is written is read back, and nothing else is read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from preduce.topo.document.pilot import dump_pilot, load_pilot, pilot_of, write_pilot
+from preduce.topo.document.schema import FOLDER
+from preduce.topo.errors import DocumentError, FileProblem
+from preduce.topo.pilot import Pilot, Price, Prices, Probe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def pilot(*, sorted_data: bool = False) -> Pilot:
+    return Pilot(
+        num_workers=4,
+        data="per-worker" if sorted_data else "shuffled",
+        steps=60,
+        seeds=(0, 1, 5),
+        prices=Prices(
+            disagreement=Price(0.02, 0.0, 0.05),
+            late=Price(0.0, 0.0, 0.1),
+            drift=Price(0.5, 0.25, 1.0) if sorted_data else None,
+            error=0.125,
+        ),
+        probes=(
+            Probe(schedule="every 4", disagreement=1.5, drift=3.0, late=False, stretches=(1.0, 1.25, 1.5)),
+            Probe(schedule="late", disagreement=0.75, drift=0.0, late=True, stretches=(1.0, 0.9, 1.1)),
+        ),
+    )
+
+
+def test_the_example_in_the_documentation_is_a_pilot() -> None:
+    page = (FOLDER.parent / "docs" / "pilot.md").read_text()
+    block = page.split("```json\n")[1].split("```")[0]
+    assert dump_pilot(pilot_of(json.loads(block))) == json.loads(block)
+
+
+@pytest.mark.parametrize("sorted_data", [False, True])
+def test_a_pilot_that_is_written_is_read_back(tmp_path: Path, sorted_data: bool) -> None:
+    written, path = pilot(sorted_data=sorted_data), tmp_path / "pilot.json"
+    write_pilot(path, written)
+    assert load_pilot(path) == written
+    document = json.loads(path.read_text())
+    assert document == dump_pilot(written)
+    assert max(map(len, path.read_text().splitlines())) < 150
+
+
+def changed(*path: str | int, value: object) -> dict[str, Any]:
+    document: Any = json.loads(json.dumps(dump_pilot(pilot())))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "must be an object"),
+        ({"format": "preduce.pilot"}, "is missing"),
+        (changed("format", value="preduce.cluster"), 'must be "preduce.pilot"'),
+        (changed("version", value=2), "install a newer preduce"),
+        (changed("version", value=True), "reads version 1"),
+        (changed("workers", value=4), 'unknown key "workers"; did you mean "num_workers"'),
+        (changed("num_workers", value=4.0), "num_workers: is 4.0; it must be an integer"),
+        (changed("num_workers", value=True), "num_workers: is true; it must be an integer"),
+        (changed("data", value="sorted"), "data: is"),
+        (changed("seeds", value=[0]), "seeds: is"),
+        (changed("probes", value=[]), "probes: is"),
+        (changed("prices", "late", value={"value": 1, "low": 0}), 'the key "high" is missing'),
+        (changed("prices", "late", value={"value": 3, "low": 0, "high": 1}), "prices.late: is 3"),
+        (changed("prices", "late", "low", value=-0.1), "prices.late.low: is -0.1; it must be >= 0"),
+        (changed("prices", "error", value="5%"), "prices.error: is"),
+        (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
+        (changed("data", value="per-node"), "prices.drift: is for data that differ"),
+        (changed("probes", 1, "late", value=1), r"probes\[1\].late: is 1; it must be true or false"),
+        (changed("probes", 0, "stretches", value=[1.0, 2.0]), r"probes\[0\].stretches: has 2 numbers for 3 seeds"),
+        (changed("probes", 0, "stretches", value=[1.0, 0.0, 2.0]), "must be > 0"),
+        (changed("probes", 0, "disagreement", value=float("inf")), "must be a finite number"),
+    ],
+)
+def test_every_other_document_is_refused_in_one_line_with_its_place(document: object, message: str) -> None:
+    with pytest.raises(DocumentError, match=message) as caught:
+        pilot_of(document)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_document_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "pilot.json"
+    with pytest.raises(FileProblem, match=r"pilot\.json"):
+        load_pilot(path)
+    path.write_text('{"format": "preduce.pilot", "format": "preduce.pilot"}')
+    with pytest.raises(DocumentError, match=r"pilot\.json"):
+        load_pilot(path)

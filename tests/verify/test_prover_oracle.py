@@ -1,0 +1,598 @@
+"""Every claim about small random schedules, against exact dense arithmetic that shares nothing with the prover.
+
+Relax factors from −1/2 to 5/2 are among them, groups that clash, rules, graphs with and without their own weight.
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from itertools import combinations_with_replacement, pairwise, product
+from random import Random
+
+import numpy as np
+import pytest
+
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import dump_schedule
+from preduce.topo.errors import RefutedError, ScheduleError
+from preduce.topo.phase import Group, Phase
+from preduce.topo.rule import Block
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Server, Static
+from preduce.verify import Status, checker, prove
+from preduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
+from preduce.verify.certificate import certificate_bytes
+from preduce.verify.exact_consensus import _draw_prime, _passes
+from preduce.verify.prove import PROVERS, Prover
+from preduce.verify.rounds import best_bound, p_adic_bound
+
+FACTORS = [1, 1, 1, 1, Fraction(1, 2), Fraction(4, 3), Fraction(7, 4), 0, 2, Fraction(5, 2), Fraction(-1, 2)]
+TAME = [1, 1, Fraction(1, 2), Fraction(4, 3), 0]
+
+
+def random_explicit(seed):
+    chance = Random(seed)
+    n, factors = chance.randint(2, 7), FACTORS if seed % 3 == 0 else TAME
+    phases = []
+    for _ in range(chance.randint(1, 4)):
+        order = chance.sample(range(n), n)
+        groups = []
+        while len(order) > 1:
+            size = chance.randint(1, min(4, len(order)))
+            if size > 1:
+                groups.append(Group(tuple(sorted(order[:size])), Fraction(chance.choice(factors))))
+            order = order[size:]
+        if seed % 7 == 0 and groups:
+            outside = chance.choice([w for w in range(n) if w not in groups[0].members] or [0])
+            groups.append(Group(tuple(sorted({outside, groups[0].members[0]})), Fraction(1)))
+        groups = [group for group in groups if len(group.members) > 1]
+        phases.append(Phase.from_groups(n, groups))
+    strategy = Static(phases=GroupPhases(tuple(phases)), prologue=seed % 3)
+    return Schedule("explicit", Cluster.regular(n, 1), strategy)
+
+
+def random_rule(seed):
+    chance = Random(seed)
+    radices = chance.choice([(2,), (3,), (2, 2), (2, 3)])
+    size, factors = chance.randint(1, 3), FACTORS if seed % 3 == 0 else TAME
+    phases = []
+    for _ in range(chance.randint(1, 3)):
+        ranks, blocks = chance.sample(range(size), size), []
+        while ranks:
+            count = chance.randint(1, len(ranks))
+            across = tuple(d for d in range(len(radices)) if chance.random() < 0.6)
+            blocks.append(Block(tuple(sorted(ranks[:count])), across, Fraction(chance.choice(factors))))
+            ranks = ranks[count:]
+        if seed % 7 == 0:
+            blocks.append(Block((0,), (0,)))
+        phases.append(tuple(blocks))
+    cluster = Cluster.regular(int(np.prod(radices)), size)
+    return Schedule("rule", cluster, Static(phases=RulePhases(radices, tuple(phases))))
+
+
+def random_graph(seed):
+    chance = Random(seed)
+    n, rounds = chance.randint(2, 6), []
+    for _ in range(chance.randint(1, 3)):
+        weight = chance.choice([Fraction(1, n), Fraction(1, 2), Fraction(1)])
+        kind = chance.choice(["undirected", "shift", "random"])
+        if kind == "shift":
+            step = chance.randint(1, n - 1)
+            edges = [(v, (v + step) % n, weight) for v in range(n)]
+        else:
+            pairs = [(u, v) for u in range(n) for v in range(u) if chance.random() < 0.5] or [(1, 0)]
+            edges = [(u, v, Fraction(1, n)) for u, v in pairs]
+            if kind == "undirected":
+                edges += [(v, u, w) for u, v, w in edges]
+        rounds.append(Round.from_edges(n, edges))
+    return Schedule("graph", Cluster.regular(n, 1), Neighbor(rounds=tuple(rounds)))
+
+
+def groups_of(schedule):
+    """Per phase, (members, relax)."""
+    return [[(g.members, g.relax) for g in schedule.phase(t)] for t in range(schedule.period)]
+
+
+def product_of(matrices, n):
+    product = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+    for matrix in matrices:
+        product = [[sum(a * b for a, b in zip(row, column, strict=True)) for column in zip(*product, strict=True)]
+                   for row in matrix]  # fmt: skip
+    return product
+
+
+def group_matrix(groups, n):
+    matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+    for members, t in groups:
+        for i in members:
+            for j in members:
+                matrix[i][j] = Fraction(t) / len(members) + (1 - Fraction(t)) * (i == j)
+    return matrix
+
+
+def graph_matrix(listed, n):
+    matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+    for source, target, weight in listed.edges():
+        matrix[target][source] += weight
+        matrix[target][target] -= weight
+    return matrix
+
+
+def norm_off_mean(period):
+    return np.linalg.norm(np.array(period, dtype=float) - 1 / len(period), 2)
+
+
+def parts_of(groups, n):
+    """The sets of workers that are joined by groups, smallest member first."""
+    home = {v: {v} for v in range(n)}
+    for members in groups:
+        joined = set().union(*(home[v] for v in members))
+        for v in joined:
+            home[v] = joined
+    return sorted({min(part): part for part in home.values()}.values(), key=min)
+
+
+def confirm(schedule, proof):
+    """The checker takes the certificate and confirms what is proved, in order."""
+    certificate = json.loads(certificate_bytes(proof.certificate))
+    answers = list(checker.check(certificate, checker.read_schedule(dump_schedule(schedule))))
+    assert [entry["claim"] for entry in certificate["claims"]] == [
+        claim.claim for claim in proof.claims if claim.status is Status.PROVED
+    ]
+    assert len(answers) == len(certificate["claims"])
+
+
+def check_exact(schedule, proof, period):
+    n = schedule.num_workers
+    is_exact = all(entry == Fraction(1, n) for row in period for entry in row)
+    assert ("exact-consensus" in proof) == is_exact
+    if is_exact:
+        assert proof["exact-consensus"].status is Status.PROVED
+    assert "exact-consensus-probable" not in proof
+    return is_exact
+
+
+def check_contraction(proof, period):
+    norm = norm_off_mean(period)
+    squared = float(Fraction(proof["contraction"].entry["squared"]))
+    assert norm**2 <= squared * (1 + 1e-9) + 1e-12
+    assert squared <= norm**2 + 1e-5
+    return norm
+
+
+def naive_ticks(phases, n):
+    last, ticks = [0] * n, []
+    for groups in phases:
+        ticks.append([])
+        for members, _ in groups:
+            tick = 1 + max(last[v] for v in members)
+            for v in members:
+                last[v] = tick
+            ticks[-1].append(tick)
+    return ticks
+
+
+def check_clash_of_blocks(schedule):
+    """Whether a local rank stands twice in a phase; then the proof says which one, first."""
+    ranks = [[local for block in phase for local in block.local] for phase in schedule.rule().phases]
+    twice = [{local for local in listed if listed.count(local) > 1} for listed in ranks]
+    if not any(twice):
+        return False
+    claim = prove(schedule)["conflict-free"]
+    assert claim.status is Status.REFUTED
+    t, worker = claim.witness["phase"], claim.witness["worker"]
+    assert t == next(t for t, local in enumerate(twice) if local)
+    assert worker in twice[t]
+    assert all(worker in group for group in claim.witness["groups"])
+    assert all(f"{worker}" in block for block in claim.witness["blocks"])
+    blocks = [block for block in schedule.rule().phases[t] if worker in block.local]
+    first_groups = [group_on_the_first_node(schedule, block) for block in blocks]
+    assert sorted(claim.witness["groups"]) == sorted(first_groups)
+    check_words(prove(schedule))
+    return True
+
+
+def group_on_the_first_node(schedule, block):
+    """The workers of a block's group that holds node 0: nodes whose digits that are not averaged over are all 0."""
+    rule = schedule.rule()
+    nodes = enumerate(product(*(range(radix) for radix in rule.radices)))
+    near = [m for m, digits in nodes if not any(x for d, x in enumerate(digits) if d not in block.across)]
+    return [m * rule.workers_per_node + local for m in near for local in sorted(block.local)]
+
+
+def check_words(proof):
+    """Every claim says why."""
+    assert all(claim.explanation.count(" ") > 3 and "None" not in claim.explanation for claim in proof.claims)
+
+
+def check_groups(schedule):
+    if schedule.rule() is not None and check_clash_of_blocks(schedule):
+        return
+    n, phases, proof = schedule.num_workers, groups_of(schedule), prove(schedule)
+    clash = [[v for v in range(n) if sum(v in members for members, _ in groups) > 1] for groups in phases]
+    assert (proof["conflict-free"].status is Status.REFUTED) == any(clash)
+    check_words(proof)
+    if any(clash):
+        t, witness = next(t for t, workers in enumerate(clash) if workers), proof["conflict-free"].witness
+        assert (witness["phase"], witness["worker"]) == (t, clash[t][0])
+        assert "at most one group" in witness["rule"]
+        one, two = (tuple(group) for group in witness["groups"])
+        assert one != two
+        assert {one, two} <= {members for members, _ in phases[t]} | {(v,) for v in range(n)}
+        assert all(witness["worker"] in group for group in (one, two))
+        later = [proof[name] for name in ("doubly-stochastic", "consensus", "deadlock-free", "contraction")]
+        assert all(claim.status is Status.NOT_PROVED for claim in later)
+        return
+    confirm(schedule, proof)
+    period = product_of([group_matrix(groups, n) for groups in phases], n)
+    relaxes = [Fraction(t) for groups in phases for _, t in groups]
+    entries = [min(t / len(m), 1 - t + t / len(m)) for groups in phases for m, t in groups for t in [Fraction(t)]]
+    smallest = min(entries, default=Fraction(0))
+    sums = proof["doubly-stochastic" if smallest >= 0 else "unit-sums"]
+    assert sums.entry == {"claim": sums.claim, "smallest_weight": str(smallest)}
+    norm = check_contraction(proof, period)
+    parts = parts_of([members for groups in phases for members, t in groups if t != 0], n)
+    tame = all(0 <= t < 2 for t in relaxes)
+    status = proof["consensus"].status
+    if len(parts) > 1:
+        assert status is Status.REFUTED
+        witness = proof["consensus"].witness
+        if schedule.rule() is None:
+            assert set(witness["workers"]) == min(parts, key=lambda part: (len(part), min(part)))
+            assert witness["num_inside"] == len(witness["workers"])
+    elif tame:
+        assert status is Status.PROVED
+        assert proof["consensus"].entry["method"] == "trees"
+        if schedule.rule() is None:
+            check_tree(proof["consensus"].entry["trees"], phases, n)
+    else:
+        assert status is (Status.PROVED if norm < 1 - 1e-6 else Status.NOT_PROVED) or 1 - 1e-6 <= norm < 1
+    ticks = proof["deadlock-free"].entry
+    assert ticks["prologue"] == schedule.prologue
+    unit = "group" if schedule.rule() is None else "block"
+    assert proof["deadlock-free"].explanation.startswith(f"Every {unit} operation")
+    assert ("prologue" in proof["deadlock-free"].explanation) == bool(schedule.prologue)
+    if schedule.rule() is None:
+        expected = naive_ticks(phases, n)
+        short = [tick[0] if len(set(tick)) == 1 else tick for tick in expected]
+        assert ticks["ticks"] == short
+        assert ticks["height"] == max((tick for listed in expected for tick in listed), default=0)
+        assert proof["conflict-free"].entry["phases"] == [[len(g), sum(len(m) for m, _ in g)] for g in phases]
+    exact = check_exact(schedule, proof, period)
+    check_rounds(schedule, proof, phases, relaxes, exact=exact)
+    assert ("membership" in proof) == (schedule.rule() is not None)
+
+
+def check_tree(trees, phases, n):
+    """One tree; each edge joins what the edges before and all earlier phases have not joined, in order of time."""
+    ((*edges,),) = trees
+    assert len(edges) == n - 1
+    joined = []
+    for (t, u, v), (later, _, _) in pairwise([*edges, [len(phases), 0, 0]]):
+        assert any({u, v} <= set(members) and u == min(members) and 0 < x < 2 for members, x in phases[t])
+        assert not any({u, v} <= part for part in parts_of(joined, n))
+        assert t <= later
+        joined.append((u, v))
+    assert len(parts_of(joined, n)) == 1
+
+
+def check_rounds(schedule, proof, phases, relaxes, *, exact):
+    sizes = [len(members) for groups in phases for members, _ in groups]
+    assert ("rounds" in proof) == bool(sizes)
+    if not sizes:
+        return
+    n, g, entry = schedule.num_workers, max(sizes), proof["rounds"].entry
+    assert entry["group"] == g
+    primes = [p for p in range(2, n + 1) if n % p == 0 and all(p % q for q in range(2, p))]
+    if all(t == 1 for t in relaxes) and max(primes) > g:
+        assert (entry["bound"], entry["at_least"], entry["prime"]) == ("prime-factor", "never", max(primes))
+        assert not exact
+        return
+    assert g ** (entry["at_least"] - 2) < n
+    assert g ** entry["at_least"] >= n
+    if exact:
+        assert entry["at_least"] <= schedule.period
+    assert (proof["rounds"].witness is not None) == (exact and entry["at_least"] == schedule.period)
+    assert (f"this schedule takes {schedule.period}" in proof["rounds"].explanation) == exact
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_explicit_groups(seed):
+    check_groups(random_explicit(seed))
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_rules(seed):
+    check_groups(random_rule(seed))
+
+
+def test_a_local_rank_in_no_block_has_no_owner():
+    blocks = ((Block((2,), (0,)), Block((0,), ())), (Block((0, 1, 2)),))
+    schedule = Schedule("rule", Cluster.regular(2, 3), Static(phases=RulePhases((2,), blocks)))
+    table = prove(schedule)["conflict-free"].entry["phases"]
+    assert [[local for local, owner in enumerate(owners) if owner == -1] for owners in table] == [[1], []]
+
+
+def closed_sets(support):
+    """The smallest sets of workers that take weight from themselves only, by reaching."""
+    n = len(support)
+    reach = [{i} for i in range(n)]
+    for _ in range(n):
+        reach = [{k for j in reach[i] for k in range(n) if support[j][k]} | reach[i] for i in range(n)]
+    return {frozenset(reach[i]) for i in range(n) if all(reach[j] == reach[i] for j in reach[i])}
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_graphs(seed):
+    check_graph(random_graph(seed))
+
+
+def test_graphs_whose_workers_drop_their_own_value_converge_by_a_power():
+    """De Bruijn graphs: no worker keeps a weight on itself, but powers become positive."""
+    for n in (4, 8):
+        half = Fraction(1, 2)
+        edges = [(v, (2 * v + a) % n, half) for v in range(n) for a in (0, 1) if (2 * v + a) % n != v]
+        schedule = Schedule("de Bruijn", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),)))
+        check_graph(schedule)
+        assert prove(schedule)["consensus"].entry["method"] == "power"
+
+
+def test_an_edge_of_weight_zero_joins_nobody():
+    zero, half = Fraction(0), Fraction(1, 2)
+    edges = [(0, 1, half), (1, 0, half), (1, 2, zero), (2, 1, zero), (2, 3, half), (3, 2, half)]
+    schedule = Schedule("two halves", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, edges),)))
+    assert prove(schedule)["consensus"].witness == {"closed_sets": [[0, 1], [2, 3]]}
+
+
+def check_graph(schedule):
+    n, proof = schedule.num_workers, prove(schedule)
+    matrices = [graph_matrix(listed, n) for listed in schedule.strategy.graphs]
+    period = product_of(matrices, n)
+    confirm(schedule, proof)
+    check_words(proof)
+    smallest = min(entry for matrix in matrices for row in matrix for entry in row)
+    columns = [[sum(column) for column in zip(*matrix, strict=True)] for matrix in matrices]
+    moved = [(t, v, total) for t, sums in enumerate(columns) for v, total in enumerate(sums) if total != 1]
+    if moved:
+        t, v, total = moved[0]
+        assert proof["doubly-stochastic"].status is Status.REFUTED
+        assert proof["doubly-stochastic"].witness == {"round": t, "worker": v, "column_sum": str(total)}
+        assert "contraction" not in proof
+        assert "exact-consensus" not in proof
+    else:
+        name = "doubly-stochastic" if smallest >= 0 else "unit-sums"
+        given = [matrix[v][v] for matrix in matrices for v in range(n)]
+        given += [weight for listed in schedule.strategy.graphs for _, _, weight in listed.edges()]
+        assert proof[name].entry == {"claim": name, "smallest_weight": str(min(given))}
+        check_contraction(proof, period)
+        check_exact(schedule, proof, period)
+    values = np.sort(np.abs(np.linalg.eigvals(np.array(period, dtype=float))))
+    converges = bool(values[-2] < 1 - 1e-9)
+    consensus = proof["consensus"]
+    assert (consensus.status is Status.PROVED) <= converges
+    assert (consensus.status is Status.REFUTED) <= (not converges)
+    if smallest >= 0:
+        assert (consensus.status is Status.REFUTED) == (not converges)
+        check_refutation(consensus, [[entry > 0 for entry in row] for row in period])
+    if smallest >= 0 and converges and all(matrix[i][i] > 0 for matrix in matrices for i in range(n)):
+        assert consensus.entry["method"] == "graph"
+    rounds = schedule.period
+    assert proof["deadlock-free"].entry == {
+        "claim": "deadlock-free", "ticks": list(range(1, rounds + 1)), "height": rounds, "prologue": 0,
+    }  # fmt: skip
+    check_gaps(schedule, proof, matrices)
+
+
+def check_refutation(consensus, support):
+    if consensus.status is not Status.REFUTED:
+        return
+    if "closed_sets" in consensus.witness:
+        one, two = map(frozenset, consensus.witness["closed_sets"])
+        assert one != two
+        assert {one, two} <= closed_sets(support)
+    else:
+        around = consensus.witness["cycle_of_sets"]
+        assert len(around) > 1
+        for before, after in pairwise([*around, around[0]]):
+            assert all(any(support[v][u] for u in before) for v in after)
+            assert not any(support[v][u] for v in after for u in range(len(support)) if u not in before)
+
+
+def check_gaps(schedule, proof, matrices):
+    kinds = {claim.claim.rpartition("-")[2] for claim in proof.claims if claim.claim.startswith("spectral-gap")}
+    if len(matrices) > 1:
+        assert not kinds
+        return
+    w, n = np.array(matrices[0], dtype=float), len(matrices[0])
+    edges = {(s, t) for s, t, _ in schedule.strategy.graphs[0].edges()}
+    undirected = all((t, s) in edges for s, t in edges) and {s for s, _ in edges} == set(range(n))
+    assert "sigma" in kinds
+    assert ("hop" in kinds) == undirected
+    true = {"sigma": 1 - np.linalg.svd(w, compute_uv=False)[1]}
+    if "slem" in kinds:
+        true["slem"] = 1 - np.sort(np.abs(np.linalg.eigvals(w)))[-2]
+    assert ("slem" in kinds) >= bool(np.allclose(w, w.T))
+    if undirected:
+        adjacent = np.array([[float((i, j) in edges) for j in range(n)] for i in range(n)])
+        true["hop"] = 1 - np.sort(np.linalg.eigvals(adjacent / adjacent.sum(1, keepdims=True)).real)[-2]
+    for kind in kinds:
+        entry = proof[f"spectral-gap-{kind}"].entry
+        low, high = Fraction(entry["at_least"]), Fraction(entry["less_than"])
+        assert low - Fraction(1, 10**7) <= true[kind] <= high + Fraction(1, 10**7)
+        assert 0 < high - low <= Fraction(4, 10**9)
+
+
+# Exactness
+
+
+def grid_phases(dims, seed):
+    """One phase per digit of labels that stand on the workers in random order."""
+    n = int(np.prod(dims))
+    grid = np.array(Random(seed).sample(range(n), n)).reshape(dims)
+    return [[sorted(map(int, g)) for g in np.moveaxis(grid, d, -1).reshape(-1, dims[d])] for d in range(len(dims))]
+
+
+def explicit(n, phases):
+    listed = tuple(Phase.from_groups(n, phase) for phase in phases)
+    return Schedule("exact", Cluster.regular(n, 1), Static(phases=GroupPhases(listed)))
+
+
+@pytest.mark.parametrize(("dims", "seed"), [((2, 3), 0), ((2, 3, 4), 1), ((3, 2, 2), 2), ((2, 2, 2, 2), 3), ((5,), 4)])
+def test_labels_are_found_wherever_they_begin_and_whoever_carries_them(dims, seed):
+    n = int(np.prod(dims))
+    schedule = explicit(n, [[[0, n - 1]], *grid_phases(dims, seed), [[1, 2]]])
+    proof = prove(schedule)
+    entry = proof["exact-consensus"].entry
+    assert (entry["method"], entry["first"], entry["radices"]) == ("labels", 1, list(dims))
+    confirm(schedule, proof)
+    check_groups(schedule)
+
+
+HALVES = [[(0, 1), (2, 3), (4, 5)], [(0, 2), (1, 4), (3, 5)], [(0, 1), (2, 3), (4, 5)]]
+
+
+def relaxed(copies, last=Fraction(4, 3)):
+    """Six workers that are exact by relaxed pairs, in copies that then meet: no labels say so."""
+    phases = []
+    for place, pairs in enumerate(HALVES):
+        factor = Fraction(4, 3) if place == 1 else Fraction(1)
+        phases.append([Group((6 * c + u, 6 * c + v), factor) for c in range(copies) for u, v in pairs])
+    phases[1][-1] = Group(phases[1][-1].members, last)
+    if copies > 1:
+        phases.append([Group(tuple(range(r, 6 * copies, 6)), Fraction(1)) for r in range(6)])
+    return explicit(6 * copies, phases)
+
+
+def test_relaxed_pairs_are_exact_by_their_product_and_large_ones_probably_so():
+    small = prove(relaxed(1))
+    assert small["exact-consensus"].entry["method"] == "product"
+    confirm(relaxed(1), small)
+    large = prove(relaxed(22))
+    assert "exact-consensus" not in large
+    assert large["exact-consensus-probable"].status is Status.PROVED
+    confirm(relaxed(22), large)
+
+
+def test_what_is_almost_exact_is_exact_by_no_method():
+    """Floats cannot tell it from an exact one."""
+    for copies in (1, 22):
+        proof = prove(relaxed(copies, Fraction(4, 3) + Fraction(1, 10**6)))
+        assert "exact-consensus" not in proof
+        assert "exact-consensus-probable" not in proof
+
+
+def test_the_prime_of_a_modular_test_is_one_of_127_bits_and_differs_with_the_draw():
+    primes = [_draw_prime(Random(seed)) for seed in range(4)]
+    assert all(p.bit_length() == 127 and pow(3, p - 1, p) == 1 for p in primes)
+    assert len(set(primes)) == 4
+    for number in range(5, 600, 2):
+        is_prime = all(number % d for d in range(3, number, 2))
+        passed = [_passes(number, base) for base in range(2, number - 1)]
+        assert all(passed) == is_prime
+        assert is_prime or sum(passed) <= len(passed) / 4 + 1
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("g", [2, 3, 4, 5, 6, 7])
+def test_the_p_adic_bound_is_the_least_number_of_sizes(g):
+    """By trying all sizes: their product is at least n, and a multiple of the power of p."""
+    for n in range(2, 37):
+        for p in (2, 3, 5):
+            power = next(a for a in range(6, -1, -1) if n % p**a == 0)
+            if power and p <= g:
+                least = next(
+                    rounds
+                    for rounds in range(1, 7)
+                    if any(
+                        np.prod(sizes) >= n and np.prod(sizes) % p**power == 0
+                        for sizes in combinations_with_replacement(range(1, g + 1), rounds)
+                    )
+                )
+                assert p_adic_bound(n, g, p, power) == least
+
+
+def test_bounds_have_the_name_of_the_first_that_is_largest():
+    bounds = {(n, g): tuple(best_bound(n, g).values()) for n, g in [(8, 2), (7, 8), (8, 3), (9, 3), (10, 3), (3, 2)]}
+    assert bounds == {
+        (8, 2): ("log", 3, 0), (7, 8): ("log", 1, 0), (8, 3): ("two-round", 3, 0), (9, 3): ("log", 2, 0),
+        (10, 3): ("prime-factor", "never", 5), (3, 2): ("prime-factor", "never", 3),
+    }  # fmt: skip
+    assert best_bound(7, 2, plain_means=False) == {"bound": "gossip-parity", "at_least": 4, "prime": 0}
+    assert best_bound(8, 3, plain_means=False) == {"bound": "log", "at_least": 2, "prime": 0}
+
+
+def test_plain_means_of_groups_too_small_for_a_prime_never_arrive():
+    schedule = explicit(5, [[[0, 1], [2, 3]], [[1, 2], [3, 4]]])
+    check_groups(schedule)
+    assert "prime factor 5 > 2" in prove(schedule)["rounds"].explanation
+
+
+# What a proof says
+
+
+def claim_of(name, status):
+    return Claim(name, status, "because")
+
+
+def proof_of(*claims, essential=("a", "doubly-stochastic")):
+    return Proof("p", claims, frozenset(essential), {})
+
+
+def test_a_verdict_is_the_essential_claims_unless_something_is_refuted():
+    yes, no, open_ = Status.PROVED, Status.REFUTED, Status.NOT_PROVED
+    whole = (claim_of("a", yes), claim_of("doubly-stochastic", yes))
+    assert proof_of(*whole).verdict is yes
+    assert proof_of(*whole, claim_of("rate", open_)).verdict is yes
+    assert proof_of(*whole, claim_of("rate", no)).verdict is no
+    assert proof_of(claim_of("a", open_), whole[1]).verdict is open_
+    assert proof_of(whole[0]).verdict is open_
+    assert proof_of(whole[0], claim_of("unit-sums", yes)).verdict is yes
+    assert proof_of(whole[0], claim_of("unit-sums", open_)).verdict is open_
+    assert proof_of(*whole, essential=()).verdict is open_
+    assert proof_of(whole[0]).absent == {"doubly-stochastic"}
+    assert proof_of(whole[0], claim_of("unit-sums", yes)).absent == frozenset()
+
+
+def test_a_proof_is_asked_by_name_and_printed():
+    one = refuted("a", "so", {"w": 1})
+    proof = Proof("p", (proved("b", "thus", rows=2), one), frozenset(), {}, {"files": 3})
+    assert proof["a"] is one
+    assert "b" in proof
+    assert "c" not in proof
+    with pytest.raises(KeyError, match="c"):
+        proof["c"]
+    assert proof.explain() == "b: proved. thus\na: refuted. so"
+    assert proof.to_json() == {
+        "verdict": "refuted",
+        "claims": [{"claim": "b", "status": "proved"}, {"claim": "a", "status": "refuted", "witness": {"w": 1}}],
+        "budgets": {"files": 3},
+    }
+    assert proof["b"].entry == {"claim": "b", "rows": 2}
+    with pytest.raises(RefutedError, match="schedule 'p': a is refuted: so"):
+        proof.require()
+    fine = Proof("p", (proved("b", "thus"), not_proved("c", "open")), frozenset(), {})
+    assert fine.require() is fine
+    assert fine.budgets == {}
+    assert not_proved("c", "open") == Claim("c", Status.NOT_PROVED, "open")
+
+
+def test_a_kind_without_a_prover_is_refused_and_claims_nobody_made_are_listed_in_order(monkeypatch):
+    server = Schedule("s", Cluster.regular(1, 2), Server())
+    assert prove(server).verdict is Status.PROVED
+    monkeypatch.setitem(PROVERS, "server", Prover(lambda _: (), frozenset({"b", "c", "a"})))
+    proof = prove(server)
+    assert [(claim.claim, claim.status) for claim in proof.claims] == [(name, Status.NOT_PROVED) for name in "abc"]
+    monkeypatch.delitem(PROVERS, "server")
+    with pytest.raises(ScheduleError, match="strategy 'server': has nothing to prove"):
+        prove(server)
+
+
+def test_a_set_of_ranks_is_cut_after_twelve():
+    assert some([]) == "{}"
+    assert some(np.array([3, 1])) == "{3,1}"
+    assert some(range(12)) == "{0,1,2,3,4,5,6,7,8,9,10,11}"
+    assert some(range(13)) == "{0,1,2,3,4,5,6,7,8,9,10,11,… (13 in all)}"
+    assert some([4, 5, 6], 2) == "{4,5,… (3 in all)}"

@@ -1,0 +1,173 @@
+"""Pilot files in JSON: the prices that a job's own pilot found, and the measurements behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictFloat, StrictInt
+
+from preduce.topo.document.model import Listed, Model, Name, validate
+from preduce.topo.document.place import child, shown_path
+from preduce.topo.document.reader import read_json
+from preduce.topo.document.schedule import check_header
+from preduce.topo.document.writer import write_file
+from preduce.topo.errors import DocumentError
+from preduce.topo.fields import Count, Rounds
+from preduce.topo.pilot import Pilot, Price, Prices, Probe
+
+FORMAT = "preduce.pilot"
+VERSION = 1
+
+DataKind = Literal["shuffled", "per-worker", "per-node"]
+Figure = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
+Stretch = Annotated[StrictInt | StrictFloat, Field(gt=0, allow_inf_nan=False)]
+
+
+class PriceModel(Model):
+    """A price with its 90 % confidence interval."""
+
+    value: Figure
+    low: Figure
+    high: Figure
+
+
+class PricesModel(Model):
+    """What one unit costs, in multiples of All-Reduce's steps; `drift` exactly where the data were not shuffled."""
+
+    disagreement: PriceModel
+    late: PriceModel
+    drift: PriceModel | None = None
+    error: Figure
+
+
+class ProbeModel(Model):
+    """One schedule of the pilot and its steps over All-Reduce's, once per seed."""
+
+    schedule: Name
+    disagreement: Figure
+    drift: Figure
+    late: StrictBool
+    stretches: Annotated[Listed[Stretch], Field(min_length=2, max_length=1000)]
+
+
+class PilotModel(Model):
+    """What a pilot of a job measured, and the prices of disagreement, drift and lateness that explain it."""
+
+    format: Literal["preduce.pilot"] = "preduce.pilot"
+    version: Literal[1] = 1
+    num_workers: Count
+    data: DataKind
+    steps: Count
+    seeds: Annotated[Listed[Rounds], Field(min_length=2, max_length=1000)]
+    prices: PricesModel
+    probes: Annotated[Listed[ProbeModel], Field(min_length=2, max_length=1000)]
+
+
+def load_pilot(path: str | os.PathLike[str]) -> Pilot:
+    """Read a pilot file strictly.
+
+    Raises:
+        FileProblem: the file is absent or cannot be read.
+        DocumentError: a file that breaks the format.
+    """
+    raw = read_json(path)
+    try:
+        return pilot_of(raw)
+    except DocumentError as error:
+        raise DocumentError(error.place, error.problem, shown_path(path)) from None
+
+
+def pilot_of(raw: object) -> Pilot:
+    """The pilot of a parsed document.
+
+    Raises:
+        DocumentError: a document that breaks the format.
+    """
+    check_header(raw, FORMAT, VERSION)
+    model = validate(PilotModel, raw, "")
+    if (model.prices.drift is None) != (model.data == "shuffled"):
+        raise DocumentError(
+            "prices.drift", f"is for data that differ, and exactly for these; the data are {model.data}"
+        )
+    for index, probe in enumerate(model.probes):
+        if len(probe.stretches) != len(model.seeds):
+            place = child(child("probes", index), "stretches")
+            problem = f"has {len(probe.stretches)} numbers for {len(model.seeds)} seeds; it has one for each"
+            raise DocumentError(place, problem)
+    prices = model.prices
+    return Pilot(
+        num_workers=model.num_workers,
+        data=model.data,
+        steps=model.steps,
+        seeds=tuple(model.seeds),
+        prices=Prices(
+            disagreement=_price(prices.disagreement, "prices.disagreement"),
+            late=_price(prices.late, "prices.late"),
+            drift=None if prices.drift is None else _price(prices.drift, "prices.drift"),
+            error=float(prices.error),
+        ),
+        probes=tuple(
+            Probe(
+                schedule=probe.schedule,
+                disagreement=float(probe.disagreement),
+                drift=float(probe.drift),
+                late=probe.late,
+                stretches=tuple(map(float, probe.stretches)),
+            )
+            for probe in model.probes
+        ),
+    )
+
+
+def _price(model: PriceModel, place: str) -> Price:
+    if not model.low <= model.value <= model.high:
+        raise DocumentError(place, f"is {model.value} in [{model.low}, {model.high}]; a price lies in its interval")
+    return Price(float(model.value), float(model.low), float(model.high))
+
+
+def dump_pilot(pilot: Pilot) -> dict[str, Any]:
+    """The document of a pilot; `pilot_of` reads the same pilot back."""
+    prices = pilot.prices
+    named = {"disagreement": prices.disagreement, "late": prices.late, "drift": prices.drift}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "num_workers": pilot.num_workers,
+        "data": pilot.data,
+        "steps": pilot.steps,
+        "seeds": list(pilot.seeds),
+        "prices": {
+            **{
+                name: {"value": price.value, "low": price.low, "high": price.high}
+                for name, price in named.items()
+                if price is not None
+            },
+            "error": prices.error,
+        },
+        "probes": [
+            {
+                "schedule": probe.schedule,
+                "disagreement": probe.disagreement,
+                "drift": probe.drift,
+                "late": probe.late,
+                "stretches": list(probe.stretches),
+            }
+            for probe in pilot.probes
+        ],
+    }
+
+
+def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:
+    """Write a pilot file, atomically, with a line for each key, price and probe.
+
+    Raises:
+        FileProblem: the file cannot be written.
+    """
+    document = dump_pilot(pilot)
+    prices = ",\n".join(f"    {json.dumps(name)}: {json.dumps(price)}" for name, price in document["prices"].items())
+    probes = ",\n".join(f"    {json.dumps(probe)}" for probe in document["probes"])
+    bodies = {"prices": f"{{\n{prices}\n  }}", "probes": f"[\n{probes}\n  ]"}
+    lines = [f"  {json.dumps(key)}: {bodies.get(key) or json.dumps(value)}" for key, value in document.items()]
+    write_file(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())

@@ -1,0 +1,71 @@
+"""Pilot: what a few dozen steps of the user's own job said about the price of averaging less, or late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONFIDENCE = 0.9
+"""Of the intervals of all prices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """How many times All-Reduce's steps one unit of something costs more, with its 90 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed."""
+
+    schedule: str
+    disagreement: float
+    drift: float
+    late: bool
+    stretches: tuple[float, ...]
+
+    @property
+    def stretch(self) -> float:
+        """The mean over the seeds."""
+        return sum(self.stretches) / len(self.stretches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """stretch = 1 + disagreement·(figure) + drift·(figure)^p + late; `drift` is None where the data were shuffled.
+
+    `error` is the largest relative error of a predicted stretch on a schedule that was left out of the fit.
+    """
+
+    disagreement: Price
+    late: Price
+    drift: Price | None
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pilot:
+    """A pilot with what it measured and the prices that explain it.
+
+    `data` is how the samples were spread: `shuffled`, `per-worker` or `per-node`; `steps` is the length of every run.
+    """
+
+    num_workers: int
+    data: str
+    steps: int
+    seeds: tuple[int, ...]
+    prices: Prices
+    probes: tuple[Probe, ...]
+
+    @property
+    def max_disagreement(self) -> float:
+        """The largest that was tried."""
+        return max(probe.disagreement for probe in self.probes)
+
+    @property
+    def max_drift(self) -> float:
+        """The largest that was tried."""
+        return max(probe.drift for probe in self.probes)
