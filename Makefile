@@ -6,7 +6,9 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-.PHONY: demo test test-computing test-running test-others check docs bench lab gpu faults explore mutants format clean
+PARTS := schedulers proofs running waiting others
+
+.PHONY: demo test $(PARTS:%=test-%) check docs bench lab gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -19,28 +21,26 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/preduce demo
 
-# The suite runs as three parts side by side: what only computes; the run-time; and every other folder, with those files of the
-# run-time that take longest. Their lines interleave, each with its part's name; any failing fails the whole.
+# The suite runs as parts side by side: what only computes, which gives way to the others; the run-time; those of its files
+# that mostly wait; and every other folder. Their lines interleave, each with its part's name; any failing fails the whole.
+LONGEST := $(addprefix tests/runtime/,conformance test_orphans.py test_processes.py test_checkpoint.py test_waits.py)
 COMPUTING := tests/schedulers tests/topo tests/verify
-LONGEST := $(addprefix tests/runtime/,conformance test_orphans.py test_processes.py test_checkpoint.py)
 OTHERS := $(filter-out $(COMPUTING) tests/runtime tests/helpers tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
-PYTEST = mkdir -p build && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest
-LINES_OF = 2>&1 | tee build/$(1).txt | sed -u 's/^/$(1) | /'
+test-schedulers: FILES = tests/schedulers
+test-proofs: FILES = tests/topo tests/verify
+test-running: FILES = tests/runtime $(LONGEST:%=--ignore=%)
+test-waiting: FILES = $(LONGEST)
+test-others: FILES = $(OTHERS)
+test-schedulers test-proofs: NICE = nice -n 5
 
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(STAMP)  ## the whole test suite
 	@rm -f build/test-*.txt; status=0; \
-	$(MAKE) --no-print-directory --jobs=3 --keep-going test-computing test-running test-others || status=$$?; \
-	echo; for part in computing running others; do echo "test-$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
+	$(MAKE) --no-print-directory --jobs=5 --keep-going $(PARTS:%=test-%) || status=$$?; \
+	echo; for part in $(PARTS); do echo "test-$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
 
-test-computing: $(STAMP)
-	@$(PYTEST) $(COMPUTING) $(call LINES_OF,$@)
-
-test-running: $(STAMP)
-	@$(PYTEST) tests/runtime $(LONGEST:%=--ignore=%) $(call LINES_OF,$@)
-
-test-others: $(STAMP)
-	@$(PYTEST) $(OTHERS) $(LONGEST) $(call LINES_OF,$@)
+$(PARTS:%=test-%): $(STAMP)
+	@mkdir -p build && PYTHONUNBUFFERED=1 $(NICE) $(BIN)/python -m pytest $(FILES) 2>&1 | tee build/$@.txt | sed -u 's/^/$@ | /'
 
 check: $(STAMP)  ## style, types, layers, schema, links between documents
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from preduce.runtime.transport.notes import Notes, deaths_of, note_stage
+from preduce.runtime.transport.notes import Notes, deaths_of
 from preduce.runtime.transport.rendezvous import hosts_store
 from preduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
 
@@ -55,7 +55,6 @@ def handshake(
     mine = {"number of workers": str(size), **facts}
     deadline = time.monotonic() + timeout
     try:
-        note_stage(store, rank, "was in the handshake")
         for field, lines in (details or {}).items():
             notes.write(f"{field}/{rank}", json.dumps(list(lines)))
         notes.write(f"facts/{rank}", json.dumps(mine))

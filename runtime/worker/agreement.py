@@ -15,6 +15,7 @@ from preduce.runtime.averaging.flat_model import BufferPolicy, StatePolicy
 from preduce.runtime.liveness.handshake import handshake
 from preduce.runtime.liveness.lifelines import lifelines_of
 from preduce.runtime.transport.alone import AloneWorld, is_alone
+from preduce.runtime.transport.notes import note_stage
 from preduce.runtime.transport.rendezvous import default_world
 from preduce.topo.errors import InputError, PreduceError
 
@@ -107,6 +108,7 @@ def agree(
     def check(store: Store, rank: int, size: int) -> None:
         nonlocal key, lifelines
         key = str(_next_key())  # counted only where the store answered
+        note_stage(store, rank, "was in the handshake")
         lifelines = lifelines_of(store, rank, size, key)
         handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)
         if lifelines is not None:
