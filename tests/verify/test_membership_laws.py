@@ -114,7 +114,7 @@ def test_a_wrong_answer_is_shown_beside_the_right_one(monkeypatch, limit):
         with monkeypatch.context() as patch:
             patch.setattr(Schedule, "group_of", lambda *_, wrong=wrong: wrong)
             claim = prove_membership(schedule)
-            assert claim.status is Status.REFUTED
+            assert (claim.claim, claim.status) == ("membership", Status.REFUTED)
             shown = wrong and {
                 "members": "{" + ",".join(map(str, wrong.members)) + "}",
                 "size": len(wrong.members),
@@ -213,6 +213,21 @@ def test_what_cannot_be_read_is_not_proved_and_says_why(monkeypatch):
     claim = prove_membership(schedule)
     assert (claim.status, claim.claim) == (Status.NOT_PROVED, "membership")
     assert "could not be read for all workers: " in claim.explanation
+
+
+def _down_to_zero(number):
+    return 0 if number == 0 else _down_to_zero(number - 1)
+
+
+def _everyone(self, worker, index, cluster):
+    return Group(tuple(range(cluster.num_workers + _down_to_zero(400))))
+
+
+def test_code_that_calls_itself_too_often_is_not_proved(monkeypatch):
+    monkeypatch.setattr(AllReduce, "group_of", _everyone)
+    claim = prove_membership(Schedule("all", Cluster.regular(2, 2), AllReduce()))
+    assert (claim.claim, claim.status) == ("membership", Status.NOT_PROVED)
+    assert "recursive" in claim.explanation
 
 
 def test_two_blocks_of_one_rank_are_not_looked_at():
