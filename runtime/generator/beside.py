@@ -1,13 +1,14 @@
 """The group generator beside a launcher: a process of its own for one run, started again if it is killed.
 
 It ends with the launcher, however that ends: the kernel tells it. Its keys go through a pipe and are in no file; its
-log lies in a temporary folder that the launcher removes, or the generator itself when the launcher was killed.
+log lies in a temporary folder of its own, which the launcher removes, or the generator when the launcher was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -40,20 +41,20 @@ def generator_beside(schedule: Path) -> Iterator[dict[str, str]]:
     """
     keys = JobKeys.make()
     _sweep()
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
-        place = Path(folder)
-        command = [sys.executable, "-P", "-m", "preduce", "generator", str(schedule), "--keys", "-"]
-        command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
-        command += ["--beside", str(os.getpid())]
-        beside = _Beside(command, keys)
-        try:
-            address = _address(beside.process, place / "address")
-            command += ["--address", address]
-            threading.Thread(target=beside.keep, daemon=True).start()
-            yield {"PREDUCE_GENERATOR": address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
-        finally:
-            with held():
-                beside.end()
+    place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
+    command = [sys.executable, "-P", "-m", "preduce", "generator", str(schedule), "--keys", "-"]
+    command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
+    command += ["--beside", str(os.getpid())]
+    beside = _Beside(command, keys)
+    try:
+        address = _address(beside.process, place / "address")
+        command += ["--address", address]
+        threading.Thread(target=beside.keep, daemon=True).start()
+        yield {"PREDUCE_GENERATOR": address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+    finally:
+        with held():
+            beside.end()
+            shutil.rmtree(place, ignore_errors=True)
 
 
 class _Beside:
@@ -130,12 +131,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
-    """For the generator's own process: end it with its parent, and remove these files and their folder then."""
+    """For the generator's own process: end it with its parent, and remove these files and their folder then.
+
+    The folder is made here and not by the parent, which may be killed before it has a child that would remove it.
+    """
     try:
         with terminable():
             as_in_a_fresh_process()
             if not die_with_parent(parent, signal.SIGTERM):
                 raise Terminated(signal.SIGTERM)
+            files[0].parent.mkdir(mode=0o700, exist_ok=True)
             yield
     except Terminated as ended:
         raise SystemExit(ended.exit_code) from None
