@@ -126,13 +126,17 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
         if len(times) % every == 0:
             _snapshot(file, plain, len(times))
-    # Who closes its connections first takes what the others have still to read of the last step.
-    patience = time.monotonic() + LEAVE_SECONDS
-    while not job.free_running and board.all_steps < job.steps * job.num_workers and time.monotonic() < patience:
-        time.sleep(0.005)
+    _wait_for_the_others(job, board)
     board.end()
     training.close()
     return {**_result(ended, started, sent, times), "busy": time.process_time() - busy}
+
+
+def _wait_for_the_others(job: Job, board: Board) -> None:
+    """Who closes its connections first takes what the others have still to read of the last step."""
+    patience = time.monotonic() + LEAVE_SECONDS
+    while not job.free_running and board.all_steps < job.steps * job.num_workers and time.monotonic() < patience:
+        time.sleep(0.005)
 
 
 def _result(ended: str, started: float, sent: int, times: list[tuple[float, float, float]]) -> dict[str, object]:

@@ -262,3 +262,26 @@ def disturbance_of(text: str) -> "Disturbance":
         f"--disturb {text!r}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
         "random workers held up in every step) or skew:LOW:HIGH (everybody held up, the delays shifting)"
     )
+
+
+def on_every_worker(measure: Callable[[], None], verb: str, usage: str, *, workers: int | None, nodes: int) -> int:
+    """Run what a verb measures: here, inside a job, or in `workers` processes of this machine; the exit code.
+
+    Raises:
+        InputError: neither is asked for; `usage` is the end of the command that a cluster's launcher starts.
+    """
+    import os
+
+    from preduce.topo.errors import InputError
+
+    if "RANK" in os.environ:
+        measure()
+        return 0
+    if workers is None:
+        raise InputError(
+            f"{verb}: runs inside a job; start it with --workers N here, or on the cluster with "
+            f"torchrun … -m preduce {verb} {usage}"
+        )
+    from preduce.runtime.launcher.launch import launch
+
+    return launch(measure, num_workers=workers, num_nodes=nodes)

@@ -1,6 +1,5 @@
 """`preduce pilot`: a few dozen steps of your own job under a few schedules, and the prices that they show."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +35,7 @@ def command(
     """Train your own job for a few dozen steps under a few schedules, and price averaging less and late for it."""
     from preduce.console import claim_stdout
     from preduce.planner.job import Data
-    from preduce.topo.errors import FileProblem, InputError
+    from preduce.topo.errors import FileProblem
     from preduce.topo.extras import require
 
     claim_stdout(output, as_json=as_json)
@@ -51,17 +50,7 @@ def command(
         if pilot is not None:
             _report(pilot, output, as_json=as_json)
 
-    if "RANK" in os.environ:
-        measure()
-        return 0
-    if workers is None:
-        raise InputError(
-            "pilot: runs inside a job; start it with --workers N here, or on the cluster with "
-            "torchrun … -m preduce pilot FILE.py:NAME -o pilot.json"
-        )
-    from preduce.runtime.launcher.launch import launch
-
-    return launch(measure, num_workers=workers, num_nodes=nodes)
+    return options.on_every_worker(measure, "pilot", "FILE.py:NAME -o pilot.json", workers=workers, nodes=nodes)
 
 
 def _measured(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from preduce.commands.options import Json, function_of
+from preduce.commands.options import Json, function_of, on_every_worker
 
 if TYPE_CHECKING:
     from preduce.runtime.profile import Profile
@@ -33,7 +33,6 @@ def command(
 ) -> int:
     """Measure links, contention and step time under torchrun, srun or --workers, and write a cluster file."""
     from preduce.console import claim_stdout
-    from preduce.topo.errors import InputError
     from preduce.topo.extras import require
     from preduce.topo.units import parse_size
 
@@ -47,17 +46,7 @@ def command(
         if measured is not None:
             _report(measured, output, as_json=as_json)
 
-    if "RANK" in os.environ:
-        measure()
-        return 0
-    if workers is None:
-        raise InputError(
-            "profile: runs inside a job; start it with --workers N here, or on the cluster with "
-            "torchrun … -m preduce profile -o cluster.yaml"
-        )
-    from preduce.runtime.launcher.launch import launch
-
-    return launch(measure, num_workers=workers, num_nodes=nodes)
+    return on_every_worker(measure, "profile", "-o cluster.yaml", workers=workers, nodes=nodes)
 
 
 def _measure(

@@ -105,7 +105,7 @@ class PeerReducer(Reducer):
         near = reduction.neighbourhood
         try:
             for work in reduction.works:
-                self._await(work, reduction)
+                self.wait_for(work, reduction.operation)
             reduction.works.clear()
             verdicts = []
             for index, bucket in enumerate(self.buckets):

@@ -185,7 +185,7 @@ class Reducer:
                     self.verdicts.flush()
                 return
             sums = streams.upload(tag, torch.float32)
-            self._await(communicator.all_reduce(sums), reduction)
+            self.wait_for(communicator.all_reduce(sums), operation)
             if not bool(sums_agree(sums, tag, reduction.num_members)):
                 raise GoneError(complaint)
         except (RuntimeError, GoneError, UnavailableError) as error:
@@ -230,7 +230,7 @@ class Reducer:
 
     def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
         for work in reduction.works:
-            self._await(work, reduction, given_up)
+            self.wait_for(work, reduction.operation, given_up)
         verdicts = []
         for index, bucket in enumerate(self.buckets):
             with self.stream(bucket.device):
@@ -324,10 +324,6 @@ class Reducer:
             if beside:
                 side = reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
                 reduction.works.append(communicator.all_reduce(side))
-
-    def _await(self, work: RunningWork, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait for one collective of a reduction."""
-        self.wait_for(work, reduction.operation, given_up)
 
     def wait_for(
         self, work: RunningWork, operation: Operation, given_up: Callable[[], str | None] | None = None

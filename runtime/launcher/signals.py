@@ -32,11 +32,12 @@ class Terminated(BaseException):
 def terminable() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself."""
     before: dict[signal.Signals, object] = {}
-    _unheard.clear()
     if threading.current_thread() is threading.main_thread():
         for number in ENDING:
             if signal.getsignal(number) is signal.SIG_DFL:
                 before[number] = signal.signal(number, _raise)
+    if before:  # not inside another one, which may have one to hear
+        _unheard.clear()
     try:
         yield
     finally:
