@@ -58,7 +58,9 @@ from .topo.rule import Block as Block
 from .topo.schedule import Schedule as Schedule
 from .topo.strategies import AllReduce as AllReduce
 from .topo.strategies import Averaging as Averaging
+from .topo.strategies import Codec as Codec
 from .topo.strategies import Division as Division
+from .topo.strategies import Drain as Drain
 from .topo.strategies import Form as Form
 from .topo.strategies import Generated as Generated
 from .topo.strategies import GroupPhases as GroupPhases
@@ -70,11 +72,16 @@ from .topo.strategies import Mixing as Mixing
 from .topo.strategies import Neighbor as Neighbor
 from .topo.strategies import Pairwise as Pairwise
 from .topo.strategies import Phased as Phased
+from .topo.strategies import Pipeline as Pipeline
 from .topo.strategies import Round as Round
+from .topo.strategies import Rounding as Rounding
 from .topo.strategies import RulePhases as RulePhases
+from .topo.strategies import Sending as Sending
 from .topo.strategies import Server as Server
 from .topo.strategies import Static as Static
 from .topo.strategies import Strategy as Strategy
+from .topo.strategies import Total as Total
+from .topo.strategies import Where as Where
 from .topo.timing.compute import ComputeTimes as ComputeTimes
 from .topo.timing.compute import RandomDelay as RandomDelay
 from .topo.timing.compute import RandomSlowdown as RandomSlowdown

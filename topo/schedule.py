@@ -9,7 +9,6 @@ import numpy as np
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Group
-from preduce.topo.strategies.axes import How
 from preduce.topo.strategies.base import Mixing, Phased
 
 if TYPE_CHECKING:
@@ -155,7 +154,8 @@ class Schedule:
         """The same schedule with sums of this form; unchanged where its kind or the run-time has no such form."""
         if form not in self.strategy.forms or form is self.strategy.how.form:
             return self
-        return replace(self, strategy=replace(self.strategy, how=How(form=form)), certificate=None)
+        how = replace(self.strategy.how, form=form)
+        return replace(self, strategy=replace(self.strategy, how=how), certificate=None)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
         """The same schedule carrying a certificate."""

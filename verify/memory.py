@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def prove_memory(schedule: Schedule) -> Claim:
     """Count groups and arrays. Explicit: O(num_workers · period); rules: O(blocks), at any number of nodes."""
     strategy = schedule.strategy
-    keeps_start = strategy.overlap or strategy.averaging is Averaging.STEP_NORMALISED
+    keeps_start = strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALISED
     arrays = 1 + int(keeps_start)
     if strategy.graphs:
         groups, connections = 0, _most_neighbours(strategy.graphs)

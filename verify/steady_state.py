@@ -129,7 +129,7 @@ def motion_of(schedule: Schedule) -> Motion | str:
             for t, block in ((t, block) for t, phase in enumerate(rule.phases) for block in phase):
                 push[t, list(block.local)] = paces[list(block.local)].mean()
     is_rule = rule is not None and len(paces) == rule.workers_per_node
-    return Motion(schedule.num_workers, classes, paces, push, schedule.mixing.overlap, is_rule)
+    return Motion(schedule.num_workers, classes, paces, push, schedule.mixing.mixes_late, is_rule)
 
 
 Classes = tuple["tuple[ClassMotion, ...]", "npt.NDArray[np.int64]"]

@@ -11,6 +11,7 @@ from preduce.runtime.averaging.gradients import commit_gradients
 from preduce.runtime.averaging.riders import commit_riders
 from preduce.runtime.strategies.base import Runner
 from preduce.runtime.strategies.group_means import means_of_groups
+from preduce.topo.errors import MissingFeatureError
 
 if TYPE_CHECKING:
     from preduce.runtime.strategies.base import Run
@@ -79,5 +80,11 @@ class GradientMeans(Runner):
 
 
 def all_reduce(strategy: AllReduce, run: Run) -> Runner:
-    """The runner of all-reduce: of gradients in each step, of parameters otherwise."""
+    """The runner of all-reduce: of gradients in each step, of parameters otherwise.
+
+    Raises:
+        MissingFeatureError: the gradients come late.
+    """
+    if strategy.when.delays_gradients:
+        raise MissingFeatureError(f"schedule {run.schedule.name!r}: a pipeline cannot be executed by this version")
     return GradientMeans(run) if strategy.averages_gradients else means_of_groups(strategy, run)

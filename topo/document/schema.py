@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from preduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
 from preduce.topo.document.pilot import PilotModel
 from preduce.topo.document.schedule import ScheduleEnvelope
-from preduce.topo.document.strategies import KINDS, WHEN_SCHEMA, Kind
+from preduce.topo.document.strategies import KINDS, Kind, when_schema
 from preduce.topo.document.writer import write_file
 from preduce.topo.strategies.axes import When
 
@@ -35,11 +35,13 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
     """The objects of one kind: its value's fields, with the members that documents hold in another shape."""
     own = TypeAdapter(kind.value).json_schema()
     definitions |= own.pop("$defs", {})
-    for when in get_args(When):  # documents hold these as WHEN_SCHEMA says
+    for when in get_args(When):  # documents hold these as `when_schema` says
         definitions.pop(when.__name__, None)
+    when = when_schema()
+    definitions |= when["anyOf"][-1]["properties"]["pipeline"].pop("$defs", {})
     own.pop("title", None)
     own["description"] = kind.value.__doc__ and " ".join(kind.value.__doc__.split("\n\n")[0].split())
-    own["properties"] = {"kind": {"const": kind.value.kind}, **own["properties"], "when": WHEN_SCHEMA}
+    own["properties"] = {"kind": {"const": kind.value.kind}, **own["properties"], "when": when}
     own["required"] = ["kind", *(name for name in own.get("required", ()) if name != kind.bulk)]
     own["properties"].pop(kind.bulk, None)
     if not kind.models:

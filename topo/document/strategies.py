@@ -18,7 +18,7 @@ from preduce.topo.document.place import child, shown
 from preduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
 from preduce.topo.errors import DocumentError
 from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import LOCKSTEP, How, Late, When
+from preduce.topo.strategies.axes import LOCKSTEP, How, Late, Pipeline, When
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
@@ -132,33 +132,48 @@ def dump_strategy(strategy: Strategy) -> Raw:
 
 
 def _load_when(raw: object, place: str) -> When:
-    """`"lockstep"`, or an object of one member such as `{"late": 1}`."""
+    """`"lockstep"`, or an object of one member such as `{"late": 1}` or `{"pipeline": {}}`."""
     if raw == "lockstep":
         return LOCKSTEP
     if isinstance(raw, dict) and list(raw) == ["late"]:
         if type(raw["late"]) is not int or raw["late"] != 1:
             raise DocumentError(child(place, "late"), f"is {shown(raw['late'])}; an averaging is late by 1 round")
         return Late()
-    raise DocumentError(place, f'is {shown(raw)}; it must be "lockstep" or {{"late": 1}}')
+    if isinstance(raw, dict) and list(raw) == ["pipeline"]:
+        inside, members = child(place, "pipeline"), raw["pipeline"]
+        if not isinstance(members, dict):
+            raise DocumentError(inside, f"is {shown(members)}; it must be an object, {{}} for a pipeline 2 wide")
+        _check_keys(members, [field.name for field in fields(Pipeline)], inside)
+        with located(members, inside):
+            return TypeAdapter(Pipeline).validate_python(members)
+    raise DocumentError(place, f'is {shown(raw)}; it must be "lockstep", {{"late": 1}} or {{"pipeline": {{}}}}')
 
 
 def _dump_when(when: When) -> object:
+    if isinstance(when, Pipeline):
+        return {"pipeline": _plain(when)}
     return {"late": when.rounds} if isinstance(when, Late) else "lockstep"
 
 
-WHEN_SCHEMA = {
-    "anyOf": [
-        {"const": "lockstep"},
-        {
-            "additionalProperties": False,
-            "properties": {"late": {"const": 1, "type": "integer"}},
-            "required": ["late"],
-            "type": "object",
-        },
-    ],
-    "default": "lockstep",
-    "description": "How long a round waits for its averaging, and how late that may come.",
-}
+def when_schema() -> dict[str, Any]:
+    """How documents hold the *when* axis, as a JSON Schema."""
+    pipeline = TypeAdapter(Pipeline).json_schema(ref_template="#/$defs/{model}")
+    pipeline.pop("title", None)
+    pipeline["description"] = " ".join((Pipeline.__doc__ or "").split("\n\n")[0].split())
+    return {
+        "anyOf": [
+            {"const": "lockstep"},
+            _one_member("late", {"const": 1, "type": "integer"}),
+            _one_member("pipeline", pipeline),
+        ],
+        "default": "lockstep",
+        "description": "How long a round waits for its averaging, and how late that may come.",
+    }
+
+
+def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """An object that holds just this."""
+    return {"additionalProperties": False, "properties": {name: schema}, "required": [name], "type": "object"}
 
 
 @lru_cache

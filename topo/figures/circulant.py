@@ -113,7 +113,7 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     roots = None if node is None else np.sqrt(np.maximum(node, 0.0))[:, None, None]
     batch = Batch(multiplicity, symbols[:, :, None, None], mean, round_steps, roots)
     how = f"{'Walsh–Hadamard' if xor else 'Fourier'} transform of the {'xor-invariant' if xor else 'circulant'} rounds"
-    return Sectors(n, [batch], strategy.overlap, how)
+    return Sectors(n, [batch], strategy.mixes_late, how)
 
 
 def first_column(listed: Round, *, xor: bool) -> npt.NDArray[np.float64] | None:

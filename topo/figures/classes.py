@@ -110,7 +110,7 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
         return None
     how = f"character classes: {len(classes)} of size {len(lumps)}, any number of nodes"
     batches = [_even_batch(schedule, rule, paces, classes, lumps), *_odd_batches(schedule, rule, paces, lumps)]
-    return Sectors(schedule.num_workers, batches, schedule.mixing.overlap, how)
+    return Sectors(schedule.num_workers, batches, schedule.mixing.mixes_late, how)
 
 
 def _lumps(rule: RuleView, paces: Sequence[int]) -> list[tuple[int, ...]]:

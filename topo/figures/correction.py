@@ -133,7 +133,7 @@ def refuse_schedule(schedule: Schedule) -> None:
         raise InputError(
             f"drift correction: schedule {schedule.name!r} does not average parameters in groups; {way_out}"
         )
-    if strategy.overlap:
+    if strategy.mixes_late:
         raise InputError(
             f"drift correction: schedule {schedule.name!r} overlaps, for which it is not derived; {way_out}"
         )

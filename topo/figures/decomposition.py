@@ -80,4 +80,4 @@ def dense_sectors(schedule: Schedule) -> Sectors:
     columns = np.zeros((1, n, schedule.cluster.num_nodes))
     columns[0, np.arange(n), node_of] = 1.0
     batch = Batch(np.ones(1), matrices, np.full((1, n), 1 / np.sqrt(n)), round_steps, columns)
-    return Sectors(n, [batch], strategy.overlap, f"dense matrices of all {n} workers")
+    return Sectors(n, [batch], strategy.mixes_late, f"dense matrices of all {n} workers")

@@ -75,7 +75,7 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Limit
         InputError: another pace than 1, or late already.
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    if schedule.strategy.pace != 1 or schedule.strategy.overlap:
+    if schedule.strategy.pace != 1 or schedule.strategy.mixes_late:
         raise InputError("retimed: the schedule is at pace 1 and in lockstep, so that the other paces follow")
     n, sectors = schedule.num_workers, _prepare(schedule, limit)
     shared = float((schedule.cluster.node_sizes().astype(float) ** 2).sum()) / n**2

@@ -111,7 +111,7 @@ def _class_trace(cls: ExactClass, rule: RuleView, paces: tuple[int, ...], schedu
     off_mean = ExactMatrix.identity(size).plus(-centre)
     matrices = [ExactMatrix.of_rows(matrix).plus(-centre) for matrix in cls.matrices]
     noises = [off_mean @ ExactMatrix.diagonal(diagonal) @ off_mean for diagonal in _noise(rule, paces, schedule)]
-    overlap = schedule.mixing.overlap
+    overlap = schedule.mixing.mixes_late
     product, pushed = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))
     for matrix, noise in zip(matrices, noises, strict=True):
         product, pushed = (matrix @ product).reduced(), _advance(pushed, matrix, noise, overlap=overlap)

@@ -53,7 +53,7 @@ class GroupMotion:
         return cls(
             n,
             int(paces[0]),
-            strategy.overlap,
+            strategy.mixes_late,
             partitions,
             tuple(transfer(a, b) for a, b in zip(partitions, following, strict=True)),
             tuple(np.sqrt(partition.sizes / n) for partition in partitions),

@@ -57,7 +57,7 @@ class Motion:
         scale = None
         if strategy.averaging is Averaging.STEP_NORMALISED:
             scale = group_paces(steps, paces) / paces
-        return cls(Chain.of_workers(steps), paces, scale, strategy.overlap, schedule.cluster.node_of())
+        return cls(Chain.of_workers(steps), paces, scale, strategy.mixes_late, schedule.cluster.node_of())
 
     @property
     def period(self) -> int:

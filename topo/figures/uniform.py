@@ -29,4 +29,4 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
     round_steps = RoundSteps.of(np.array([pace]), np.full((1, 1), float(pace)), strategy.averaging, pace)
     mean = np.array([[1.0], [0.0]])
     batch = Batch(np.array([1.0, n - 1.0]), np.zeros((1, 2, 1, 1)), mean, round_steps, columns)
-    return Sectors(n, [batch], strategy.overlap, "all-reduce: zero off the mean")
+    return Sectors(n, [batch], strategy.mixes_late, "all-reduce: zero off the mean")

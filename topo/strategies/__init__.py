@@ -2,11 +2,18 @@
 
 from preduce.topo.round import Round as Round
 from preduce.topo.strategies.allreduce import AllReduce as AllReduce
+from preduce.topo.strategies.axes import Codec as Codec
+from preduce.topo.strategies.axes import Drain as Drain
 from preduce.topo.strategies.axes import Form as Form
 from preduce.topo.strategies.axes import How as How
 from preduce.topo.strategies.axes import Late as Late
 from preduce.topo.strategies.axes import Lockstep as Lockstep
+from preduce.topo.strategies.axes import Pipeline as Pipeline
+from preduce.topo.strategies.axes import Rounding as Rounding
+from preduce.topo.strategies.axes import Sending as Sending
+from preduce.topo.strategies.axes import Total as Total
 from preduce.topo.strategies.axes import When as When
+from preduce.topo.strategies.axes import Where as Where
 from preduce.topo.strategies.base import Averaging as Averaging
 from preduce.topo.strategies.base import Mixing as Mixing
 from preduce.topo.strategies.base import Pace as Pace

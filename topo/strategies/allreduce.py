@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block, RuleView
-from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.axes import Form, Late, Lockstep, Pipeline, When
 from preduce.topo.strategies.base import Phased
 
 if TYPE_CHECKING:
@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 class AllReduce(Phased):
     """Average over all workers once per round.
 
-    With pace 1 and no overlap *gradients* are averaged before the step, which equals DDP for every optimizer;
-    otherwise *parameters* are averaged after the last step of each round.
+    With pace 1, in lockstep or in a pipeline, *gradients* are averaged before the step, which in lockstep equals DDP
+    for every optimizer; otherwise *parameters* are averaged after the last step of each round.
     """
 
     kind: ClassVar[str] = "allreduce"
+    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Pipeline)
     forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
+
+    def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
+        """Nothing: gradients may be rounded, and of parameters only what all added since they were equal is sent."""
+        return ""
 
     def check_kind(self, cluster: Cluster) -> None:
         """Every cluster will do."""
@@ -31,7 +36,12 @@ class AllReduce(Phased):
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
-        return self.pace == 1 and not self.overlap
+        return self.pace == 1 and not self.mixes_late
+
+    @property
+    def sends_layers(self) -> bool:
+        """Gradients do."""
+        return self.averages_gradients
 
     @property
     def averages_everyone(self) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from preduce.topo.fields import Choice, Closed
+from preduce.topo.errors import ScheduleError
+from preduce.topo.fields import Choice, Closed, Count, Rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,14 @@ class Lockstep:
     def lag(self) -> int:
         """Rounds by which an averaging is late."""
         return 0
+
+    @property
+    def delays_gradients(self) -> bool:
+        """Whether what comes late is a gradient, so that parameters stay equal, rather than parameters."""
+        return False
+
+    def check(self) -> None:
+        """Nothing can be wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +40,89 @@ class Late:
         """Rounds by which an averaging is late."""
         return self.rounds
 
+    @property
+    def delays_gradients(self) -> bool:
+        """Parameters come late."""
+        return False
+
+    def check(self) -> None:
+        """Refuse another lateness than one round.
+
+        Raises:
+            ScheduleError: as said.
+        """
+        if self.rounds != 1:
+            raise ScheduleError(f"when.late: is {self.rounds}; an averaging is late by 1 round")
+
+
+class Drain(Choice):
+    """What becomes of the gradients that are still on their way when a pipeline ends."""
+
+    APPLY = "apply"
+    """Each is applied, one after the other."""
+
+    DROP = "drop"
+    """They are thrown away, as in the published algorithm."""
+
+
+class Total(Choice):
+    """What a step applies of all workers' gradients."""
+
+    MEAN = "mean"
+    SUM = "sum"
+    """The published algorithm; the learning rate then is the mean's divided by the number of workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline(Closed):
+    """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, whose sum ran while later steps computed.
+
+    w[t] = w[t-1] - U(g[t-K]) with K = `width`, g the mean (or sum) of all workers' gradients and g[t] = 0 for t <= 0,
+    where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are in lockstep.
+
+    A width beyond 2 hides nothing more, since a worker computes one step and sends one gradient at a time: the step
+    takes max(computing, communicating) for each K >= 2, while every gradient gets older. So it is refused unless
+    `wider` asks for it.
+    """
+
+    width: Count = 2
+    warm_up: Rounds = 0
+    drain: Drain = Drain.APPLY
+    total: Total = Total.MEAN
+    wider: bool = False
+
+    @property
+    def lag(self) -> int:
+        """Steps by which a gradient is late: K - 1."""
+        return self.width - 1
+
+    @property
+    def delays_gradients(self) -> bool:
+        """Gradients come late, the same for all."""
+        return True
+
+    def check(self) -> None:
+        """Refuse a width of 1, and one beyond 2 that nobody insists on.
+
+        Raises:
+            ScheduleError: as said, with the paper's argument.
+        """
+        if self.width < 2:
+            raise ScheduleError(
+                f"when.pipeline.width: is {self.width}; a pipeline is 2 wide, and a width of 1 is lockstep"
+            )
+        if self.width > 2 and not self.wider:
+            raise ScheduleError(f'when.pipeline.width: is {self.width}; {WIDER}; set "wider": true to have it anyway')
+
+
+WIDER = (
+    "beyond 2 a step still takes the longer of computing and communicating, as a worker does one of each at a time, "
+    "while gradients get older (Pipe-SGD, section 3.2)"
+)
+"""The paper's argument against more than two iterations side by side."""
 
 LOCKSTEP = Lockstep()
-When = Lockstep | Late
+When = Lockstep | Late | Pipeline
 """How long a round waits, and how old what it gets may be."""
 
 
@@ -50,11 +139,78 @@ class Form(Choice):
         return self is not Form.TREE
 
 
+class Codec(Choice):
+    """How the numbers of a sum are written on the wire (error bounds: docs/codecs.md)."""
+
+    NONE = "none"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    """Whole numbers of -127..127 times a scale for each block of neighbouring numbers."""
+
+
+class Where(Choice):
+    """Which parts of a sum a codec is for."""
+
+    ALL = "all"
+    ACROSS_NODES = "across-nodes"
+    """Only what crosses from one node to another; inside a node numbers keep their precision."""
+
+
+class Rounding(Choice):
+    """How a number becomes one that the codec has."""
+
+    NEAREST = "nearest"
+    STOCHASTIC = "stochastic"
+    """Up or down at random, so that the mean is the number itself."""
+
+
+class Sending(Choice):
+    """When a gradient is sent."""
+
+    WHOLE = "whole"
+    """In one piece, after backward."""
+
+    LAYERS = "layers"
+    """Layer by layer, while backward goes on: hidden behind it, at the price of a latency for each layer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How(Closed):
-    """How the payload of a sum travels."""
+    """How the payload of a sum travels.
+
+    `block` numbers share one scale of the int8 codec. With `error_feedback` what rounding took from a gradient is
+    added to the worker's next one.
+    """
 
     form: Form = Form.RING
+    codec: Codec = Codec.NONE
+    where: Where = Where.ALL
+    rounding: Rounding = Rounding.NEAREST
+    block: Count = 256
+    error_feedback: bool = False
+    sending: Sending = Sending.WHOLE
+
+    def check(self) -> None:
+        """Refuse settings of a codec that is not there.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
+        default = How()
+        if self.codec is not Codec.INT8:
+            for name in ("rounding", "block", "error_feedback"):
+                if getattr(self, name) != getattr(default, name):
+                    value = getattr(self, name)
+                    raise ScheduleError(
+                        f"how.{name}: is {str(value).lower()}; only the codec int8 has it (the codec is {self.codec})"
+                    )
+        if self.where is not Where.ALL and self.codec is Codec.NONE:
+            raise ScheduleError(f"how.where: is {self.where}; there is no codec whose place it could say")
+        if self.where is Where.ACROSS_NODES and self.form is not Form.HIERARCHICAL:
+            raise ScheduleError(
+                f"how.where: is {self.where}; form {self.form} has no stage of its own across nodes, hierarchical has"
+            )
 
 
 RING = How()

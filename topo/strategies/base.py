@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count
-from preduce.topo.strategies.axes import LOCKSTEP, RING, Form, How, Late, Lockstep, When
+from preduce.topo.strategies.axes import LOCKSTEP, RING, Codec, Form, How, Late, Lockstep, Sending, When
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -57,13 +57,33 @@ class Strategy(Closed, ABC):
         """
         self._check_pace(cluster)
         if not isinstance(self.when, self.whens):
-            raise ScheduleError(f"when: strategy {self.kind!r} has no late averaging; leave it out")
-        if self.when.lag not in (0, 1):
-            raise ScheduleError(f"when.late: is {self.when.lag}; an averaging is late by 1 round")
+            what = "pipeline of gradients" if self.when.delays_gradients else "late averaging"
+            raise ScheduleError(f"when: strategy {self.kind!r} has no {what}; leave it out")
+        self.when.check()
+        if self.when.delays_gradients and not self.averages_gradients:
+            raise ScheduleError(f"when.pipeline: goes with pace 1, where gradients are averaged; pace is {self.pace}")
         if self.how.form not in self.forms:
             known = " or ".join(self.forms)
             raise ScheduleError(f"how.form: is {self.how.form}; strategy {self.kind!r} travels as {known}")
+        self._check_how(cluster)
         self.check_kind(cluster)
+
+    def _check_how(self, cluster: Cluster) -> None:
+        self.how.check()
+        if self.how.sending is Sending.LAYERS and not self.sends_layers:
+            raise ScheduleError(
+                f"how.sending: is {self.how.sending}; gradients of allreduce at pace 1 can go layer by layer, while "
+                "parameters are there all at once"
+            )
+        if self.how.codec is not Codec.NONE and (reason := self.refuses_codec(cluster)):
+            raise ScheduleError(f"how.codec: is {self.how.codec}; {reason}")
+
+    def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
+        """Why nothing that this strategy sends may be rounded; empty where it may."""
+        return (
+            f"strategy {self.kind!r} sends parameters, and rounded parameters lose every update that is smaller than "
+            "their last digit; leave it out"
+        )
 
     @abstractmethod
     def check_kind(self, cluster: Cluster) -> None:
@@ -85,12 +105,22 @@ class Strategy(Closed, ABC):
 
     @property
     def overlap(self) -> bool:
-        """Whether a round's averaging runs while the round computes."""
+        """Whether averaging runs while a round computes."""
         return self.when.lag > 0
+
+    @property
+    def mixes_late(self) -> bool:
+        """Whether what is averaged are parameters of before: x_{k+1} = W_k x_k + u_k, which changes every figure."""
+        return self.overlap and not self.when.delays_gradients
 
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
+        return False
+
+    @property
+    def sends_layers(self) -> bool:
+        """Whether what it sends becomes ready layer by layer."""
         return False
 
     @property

@@ -39,7 +39,11 @@ class Server(Strategy):
         if self.staleness is not None and (self.synchronous or self.staleness < 0):
             raise ScheduleError("staleness: is a number of rounds >= 0, and only for an asynchronous server")
 
+    def refuses_codec(self, cluster: Cluster) -> str:
+        """Averaged gradients may be rounded; answers of an asynchronous server are parameters."""
+        return "" if self.averages_gradients else super().refuses_codec(cluster)
+
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
-        return self.synchronous and self.pace == 1 and not self.overlap
+        return self.synchronous and self.pace == 1 and not self.mixes_late

@@ -49,6 +49,13 @@ class RulePhases(Bulk):
         """
         check_rule(self.phases, cluster, self.node_radices)
 
+    def average_everyone(self, cluster: Cluster) -> bool:
+        """Whether some round has one group of all workers. O(blocks)."""
+        everyone = tuple(range(cluster.workers_per_node or 0)), tuple(range(len(self.node_radices)))
+        return any(
+            (tuple(sorted(b.local)), tuple(sorted(b.across))) == everyone for phase in self.phases for b in phase
+        )
+
     def view(self, cluster: Cluster) -> RuleView:
         """The rule on a cluster of equal nodes."""
         assert cluster.workers_per_node is not None, "check() refuses rules on uneven clusters"
@@ -113,6 +120,10 @@ class GroupPhases(Bulk):
                     f"phases[{index}]: is for {phase.num_workers} workers, the cluster has {cluster.num_workers}"
                 )
 
+    def average_everyone(self, cluster: Cluster) -> bool:
+        """Whether some round has one group of all workers. O(phases)."""
+        return any(len(phase) == 1 and len(phase.members) == cluster.num_workers for phase in self.phases)
+
     def view(self, cluster: Cluster) -> None:  # noqa: ARG002 - the face that rules have
         """No rule."""
         return
@@ -144,6 +155,15 @@ class Static(Phased):
 
     phases: RulePhases | GroupPhases
     prologue: Rounds = 0
+
+    def refuses_codec(self, cluster: Cluster) -> str:
+        """Parameters need a round of all: what is rounded is what was added since everybody was equal."""
+        if self.phases.average_everyone(cluster):
+            return ""
+        return (
+            "only what workers added since they were all equal may be rounded, and no round of the period averages "
+            "over all workers; add one, or leave it out"
+        )
 
     def check_kind(self, cluster: Cluster) -> None:
         """Refuse phases that do not fit the cluster; overlaps are left to `verify`.

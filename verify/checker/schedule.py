@@ -35,9 +35,32 @@ DEFAULTS: dict[str, object] = {
     "pace": 1,
     "averaging": "mean",
     "when": "lockstep",
-    "how": {"form": "ring"},
+    "how": {},
     "prologue": 0,
 }
+
+PIPELINE: dict[str, object] = {"width": 2, "warm_up": 0, "drain": "apply", "total": "mean", "wider": False}
+HOW: dict[str, object] = {
+    "form": "ring",
+    "codec": "none",
+    "where": "all",
+    "rounding": "nearest",
+    "block": 256,
+    "error_feedback": False,
+    "sending": "whole",
+}
+CHOICES: dict[str, tuple[object, ...]] = {
+    "drain": ("apply", "drop"),
+    "total": ("mean", "sum"),
+    "wider": (False, True),
+    "form": ("ring", "hierarchical"),
+    "codec": ("none", "float16", "bfloat16", "int8"),
+    "where": ("all", "across-nodes"),
+    "rounding": ("nearest", "stochastic"),
+    "error_feedback": (False, True),
+    "sending": ("whole", "layers"),
+}
+"""What a member of `when.pipeline` or of `how` may be; the others are numbers."""
 
 
 class Average(NamedTuple):
@@ -79,7 +102,9 @@ class Schedule:
     rounds: list[list[Edge]] = field(default_factory=list)
     paces: list[int] = field(default_factory=lambda: [1])
     is_late: bool = False
+    lag: int = 0
     is_step_normalised: bool = False
+    how: dict[str, Any] = field(default_factory=lambda: dict(HOW))
     nodes: list[list[int]] = field(default_factory=list)
     node_size: int = 0
 
@@ -117,7 +142,9 @@ class _Options(NamedTuple):
     prologue: int
     paces: list[int]
     is_late: bool
+    lag: int
     is_step_normalised: bool
+    how: dict[str, Any]
 
 
 def read_schedule(document: object) -> Schedule:
@@ -216,20 +243,48 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
     raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
-    when = raw.get("when", "lockstep")
-    if isinstance(when, dict):
-        as_object(when, "strategy.when", ("late",))
-        as_choice(when["late"], "strategy.when.late", (1,))
-    else:
-        as_choice(when, "strategy.when", ("lockstep",))
-    how = as_object(raw.get("how", {}), "strategy.how", (), ("form",))
-    forms = ("ring",) if raw["kind"] == "neighbor" else ("ring", "hierarchical")
-    as_choice(how.setdefault("form", "ring"), "strategy.how.form", forms)
+    lag, is_late = _read_when(raw)
+    how = _read_members(raw.setdefault("how", {}), "strategy.how", HOW)
+    if raw["kind"] == "neighbor":
+        require(not how, "strategy.how", "parameters go to neighbours as they are")
     prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
-    return _Options(prologue, paces, when != "lockstep", raw.get("averaging", "mean") != "mean")
+    return _Options(prologue, paces, is_late, lag, raw.get("averaging", "mean") != "mean", dict(HOW | how))
+
+
+def _read_when(raw: dict[str, Any]) -> tuple[int, bool]:
+    """(rounds by which an average is late, whether it is one of parameters)."""
+    when = raw.get("when", "lockstep")
+    if not isinstance(when, dict):
+        as_choice(when, "strategy.when", ("lockstep",))
+        return 0, False
+    if "pipeline" not in when:
+        as_object(when, "strategy.when", ("late",))
+        as_choice(when["late"], "strategy.when.late", (1,))
+        return 1, True
+    as_object(when, "strategy.when", ("pipeline",))
+    pipeline = PIPELINE | _read_members(when["pipeline"], "strategy.when.pipeline", PIPELINE)
+    fits = raw["kind"] == "allreduce" and raw["pace"] == 1
+    require(fits, "strategy.when.pipeline", "goes with allreduce at pace 1, which averages gradients")
+    width = pipeline["width"]
+    assert isinstance(width, int)
+    require(width == 2 or (width > 2 and pipeline["wider"]), "strategy.when.pipeline.width", "2, or more with wider")
+    return width - 1, False
+
+
+def _read_members(raw: object, place: str, defaults: dict[str, object]) -> dict[str, Any]:
+    """An object of optional members, without those that equal their default."""
+    members = as_object(raw, place, (), defaults)
+    for name, value in list(members.items()):
+        if name in CHOICES:
+            as_choice(value, f"{place}.{name}", CHOICES[name])
+        else:
+            as_integer(value, f"{place}.{name}", 0 if name == "warm_up" else 1, 2**53 if name == "warm_up" else LIMIT)
+        if value == defaults[name]:
+            del members[name]
+    return members
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

@@ -34,7 +34,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     keeps = keeps_own and all(map(keeps_something, schedule.rounds))
     confirm(keeps, "schedule", "a weight", "positive weights on oneself, and none negative")
     reach = rounds_to_meet(schedule, place, Work())
-    late, pace = int(schedule.is_late), max(schedule.paces)
+    late, pace = schedule.lag, max(schedule.paces)
     age = reach - 1 + late
     expected = {"late": late, "steps": late * pace, "reach": reach, "age": age, "age_steps": age * pace}
     for name, number in expected.items():
