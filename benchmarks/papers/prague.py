@@ -33,8 +33,8 @@ SLOW_2 = "Over All-Reduce, one worker 2× slower"
 PAIRS, SERVER = "Over AD-PSGD, all workers alike", "Over a parameter server"
 
 WHY = {
-    ALIKE: "a step computes 160 ms here and a flat ring takes 822 ms of wire, so more was to be gained than on the paper's "
-    "links; the picks average less often than any schedule of the paper.",
+    ALIKE: "a step computes 160 ms here and a flat ring takes 822 ms of wire, so more was to be gained than on the "
+    "paper's links; the picks average less often than any schedule of the paper.",
     SLOW: "the paper compares with a flat ring that hides nothing; the best All-Reduce here is hierarchical and "
     "overlaps, so it hides behind the slow worker. The paper's rule sends 1.8 to 2.1 MB per NIC and step, and that "
     "decides its step.",

@@ -4,8 +4,8 @@
     python -m benchmarks.papers.sums --minutes 3
 
 Each way is a schedule under `preduce.DistributedOptimizer`; all of them are set up in the same 16 processes and take
-turns, so that a repetition of one stands beside one of every other. A time is from the last worker's call of `step()` to the last
-one's return; that includes what an SGD step of 548,074 parameters takes.
+turns, so that a repetition of one stands beside one of every other. A time is from the last worker's call of `step()`
+to the last one's return; that includes what an SGD step of 548,074 parameters takes.
 """
 
 from __future__ import annotations
