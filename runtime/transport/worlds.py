@@ -123,15 +123,16 @@ class GroupTable(ABC):
         return communicator
 
     def _taken(self, doomed: Iterable[tuple[int, ...]]) -> list[Communicator]:
-        """Take all communicators of these members out of the table."""
+        """Take all communicators of these members out of the table; another thread may do so, too."""
         sets = set(doomed)
-        taken = [self._groups.pop(members) for members in sets if members in self._groups]
-        return taken + [self._further.pop(key) for key in list(self._further) if key[0] in sets]
+        taken = [self._groups.pop(members, None) for members in sets]
+        taken += [self._further.pop(key, None) for key in list(self._further) if key[0] in sets]
+        return [communicator for communicator in taken if communicator is not None]
 
     def streams(self, device: torch.device) -> Streams:
         """The device's streams, made once: a side stream is shared by all operations of this worker."""
         if device not in self._streams:
-            self._streams[device] = streams_of(device)
+            self._streams.setdefault(device, streams_of(device))  # another thread may have been faster
         return self._streams[device]
 
     def everyone(self) -> Communicator:
