@@ -18,7 +18,7 @@ from preduce.runtime.averaging.gradients import clear_gradients, commit_gradient
 from preduce.runtime.averaging.reducer import Reduction
 from preduce.runtime.averaging.riders import commit_riders, snapshot_riders
 from preduce.runtime.strategies.base import Runner
-from preduce.runtime.strategies.gradient_means import GradientMeans
+from preduce.runtime.strategies.gradient_means import KIND, GradientMeans
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.axes import WIDER, Drain, Total
 
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 
     from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.strategies.base import Run
-    from preduce.topo.phase import Group
     from preduce.topo.strategies.axes import Pipeline
 
-KIND = "gradient average"
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Flight:
     """The gradients of one step on their way to the step that applies them."""
 
@@ -62,8 +59,7 @@ class GradientPipeline(Runner):
     def __init__(self, when: Pipeline, run: Run) -> None:
         super().__init__(run)
         self.when = when
-        self._divisor = 1 if when.total is Total.SUM else None
-        self._lockstep = GradientMeans(run, divisor=self._divisor)
+        self._lockstep = GradientMeans(run, divisor=1 if when.total is Total.SUM else None)
         self._flights: deque[_Flight] = deque()
         if when.width > 2 and run.rank == 0:
             text = f"preduce: schedule {run.schedule.name!r} has a pipeline of {when.width}: {WIDER}"
@@ -97,7 +93,7 @@ class GradientPipeline(Runner):
 
     def settle(self) -> None:
         """Wait for the sums in flight, which stay for the steps that apply them."""
-        for flight in self._flights:
+        for flight in list(self._flights):
             self._wait(flight)
         self.run.reducer.flush()
 
@@ -126,6 +122,7 @@ class GradientPipeline(Runner):
             flight.reduction.release()
         self._flights.clear()
         self.late_scaled = False
+        self._lockstep.drain()
 
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
         """While gradients are in flight, which a model that was loaded by itself has not seen."""
@@ -133,7 +130,7 @@ class GradientPipeline(Runner):
 
     def state(self) -> dict[str, torch.Tensor]:
         """The sums in flight with all that belongs to them; `settle` has waited for them."""
-        named: dict[str, torch.Tensor] = {}
+        named = self._lockstep.state()
         for place, flight in enumerate(self._flights):
             named[f"late/{place}/facts"] = torch.tensor([flight.step, int(flight.scaled), len(flight.riders)])
             for index, (bucket, sums) in enumerate(zip(flight.reduction.buckets, flight.reduction.arrays, strict=True)):
@@ -150,19 +147,22 @@ class GradientPipeline(Runner):
         Raises:
             InputError: it is not what a pipeline saves.
         """
+        late = {name: tensor for name, tensor in state.items() if name.startswith("late/")}
+        if rest := {name: tensor for name, tensor in state.items() if name not in late}:
+            self._lockstep.load_state(rest)
         try:
-            count = len({name.split("/")[1] for name in state})
+            count = len({name.split("/")[1] for name in late})
             flights = [self._restored(state, f"late/{place}") for place in range(count)]
         except (KeyError, IndexError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"load_checkpoint: the file holds {', '.join(sorted(state)[:3])} and so on, which are not the late "
+                f"load_checkpoint: the file holds {', '.join(sorted(late)[:3])} and so on, which are not the late "
                 f"gradients of this model ({error})"
             ) from None
         self._flights = deque(flights)
 
     def _restored(self, state: Mapping[str, torch.Tensor], prefix: str) -> _Flight:
         step, scaled, with_riders = map(int, state[f"{prefix}/facts"])
-        reducer, group = self.run.reducer, self._group(step)
+        reducer, group = self.run.reducer, self._lockstep.group(step)
         operation = reducer.recorder.begin(KIND, step, step, group.members, 0)
         reducer.recorder.end(operation, "restored")
         communicator = reducer.world.communicator(group.members)
@@ -176,24 +176,28 @@ class GradientPipeline(Runner):
                 riders.append([None if value is None else value.to(bucket.device) for value in values])
         return _Flight(step, reduction, riders, scaled=bool(scaled), waited=True)
 
-    def _group(self, round_: int) -> Group:
-        group = self.run.schedule.group_of(self.run.rank, round_)
-        assert group is not None, "all-reduce has every worker in its group"
-        return group
-
     def _send(self, step: int, round_: int) -> None:
-        """Start the sum of the gradients as they are."""
-        buckets = self.run.flat.buckets
-        riders = [snapshot_riders(bucket) for bucket in buckets] if step % self.when.lag == 0 else []
-        reduction = self.run.reducer.begin(
-            KIND, step, round_, self._group(round_), gradients=True, divisor=self._divisor
-        )
-        self._flights.append(_Flight(step, reduction, riders))
+        """Let the gradients go as they are."""
+        rides = step % self.when.lag == 0
+        riders = [snapshot_riders(bucket) for bucket in self.run.flat.buckets] if rides else []
+        self._flights.append(_Flight(step, self._lockstep.send(step, round_), riders))
 
     def _wait(self, flight: _Flight) -> None:
-        if not flight.waited:
+        """Wait for a sum.
+
+        Raises:
+            PeerLostError: a worker is gone or too late.
+            InputError: numbers left their codec's range, on all workers alike; these gradients are lost.
+        """
+        if flight.waited:
+            return
+        try:
             self.run.reducer.wait(flight.reduction)
-            flight.waited = True
+        except InputError:
+            if flight in self._flights:
+                self._flights.remove(flight)
+            raise
+        flight.waited = True
 
     def _commit_riders(self, flight: _Flight) -> None:
         """Correct the buffers by what has become known of how they differed."""

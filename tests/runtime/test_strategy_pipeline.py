@@ -17,7 +17,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce
-from preduce.topo.strategies.axes import WIDER, Drain, Pipeline, Total
+from preduce.topo.strategies.axes import WIDER, Codec, Drain, How, Lockstep, Pipeline, Rounding, Total
 
 CASES = int(os.environ.get("PREDUCE_PIPELINE_CASES", "60"))
 """The whole campaign: `PREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/test_strategy_pipeline.py -k replay`."""
@@ -531,3 +531,46 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
     text, _ = ranks.run(2, whole)
     assert "worker 1" in text
     ranks.fresh()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [How(codec=Codec.FLOAT16), How(codec=Codec.INT8, block=4, error_feedback=True, rounding=Rounding.STOCHASTIC)],
+    ids=lambda how: how.codec.value,
+)
+def test_coded_gradients_of_a_pipeline_are_those_of_lockstep_one_step_later(ranks, tmp_path, how):
+    """The gradients depend on no parameters; in the middle a checkpoint, which holds what roundings left over."""
+
+    def run(world, when):
+        folder = tmp_path / type(when).__name__
+        generator = torch.Generator().manual_seed(world.rank)
+
+        def made():
+            model = torch.nn.Linear(7, 3)
+            with torch.no_grad():
+                model.weight.zero_()
+                model.bias.zero_()
+            schedule = Schedule("coded", Cluster.regular(1, 2), AllReduce(when=when, how=how))
+            return model, DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.5), model, schedule, world=world
+            )
+
+        model, optimizer = made()
+        seen = []
+        for step in range(6):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+            seen.append(torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()]))
+            if step == 3:
+                save_checkpoint(optimizer, folder)
+                optimizer.finish()
+                model, optimizer = made()
+                load_checkpoint(optimizer, folder)
+        optimizer.finish()
+        return [*seen, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])]
+
+    (first, second), (at_once, _) = (ranks.run(2, lambda world, w=w: run(world, w)) for w in (Pipeline(), Lockstep()))
+    assert all(torch.equal(mine, other) for mine, other in zip(first, second, strict=True))
+    assert not first[0].any()
+    assert all(torch.equal(mine, should) for mine, should in zip(first[1:], at_once[:-1], strict=True))
