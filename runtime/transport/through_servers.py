@@ -2,7 +2,9 @@
 
 It has the face of a communicator, so that a synchronous server reuses tags, deadlines and commits of group operations.
 A shard is added in rank order as soon as the next rank's part is there, so that the sum is the same in every run.
-Each worker moves its model once out and once in; each host its shard n − 1 times out and in.
+Each worker moves its model once out and once in; each host its shard n − 1 times out and in. Nothing is copied beside
+that: parts travel from the array that is summed, which holds still until its sum is there, and are added up where the
+first one arrived.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from preduce.runtime.transport.arrays import frame_of, tensor_of
 from preduce.runtime.transport.communicators import Communicator
 from preduce.runtime.transport.mailbox import Mailbox, Message
 
@@ -24,17 +27,6 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.waiting import RunningWork, SignsOfLife
     from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
-
-
-def to_bytes(tensor: torch.Tensor) -> memoryview:
-    """A copy of a tensor in host memory, as bytes."""
-    copy = tensor.detach().to("cpu", copy=True).contiguous()
-    return copy.view(torch.uint8).numpy().data
-
-
-def from_bytes(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """The numbers in a frame, as a tensor of its own memory."""
-    return torch.frombuffer(bytearray(frame), dtype=dtype) if len(frame) else torch.empty(0, dtype=dtype)
 
 
 def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:
@@ -54,7 +46,9 @@ class ServerCommunicator(Communicator):
         self._next = 0
         self._sums: dict[int, _Sum] = {}
         self._running: dict[int, ServerWork] = {}
-        self.mailbox = Mailbox(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
+        self.mailbox = Mailbox(
+            world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout, heartbeat=heartbeat
+        )
         self.mailbox.start()
 
     def all_reduce(self, tensor: torch.Tensor) -> RunningWork:
@@ -63,7 +57,7 @@ class ServerCommunicator(Communicator):
         work = self._running[number] = ServerWork(self, number, tensor)
         for host, (start, end) in zip(self.hosts, shard_bounds(tensor.numel(), len(self.hosts)), strict=True):
             self.mailbox.send(
-                host, f"push {tensor.dtype}".replace("torch.", ""), (number,), [to_bytes(tensor[start:end])]
+                host, f"push {tensor.dtype}".replace("torch.", ""), (number,), [frame_of(tensor[start:end])]
             )
         return work
 
@@ -73,12 +67,12 @@ class ServerCommunicator(Communicator):
             return
         (number,) = message.numbers
         dtype = getattr(torch, message.kind.removeprefix("push "))
-        total = self._sums.setdefault(number, _Sum())
-        total.add(message.source, from_bytes(message.payload[0], dtype))
+        total = self._sums.setdefault(number, _Sum(self.mailbox.rank))
+        total.add(message.source, tensor_of(message.payload[0], dtype))
         if total.count == self.size:
             del self._sums[number]
             assert total.value is not None, "something was added"
-            frame = to_bytes(total.value)
+            frame = frame_of(total.value)
             for rank in self.members:
                 self.mailbox.send(rank, "sum", (number,), [frame])
 
@@ -95,23 +89,27 @@ class ServerWork:
         self.parts: dict[int, Any] = {}
 
     def is_completed(self) -> bool:
-        """Whether all hosts have answered."""
-        return len(self.parts) == len(self.owner.hosts)
+        """Whether all hosts have answered, or cannot because the mailbox failed, which `wait` then says."""
+        return self._has_all() or self.owner.mailbox.has_failed
 
     def wait(self) -> None:
         """Wait for the hosts and put their sums into the tensor."""
         owner = self.owner
-        owner.mailbox.until(self.is_completed, owner.heartbeat, owner.members, 0)
+        owner.mailbox.until(self._has_all, owner.heartbeat, owner.members, 0)
         for host, (start, end) in zip(owner.hosts, shard_bounds(self.tensor.numel(), len(owner.hosts)), strict=True):
             if end > start:  # a host of a short array may have nothing
-                self.tensor[start:end].copy_(from_bytes(self.parts[host], self.tensor.dtype))
+                self.tensor[start:end].copy_(tensor_of(self.parts[host], self.tensor.dtype))
         owner.done(self.number)
+
+    def _has_all(self) -> bool:
+        return len(self.parts) == len(self.owner.hosts)
 
 
 class _Sum:
-    """A shard that is being added up in rank order."""
+    """A shard that is being added up in rank order, in the memory in which the first part came."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
         self.value: torch.Tensor | None = None
         self.count = 0
         self._early: dict[int, torch.Tensor] = {}
@@ -121,7 +119,10 @@ class _Sum:
         self._early[rank] = part
         while self.count in self._early:
             part = self._early.pop(self.count)
-            self.value = part if self.value is None else self.value.add_(part)
+            if self.value is None:  # the host's own part is the array that waits for the sum
+                self.value = part.clone() if self.count == self.owner else part
+            else:
+                self.value.add_(part)
             self.count += 1
 
 
