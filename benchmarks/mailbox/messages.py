@@ -132,7 +132,12 @@ def pair(megabytes: float, turns: list[list[str]]) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = [{}, {}]
 
     def read(rank: int) -> None:
-        results[rank] = json.loads(running[rank].communicate(timeout=300)[0].splitlines()[-1])
+        try:
+            results[rank] = json.loads(running[rank].communicate(timeout=300)[0].splitlines()[-1])
+        finally:
+            if not results[rank]:  # the other one would wait for it
+                running[0].kill()
+                running[1].kill()
 
     threads = [threading.Thread(target=read, args=(rank,)) for rank in (0, 1)]
     for thread in threads:

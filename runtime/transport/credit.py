@@ -1,8 +1,8 @@
 """Credit: how much one worker may have on its way to another, counted in messages and in bytes.
 
 The receiver grants it, as HTTP/2 does (RFC 9113, section 5.2): a sender counts what it ever sent, the receiver says
-what it has ever dealt with, and the difference never passes a bound that both know. Grants are totals, so one that comes
-late or twice does no harm; they ride on messages that travel anyway, and go by themselves when half the bound is
+what it has ever dealt with, and the difference never passes a bound that both know. Grants are totals: one that comes
+late or twice does no harm. They ride on messages that travel anyway, and go by themselves when half the bound is
 dealt with.
 
 Not libzmq's high-water marks: they count messages and not bytes, hold on both sides beside what TCP's buffers take, and
