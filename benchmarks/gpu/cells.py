@@ -18,8 +18,9 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Group, Phase
 from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Late, Lockstep, Pipeline
+from preduce.topo.strategies import GroupPhases, How, Late, Lockstep, Pipeline, Sending
 from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.axes import RING
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.static import Static
@@ -52,6 +53,7 @@ class Cell:
     rounds: int = 5
     width: int = 1
     """Of a pipeline of gradients."""
+    how: How = RING
 
     @property
     def schedule(self) -> Schedule:
@@ -62,7 +64,7 @@ class Cell:
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":
-            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging)
+            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=self.how)
         elif self.kind == "neighbor":
             ring = Round.from_edges(RANKS, [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)])
             half = Round.from_edges(RANKS, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))])
@@ -87,6 +89,7 @@ CELLS = [
     Cell("allreduce of gradients, pipeline", kind="allreduce", width=2),
     Cell("allreduce of gradients, pipeline, mixed", kind="allreduce", width=2, dtypes=(torch.float32, torch.bfloat16)),
     Cell("allreduce of gradients, pipeline of 3, Adam", kind="allreduce", width=3, optimizer="adam"),
+    Cell("allreduce of gradients, layers", kind="allreduce", how=How(sending=Sending.LAYERS)),
     Cell("allreduce of parameters", kind="allreduce", paces=2),
     Cell("allreduce of parameters, overlap", kind="allreduce", paces=2, overlap=True),
     Cell("neighbor", kind="neighbor"),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.gpu.devices import Device
+    from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.transport.streams import Streams
     from preduce.topo.schedule import Schedule
 
@@ -101,8 +102,9 @@ class SimulatedCommunicator(Communicator):
         self.world, self.shared, self.pretended = world, world.shared, world.pretended
         self._calls = 0
 
-    def all_reduce(self, tensor: torch.Tensor) -> SimulatedWork:
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> SimulatedWork:
         """Start a sum, in place."""
+        assert coding is None, "no cell has a codec"
         self._live()
         is_tag = tensor.numel() == TAG_LENGTH and tensor.dtype is torch.float32
         fault = self.shared.fault

@@ -36,6 +36,7 @@ def one_thread():
         ("static, overlap, mixed", "sum"),
         ("allreduce of gradients", "commit"),
         ("allreduce of gradients, pipeline, mixed", "sum"),
+        ("allreduce of gradients, layers", "sum"),
         ("allreduce of gradients, pipeline of 3, Adam", "commit"),
         ("neighbor, overlap", "fill"),
     ],
