@@ -77,7 +77,8 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     confirm(schedule.how["codec"] != "none", "schedule", "how", "a codec")
     sums = [_sum(schedule, *shape) for shape in set(_shapes(schedule))]
     relative = Fraction(ceil(max(one.relative for one in sums) * 2**32), 2**32)
-    absolute = Fraction(2) ** next(j for j in count(-160) if Fraction(2) ** j >= max(one.absolute for one in sums))
+    largest = max(one.absolute for one in sums)
+    absolute = next(power for power in (Fraction(2) ** j for j in count(-160)) if power >= largest)
     confirm_equal(f"{place}.relative", entry["relative"], str(relative))
     confirm_equal(f"{place}.absolute", entry["absolute"], str(absolute))
     confirm_equal(f"{place}.roundings", entry["roundings"], max(one.roundings for one in sums))
