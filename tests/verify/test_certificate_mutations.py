@@ -19,6 +19,8 @@ from preduce.verify import checker
 
 COUNT = 1000
 CASES = entries_by_kind()
+PAYLOADS = ("pipeline", "coded-rule", "coded")
+"""Schedules for what they send, whose groups are those of others."""
 # STEADY: the checks take milliseconds, so fewer of them are made here, and more in test_steady_state_claims.py.
 
 
@@ -57,9 +59,10 @@ def test_corrupted_certificates_are_refused_or_still_true(kind):
 def test_certificates_of_another_schedule_are_refused_or_still_true(name):
     draw = random.Random(f"schedule {name}")
     raw, certificate = certified(SCHEDULES[name])
+    count = COUNT // 4 if name in PAYLOADS else COUNT
     changed = accepted = 0
     for number in range(10 * COUNT):
-        if changed == COUNT:
+        if changed == count:
             break
         other = copy.deepcopy(raw)
         try:
@@ -76,7 +79,7 @@ def test_certificates_of_another_schedule_are_refused_or_still_true(name):
             if objection(read, single) is None:
                 accepted += 1
                 assert is_true(entry, other), (entry["claim"], other)
-    assert changed == COUNT
+    assert changed == count
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
