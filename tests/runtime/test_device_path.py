@@ -37,9 +37,12 @@ def one_thread():
         ("allreduce of gradients", "commit"),
         ("allreduce of gradients, float16", "sum"),
         ("allreduce of gradients, bfloat16", "commit"),
+        ("allreduce of gradients, pipeline, mixed", "sum"),
+        ("allreduce of gradients, pipeline of 3, Adam", "commit"),
         ("neighbor, overlap", "fill"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:preduce. schedule .* has a pipeline of 3")
 def test_a_device_that_is_late_changes_no_bit(name, place):
     assert compare(BY_NAME[name], "pretended", place=place, seconds=LATE) == 0
 
@@ -58,7 +61,13 @@ def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["static, overlap", "allreduce of gradients", "allreduce of gradients, bfloat16", "static, drift correction"],
+    [
+        "static, overlap",
+        "allreduce of gradients",
+        "allreduce of gradients, bfloat16",
+        "allreduce of gradients, pipeline",
+        "static, drift correction",
+    ],
 )
 def test_no_step_waits_for_the_device(name):
     assert [result["host waits"] for result in run_cell(BY_NAME[name], "pretended")] == [0] * cells.RANKS
@@ -66,7 +75,11 @@ def test_no_step_waits_for_the_device(name):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*(("static, overlap", kind) for kind in cells.FAULTS), ("allreduce of gradients", "NaN payload")],
+    [
+        *(("static, overlap", kind) for kind in cells.FAULTS),
+        ("allreduce of gradients", "NaN payload"),
+        ("allreduce of gradients, pipeline", "NaN payload"),
+    ],
 )
 def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
     assert judge_fault(BY_NAME[name], "pretended", Fault(kind, 2)) is None
