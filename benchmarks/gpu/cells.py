@@ -18,9 +18,8 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Group, Phase
 from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, How, Late, Lockstep, Pipeline, Sending
+from preduce.topo.strategies import Codec, GroupPhases, How, Late, Lockstep, Pipeline, Sending
 from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import RING
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.static import Static
@@ -51,9 +50,10 @@ class Cell:
     buffers: str = "average"
     optimizer: str = "sgd"
     rounds: int = 5
+    codec: Codec = Codec.NONE
     width: int = 1
     """Of a pipeline of gradients."""
-    how: How = RING
+    sending: Sending = Sending.WHOLE
 
     @property
     def schedule(self) -> Schedule:
@@ -64,7 +64,8 @@ class Cell:
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":
-            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=self.how)
+            how = How(codec=self.codec, sending=self.sending)
+            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how)
         elif self.kind == "neighbor":
             ring = Round.from_edges(RANKS, [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)])
             half = Round.from_edges(RANKS, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))])
@@ -89,7 +90,7 @@ CELLS = [
     Cell("allreduce of gradients, pipeline", kind="allreduce", width=2),
     Cell("allreduce of gradients, pipeline, mixed", kind="allreduce", width=2, dtypes=(torch.float32, torch.bfloat16)),
     Cell("allreduce of gradients, pipeline of 3, Adam", kind="allreduce", width=3, optimizer="adam"),
-    Cell("allreduce of gradients, layers", kind="allreduce", how=How(sending=Sending.LAYERS)),
+    Cell("allreduce of gradients, layers", kind="allreduce", sending=Sending.LAYERS),
     Cell("allreduce of parameters", kind="allreduce", paces=2),
     Cell("allreduce of parameters, overlap", kind="allreduce", paces=2, overlap=True),
     Cell("neighbor", kind="neighbor"),
@@ -102,6 +103,8 @@ CELLS = [
     Cell("static, broadcast buffers", buffers="broadcast"),
     Cell("static, Adam", optimizer="adam"),
     Cell("allreduce of gradients, Adam", kind="allreduce", optimizer="adam"),
+    Cell("allreduce of gradients, float16", kind="allreduce", codec=Codec.FLOAT16),
+    Cell("allreduce of gradients, bfloat16", kind="allreduce", codec=Codec.BFLOAT16),
 ]
 CUDA_CELLS = [
     Cell(f"{kind}, Adam {how}", kind=kind, optimizer=f"adam {how}")
