@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.averaging.reference import Reference
     from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.recorder import Operation, Recorder
     from preduce.runtime.transport.communicators import Communicator
@@ -40,8 +41,16 @@ SPLIT_BYTES = 4 * 2**20
 class Reduction:
     """One running or finished group operation."""
 
-    def __init__(self, communicator: Communicator, group: Group, operation: Operation, tag: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        group: Group,
+        operation: Operation,
+        tag: tuple[int, ...],
+        since: Reference | None = None,
+    ) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
+        self.since = since
         self.works: list[RunningWork] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.ok: torch.Tensor | None = None
@@ -75,16 +84,25 @@ class Reducer:
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
     def begin(
-        self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False, lag: int = 0
+        self,
+        kind: str,
+        step: int,
+        round_: int,
+        group: Group,
+        *,
+        gradients: bool = False,
+        lag: int = 0,
+        since: Reference | None = None,
     ) -> Reduction:
         """Copy parameters (or gradients) into the scratch arrays and start summing them over the group.
 
-        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end.
+        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. With
+        `since` only what parameters have become since that reference is summed, and all members must have the same.
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
-        reduction = self._announced(kind, step, round_, group, lag=lag)
+        reduction = self._announced(kind, step, round_, group, lag=lag, since=since)
         try:
             self._start(reduction, gradients=gradients)
         except (GoneError, UnavailableError) as error:
@@ -116,14 +134,17 @@ class Reducer:
             return None
         return reduction
 
-    def _announced(self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0) -> Reduction:
+    def _announced(
+        self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0, since: Reference | None = None
+    ) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
         self._refuse_after_abort()
         communicator = self.world.communicator(group.members)
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(f"entered {operation}")
-        return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"))
+        tag = tag_of(self.key, kind, round_, group, "sum", *(() if since is None else (since.version,)))
+        return Reduction(communicator, group, operation, tag, since)
 
     def _start(self, reduction: Reduction, *, gradients: bool = False) -> None:
         self._look(reduction.operation)
@@ -237,7 +258,7 @@ class Reducer:
                 sums = reduction.sides[index] if index in reduction.sides else bucket.scratch()[-TAG_LENGTH:]
                 verdicts.append(sums_agree(sums, reduction.tag, reduction.num_members, self.streams.upload))
         reduction.works.clear()
-        self._judge(reduction, verdicts, "its members ran different operations at the same time (their tags differ)")
+        self._judge(reduction, verdicts, _complaint(reduction))
 
     def _judge(self, reduction: Reduction, verdicts: list[torch.Tensor], complaint: str) -> None:
         """Look at the tags, or leave that to the device.
@@ -311,9 +332,9 @@ class Reducer:
             else:
                 if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead:
                     first = bucket.size // 8
-                    torch.div(bucket.flat[:first], divisor, out=scratch[:first])
+                    _load(reduction, index, bucket, slice(0, first))
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
-                torch.div(bucket.flat[first:], divisor, out=scratch[first : bucket.size])
+                _load(reduction, index, bucket, slice(first, bucket.size))
             load_riders(bucket, scratch, divisor, is_first=communicator.is_first)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, divisor, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
@@ -376,3 +397,20 @@ class Reducer:
                 return why
             time.sleep(0.05)
         return f"{self.heartbeat.waits_for(members, self.timeout if timed_out else None)} ({first})"
+
+
+def _load(reduction: Reduction, index: int, bucket: Bucket, part: slice) -> None:
+    """This worker's share of the parameters, or of what they have become since the reference, into the scratch array."""
+    share = bucket.scratch()[part]
+    if reduction.since is None:
+        torch.div(bucket.flat[part], reduction.num_members, out=share)
+    else:
+        torch.sub(bucket.flat[part], reduction.since.arrays[index][part], out=share).div_(reduction.num_members)
+
+
+def _complaint(reduction: Reduction) -> str:
+    """What it means that the tags of a reduction differ."""
+    what = "ran different operations at the same time"
+    if reduction.since is not None:
+        what += f", or measure their parameters from another reference than this worker's, {reduction.since}"
+    return f"its members {what} (their tags differ)"

@@ -10,7 +10,7 @@ from preduce.runtime.averaging.commit import replace_where
 from preduce.runtime.averaging.gradients import commit_gradients
 from preduce.runtime.averaging.riders import commit_riders
 from preduce.runtime.strategies.base import Runner
-from preduce.runtime.strategies.group_means import means_of_groups
+from preduce.runtime.strategies.progress_means import means_of_groups
 from preduce.topo.errors import MissingFeatureError
 
 if TYPE_CHECKING:

@@ -12,11 +12,10 @@ from preduce.runtime.strategies.base import Runner
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
+    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.reducer import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
-    from preduce.topo.strategies.allreduce import AllReduce
-    from preduce.topo.strategies.static import Static
 
 
 class GroupMeans(Runner):
@@ -54,7 +53,7 @@ class GroupMeans(Runner):
             self._commit_delayed(group)
             self._begin_round(step, round_ + 1)
         elif group is not None:
-            reduction = self.run.reducer.begin("average", step, round_, group)
+            reduction = self._start_sum(step, round_, group)
             self.run.reducer.wait(reduction)
             self._commit(reduction)
 
@@ -103,8 +102,15 @@ class GroupMeans(Runner):
         group = self._group(round_)
         if group is not None:
             self._riders = [snapshot_riders(bucket) for bucket in buckets]
-            self._pending = self.run.reducer.begin("average", step, round_, group, lag=1)
+            self._pending = self._start_sum(step, round_, group)
             self._waited = False
+
+    def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
+        """Begin the operation of a round."""
+        return self.run.reducer.begin("average", step, round_, group, lag=int(self.overlap))
+
+    def _receive(self, index: int, bucket: Bucket, reduction: Reduction) -> None:
+        """Called when the sums have arrived in the scratch array of one bucket, before its commit."""
 
     def _mean_pace(self, group: Group) -> float:
         """The pace that everybody's progress is brought to."""
@@ -121,8 +127,9 @@ class GroupMeans(Runner):
     def _commit(self, reduction: Reduction) -> None:
         reducer, relax = self.run.reducer, float(reduction.group.relax)
         with torch.no_grad():
-            for bucket in self.run.flat.buckets:
+            for index, bucket in enumerate(self.run.flat.buckets):
                 with reducer.stream(bucket.device):
+                    self._receive(index, bucket, reduction)
                     commit_riders(bucket, reduction.ok)  # first: the next line may swap the arrays
                     commit_mean(bucket, relax, reduction.ok, swap=True)
         reducer.rejoin()
@@ -139,16 +146,13 @@ class GroupMeans(Runner):
         else:
             reducer.wait(pending)
         with torch.no_grad():
-            for bucket, snapshot, riders in zip(self.run.flat.buckets, self._snapshots, self._riders, strict=True):
+            kept = zip(self.run.flat.buckets, self._snapshots, self._riders, strict=True)
+            for index, (bucket, snapshot, riders) in enumerate(kept):
                 with reducer.stream(bucket.device):
+                    self._receive(index, bucket, pending)
                     commit_delayed(bucket, snapshot, float(pending.group.relax), pending.ok)
                     commit_riders(bucket, pending.ok, riders)
         reducer.rejoin()
-
-
-def means_of_groups(strategy: Static | AllReduce, run: Run) -> GroupMeans:
-    """The runner of strategies whose schedule names a worker's group in each round."""
-    return GroupMeans(run, averaging=strategy.averaging, overlap=strategy.overlap)
 
 
 def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:
