@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.averaging.reference import Reference
     from preduce.runtime.recorder import Operation
     from preduce.runtime.transport.communicators import Communicator
     from preduce.runtime.transport.waiting import RunningWork
@@ -55,7 +56,15 @@ class PeerReducer(Reducer):
         self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def begin(
-        self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False, lag: int = 0
+        self,
+        kind: str,
+        step: int,
+        round_: int,
+        group: Group,
+        *,
+        gradients: bool = False,
+        lag: int = 0,
+        since: Reference | None = None,
     ) -> Reduction:
         """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round.
 
@@ -63,6 +72,7 @@ class PeerReducer(Reducer):
             PeerLostError: the exchange cannot start.
         """
         assert not gradients, "neighbours average parameters"
+        assert since is None, "neighbours send them whole"
         self._refuse_after_abort()
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)

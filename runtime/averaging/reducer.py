@@ -400,7 +400,7 @@ class Reducer:
 
 
 def _load(reduction: Reduction, index: int, bucket: Bucket, part: slice) -> None:
-    """This worker's share of the parameters, or of what they have become since the reference, into the scratch array."""
+    """Put this worker's share of the parameters, or of what they added since the reference, into the scratch array."""
     share = bucket.scratch()[part]
     if reduction.since is None:
         torch.div(bucket.flat[part], reduction.num_members, out=share)

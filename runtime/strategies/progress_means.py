@@ -8,8 +8,8 @@ group of k members sums the codec of (x_i − r) / k: the decoded sum D has the 
 
 Rounding then takes from a mean at most the codec's share of the largest x_i − r of a block, which is what steps (and
 the spread that earlier rounds left) have added since the last mean over all. That is why the period of a schedule needs
-a round of all (`Static.refuses_codec`). Any relax factor of that round will do: r need not be where workers are, it must
-be the same for all and near them, and the mean that all decoded is both.
+a round of all (`Static.refuses_codec`). Any relax factor of that round will do: r need not be where workers are, only
+the same for all and near them, and the mean that all decoded is both.
 
 Which r an operation uses. Claim: when the operation of round k begins, each of its members holds the mean of the last
 round of all before k (or the model of the start, where there was none since).
@@ -21,8 +21,8 @@ round of all before k (or the model of the start, where there was none since).
   beginning r holds means of rounds up to k, as in lockstep, and r is still the same when it is committed: one array is
   enough, and no operation is decoded with another reference than the one that it was begun with.
 * The start, and a load: the first round that begins without a reference begins with a copy of worker 0's parameters
-  for all, compared by a tag. `load_state_dict` of the optimizer drops the operation in flight and the reference on every
-  worker; a model that is loaded alone is refused, since the difference would travel as progress, and be rounded as such.
+  for all (see `averaging.common_start`). The optimizer's `load_state_dict` drops the operation in flight and the
+  reference on every worker; a model that is loaded alone is refused, since the difference would travel as progress.
   `initial="keep"` is refused: models that began apart differ by much more than updates.
 
 The version of r, the number of the start and the round of its mean, stands in the tag of each operation: workers with
@@ -34,10 +34,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preduce.runtime.averaging.common_start import common_start
 from preduce.runtime.averaging.reference import Reference
 from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.runtime.transport.waiting import GoneError
-from preduce.topo.phase import Group
 from preduce.topo.strategies.axes import Where
 
 if TYPE_CHECKING:
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.reducer import Reduction
     from preduce.runtime.strategies.base import Run
+    from preduce.topo.phase import Group
     from preduce.topo.strategies.allreduce import AllReduce
     from preduce.topo.strategies.base import Averaging
     from preduce.topo.strategies.static import Static
@@ -89,7 +89,8 @@ class ProgressMeans(GroupMeans):
 
     def _begin_round(self, step: int, round_: int) -> None:
         if self.reference is None:
-            self.reference = self._common_start(step, round_)
+            self._starts_made += 1
+            self.reference = common_start(self.run.reducer, self.run.everyone, self._starts_made, step, round_)
         super()._begin_round(step, round_)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
@@ -109,28 +110,6 @@ class ProgressMeans(GroupMeans):
     def _is_coded(self, group: Group) -> bool:
         """Whether anything that this group sends is rounded."""
         return self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
-
-    def _common_start(self, step: int, round_: int) -> Reference:
-        """A reference from worker 0's parameters, which all workers take together as their first round begins.
-
-        Raises:
-            PeerLostError: a worker is gone, or does something else.
-        """
-        reducer = self.run.reducer
-        self._starts_made += 1
-        reducer.agree("reference", round_, Group(self.run.everyone), self._starts_made)
-        everyone = reducer.world.communicator(self.run.everyone)
-        arrays = [bucket.flat.detach().clone() for bucket in self.run.flat.buckets]
-        num_bytes = sum(array.nbytes for array in arrays)
-        operation = reducer.recorder.begin("reference", step, round_, everyone.members, num_bytes)
-        for array in arrays:
-            try:
-                if len(array):
-                    reducer.wait_for(everyone.broadcast(array), operation)
-            except (RuntimeError, GoneError) as error:
-                raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
-        return Reference(arrays, self._starts_made)
 
 
 def means_of_groups(strategy: Static | AllReduce, run: Run) -> GroupMeans:

@@ -71,8 +71,8 @@ class Policies:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
         if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.how.codec.rounds:
             raise InputError(
-                f"initial='keep': codec {schedule.strategy.how.codec.value!r} rounds what workers added since they were "
-                "equal, and models that begin apart differ by more than that; use 'broadcast' or no codec"
+                f"initial='keep': codec {schedule.strategy.how.codec.value!r} rounds what workers added since they "
+                "were equal, and models that begin apart differ by more than that; use 'broadcast' or no codec"
             )
 
 

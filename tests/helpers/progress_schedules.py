@@ -1,4 +1,4 @@
-"""Random static schedules with a round of all, whose parameters are averaged with a codec; for threads of one process."""
+"""Random static schedules with a round of all, whose parameters are averaged with a codec; ranks are threads."""
 
 from __future__ import annotations
 
