@@ -42,9 +42,9 @@ class Reference:
         """Where it was taken."""
         return f"the mean of round {self.round}" if self.round >= 0 else f"the model of start {self.starts}"
 
-    def complete(self, index: int, bucket: Bucket) -> torch.Tensor:
-        """Add the reference to the mean of what was added since, which the scratch array holds; the mean then."""
-        return bucket.scratch()[: bucket.size].add_(self.arrays[index])
+    def complete(self, index: int, change: torch.Tensor) -> None:
+        """Make the mean of one bucket of the mean of what was added since, in place."""
+        change.add_(self.arrays[index])
 
     def take(self, index: int, mean: torch.Tensor, ok: torch.Tensor | None) -> None:
         """Let a mean over all workers be the reference of one bucket, unless the device's verdict says otherwise."""

@@ -58,12 +58,10 @@ class GroupMeans(Runner):
             self._commit(reduction)
 
     def settle(self) -> None:
-        """Wait for the operation in flight; its sums move aside, so that the scratch arrays are free."""
+        """Wait for the operation in flight, which keeps its sums for the end of the round."""
         if self._pending is not None and not self._waited:
             self.run.reducer.wait(self._pending)
             self._waited = True
-            for bucket in self.run.flat.buckets:
-                bucket.put_aside()
         self.run.reducer.flush()
 
     def drain(self) -> None:
@@ -72,10 +70,10 @@ class GroupMeans(Runner):
         The next round begins with the parameters that its first step finds, also if it is an earlier one than the last.
         """
         self.settle()
+        if self._pending is not None:
+            self._pending.release()
         self._pending = None
         self._started = -1
-        for bucket in self.run.flat.buckets:
-            bucket.take_back()
 
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:
         """Where a round is measured from its beginning, and has begun."""
@@ -109,8 +107,8 @@ class GroupMeans(Runner):
         """Begin the operation of a round."""
         return self.run.reducer.begin("average", step, round_, group, lag=int(self.overlap))
 
-    def _receive(self, index: int, bucket: Bucket, reduction: Reduction) -> None:
-        """Called when the sums have arrived in the scratch array of one bucket, before its commit."""
+    def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
+        """Called with the sums of one bucket that have arrived, before their commit."""
 
     def _mean_pace(self, group: Group) -> float:
         """The pace that everybody's progress is brought to."""
@@ -125,14 +123,14 @@ class GroupMeans(Runner):
                 rescale_progress(bucket, start, factor)
 
     def _commit(self, reduction: Reduction) -> None:
-        reducer, relax = self.run.reducer, float(reduction.group.relax)
-        with torch.no_grad():
-            for index, bucket in enumerate(self.run.flat.buckets):
-                with reducer.stream(bucket.device):
-                    self._receive(index, bucket, reduction)
-                    commit_riders(bucket, reduction.ok)  # first: the next line may swap the arrays
-                    commit_mean(bucket, relax, reduction.ok, swap=True)
-        reducer.rejoin()
+        relax = float(reduction.group.relax)
+
+        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            self._receive(index, sums, reduction)
+            commit_riders(bucket, sums, ok)
+            commit_mean(bucket, sums, relax, ok, swap=True)
+
+        self.run.reducer.commit(reduction, commit)
 
     def _commit_delayed(self, group: Group | None) -> None:
         pending, reducer = self._pending, self.run.reducer
@@ -140,19 +138,16 @@ class GroupMeans(Runner):
         if pending is None:
             assert group is None, "a round with a group started its operation when it began"
             return
-        if self._waited:
-            for bucket in self.run.flat.buckets:
-                bucket.take_back()
-        else:
+        if not self._waited:
             reducer.wait(pending)
-        with torch.no_grad():
-            kept = zip(self.run.flat.buckets, self._snapshots, self._riders, strict=True)
-            for index, (bucket, snapshot, riders) in enumerate(kept):
-                with reducer.stream(bucket.device):
-                    self._receive(index, bucket, pending)
-                    commit_delayed(bucket, snapshot, float(pending.group.relax), pending.ok)
-                    commit_riders(bucket, pending.ok, riders)
-        reducer.rejoin()
+        relax = float(pending.group.relax)
+
+        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            self._receive(index, sums, pending)
+            commit_delayed(bucket, sums, self._snapshots[index], relax, ok)
+            commit_riders(bucket, sums, ok, self._riders[index])
+
+        reducer.commit(pending, commit)
 
 
 def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:

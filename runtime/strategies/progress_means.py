@@ -42,7 +42,6 @@ from preduce.topo.strategies.axes import Where
 if TYPE_CHECKING:
     import torch
 
-    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.reducer import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
@@ -97,14 +96,15 @@ class ProgressMeans(GroupMeans):
         since = self.reference if self._is_coded(group) else None
         return self.run.reducer.begin("average", step, round_, group, lag=int(self.overlap), since=since)
 
-    def _receive(self, index: int, bucket: Bucket, reduction: Reduction) -> None:
+    def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
         """Make a mean of the sum of differences; the mean of everybody is the next reference."""
         reference = self.reference
         assert reference is not None, "taken when the first round began"
+        mean = sums[: self.run.flat.buckets[index].size]
         if reduction.since is not None:
-            reference.complete(index, bucket)
+            reference.complete(index, mean)
         if len(reduction.group.members) == self.run.schedule.num_workers:
-            reference.take(index, bucket.scratch()[: bucket.size], reduction.ok)
+            reference.take(index, mean, reduction.ok)
             reference.round = reduction.operation.round
 
     def _is_coded(self, group: Group) -> bool:
