@@ -140,8 +140,10 @@ class ThroughServers:
         """See World."""
         self._world.prepare(schedule)
 
-    def communicator(self, members: Sequence[int]) -> Communicator:
-        """The hosts' sums, for the group of all workers."""
+    def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
+        """The hosts' sums, for the group of all workers; what has a name is the given world's."""
+        if name:
+            return self._world.communicator(members, name=name)
         assert len(members) == self.size, "only the group of all workers passes through the hosts"
         return self._communicator
 
@@ -149,13 +151,13 @@ class ThroughServers:
         """The group of all workers."""
         return self._communicator
 
-    def has(self, members: Sequence[int]) -> bool:
+    def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether these are all workers."""
-        return len(members) == self.size
+        return self._world.has(members, name=name) if name else len(members) == self.size
 
-    def create(self, members: tuple[int, ...]) -> Communicator:
+    def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
         """The group of all workers, which is there."""
-        return self.communicator(members)
+        return self._world.create(members, name=name) if name else self.communicator(members)
 
     def streams(self, device: torch.device) -> Streams:
         """See World."""

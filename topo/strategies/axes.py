@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from preduce.topo.codec_numbers import encoded_bytes
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
 
@@ -216,6 +217,18 @@ class How(Closed):
             raise ScheduleError(
                 f"how.where: is {self.where}; form {self.form} has no stage of its own across nodes, hierarchical has"
             )
+
+    def wire_bytes(self, num_bytes: int, *, across: bool = True, width: int = 4) -> int:
+        """Bytes that `num_bytes` of numbers become on a link.
+
+        Args:
+            num_bytes: of the numbers as the model has them.
+            across: whether the link joins two nodes; inside a node `where` may leave numbers as they are.
+            width: bytes of one number.
+        """
+        if self.codec is Codec.NONE or (self.where is Where.ACROSS_NODES and not across):
+            return num_bytes
+        return encoded_bytes(self.codec, -(-num_bytes // width), self.block)
 
 
 RING = How()
