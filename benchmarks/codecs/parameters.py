@@ -2,23 +2,27 @@
 
     python -m benchmarks.codecs.parameters              # about 8 minutes of one core
     python -m benchmarks.codecs.parameters --quick      # one seed, few steps
+    python -m benchmarks.codecs.parameters --only 0     # one case of three; its rows are kept
+    python -m benchmarks.codecs.parameters --redraw     # table and picture from the rows of all cases
 
 Sixteen workers train the lab's digits network in one process, without a clock, under node-then-all and under a pick of
-the planner (benchmarks/results/lab-nodes.json), at the lab's learning rate and batches. Means of groups are exact, or
-coded with the run-time's own kernels and in its order of stages (flat form; 16 bits are added one after the other, where
-a ring begins at another member for each part): of differences to the last mean over all, as the run-time does, and of
-parameters themselves, which it refuses. Writes the table and the picture of benchmarks/results/codecs-parameters.md.
+the planner (benchmarks/results/lab-nodes.json), at learning rates of the lab's grid, with its batches. Means of groups
+are exact, or coded with the run-time's own kernels and in its order of stages (flat form; 16 bits are added one after
+the other, where a ring begins at another member for each part): of differences to the last mean over all, as the
+run-time does, and of parameters themselves, which it refuses. Writes the table and the picture of
+benchmarks/results/codecs-parameters.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,23 +36,20 @@ from benchmarks.lab.rehearse import Rehearsal
 from benchmarks.lab.setting import TARGETS
 from benchmarks.lab.tasks import read_data, write_data
 from preduce.runtime.codecs.eight_bits import EightBits
-from preduce.runtime.transport.eight_bit_sums import block_bounds
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
 from preduce.topo.codec_numbers import int8_bytes
-from preduce.topo.document.reader import schedule_from
+from preduce.topo.document.schedule import schedule_of
 from preduce.topo.strategies.axes import How
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from benchmarks.lab.tasks import Samples
     from preduce.topo.schedule import Schedule
 
 RESULTS = Path(__file__).parents[1] / "results"
 CLUSTER = Cluster.regular(4, 4)
-RATE = 0.4
 EVERY = 8
+STEPS = 96
 TARGET = TARGETS["digits"]
 SIXTEEN = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 BLOCK = How().block
@@ -70,15 +71,16 @@ class Variant:
 
 
 CODECS = ("float16", "bfloat16", "int8")
-VARIANTS = (Variant(), *(Variant(codec, of) for of in (False, True) for codec in CODECS))
-FEW = (Variant(), Variant("int8"), Variant("int8", of_parameters=True))
+ROUNDED = Variant("int8", of_parameters=True)
+VARIANTS = (*(Variant(codec) for codec in ("none", *CODECS)), ROUNDED)
+FEW = (Variant(), Variant("int8"), ROUNDED)
 
 
 class Workers(Rehearsal):
     """The lab's workers, whose gradients are taken together."""
 
-    def __init__(self, samples: Samples, seed: int) -> None:
-        super().__init__(samples, task="digits", data="shuffled", cluster=CLUSTER, rate=RATE, seed=seed)
+    def __init__(self, samples: Samples, rate: float, seed: int) -> None:
+        super().__init__(samples, task="digits", data="shuffled", cluster=CLUSTER, rate=rate, seed=seed)
         network = torch.nn.Sequential(*(layer for layer in self._model if not isinstance(layer, Gate)))
         names, shapes = zip(*((name, part.shape) for name, part in network.named_parameters()), strict=True)
         sizes = [shape.numel() for shape in shapes]
@@ -131,26 +133,22 @@ class Means:
         return total.float()
 
     def _sum_in_eight_bits(self, shares: torch.Tensor) -> torch.Tensor:
-        """Quantise, add each shard in float32 in order of places, quantise the sum."""
-        result = torch.empty(shares.shape[1])
-        part = torch.empty(shares.shape[1])
-        for start, end in block_bounds(shares.shape[1], len(shares), BLOCK):
-            code = torch.empty(int8_bytes(end - start, BLOCK), dtype=torch.uint8)
-            total = torch.zeros(end - start)
-            for share in shares:
-                self._int8.encode(share[start:end], code)
-                self._int8.decode(code, part[start:end])
-                total += part[start:end]
-            self._int8.encode(total, code)
-            self._int8.decode(code, result[start:end])
-        return result
+        """Quantise, add in float32 in order of places, quantise the sum; shards are whole blocks and need no loop."""
+        total, part = torch.zeros(shares.shape[1]), torch.empty(shares.shape[1])
+        code = torch.empty(int8_bytes(len(total), BLOCK), dtype=torch.uint8)
+        for values in (*shares, None):
+            self._int8.encode(total if values is None else values, code)
+            self._int8.decode(code, part)
+            if values is not None:
+                total += part
+        return part
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """The losses of the mean model of one training, every EVERY steps from step 0 on."""
 
-    schedule: str
+    case: str
     variant: str
     seed: int
     losses: tuple[float, ...]
@@ -165,37 +163,51 @@ class Run:
         return None
 
 
-def train(samples: Samples, schedule: Schedule, variant: Variant, seed: int, steps: int) -> Run:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is compared under one schedule at one learning rate."""
+
+    name: str
+    schedule: Schedule
+    rate: float
+    variants: tuple[Variant, ...]
+
+
+def train(samples: Samples, case: Case, variant: Variant, seed: int, steps: int) -> Run:
     """One training in lockstep, a mean after each step."""
-    workers = Workers(samples, seed)
+    workers = Workers(samples, case.rate, seed)
     means = Means(variant, workers.models[0])
     losses = [workers.loss(workers.models.mean(0))]
     for step in range(steps):
         workers.step_all()
-        for group in schedule.phase(step):
+        for group in case.schedule.phase(step):
             members = list(group.members)
             everybody = len(members) == CLUSTER.num_workers
             workers.models[members] = means.over(workers.models[members], everybody=everybody)
         if (step + 1) % EVERY == 0:
             losses.append(workers.loss(workers.models.mean(0)))
-    return Run(schedule.name, variant.name, seed, tuple(losses))
+    return Run(case.name, variant.name, seed, tuple(losses))
 
 
-def schedules() -> Iterator[tuple[Schedule, tuple[Variant, ...]]]:
-    """What is compared under which schedule."""
-    yield build("node-then-all", CLUSTER, node_rounds=3), VARIANTS
+def cases() -> list[Case]:
+    """The lab's best rate under two schedules, and its smallest one, where updates are smaller against parameters."""
+    nested = build("node-then-all", CLUSTER, node_rounds=3)
     picked = json.loads((RESULTS / "lab-nodes.json").read_text())["picks"]["40mbit homogeneous"]
-    yield schedule_from(picked), FEW
+    return [
+        Case("node-then-all 3, rate 0.4", nested, 0.4, VARIANTS),
+        Case("planner's pick, rate 0.4", schedule_of(picked), 0.4, FEW),
+        Case("node-then-all 3, rate 0.1", nested, 0.1, FEW),
+    ]
 
 
 def table(runs: list[Run]) -> str:
-    """One row for each schedule and variant: steps to the target and the last loss, over seeds."""
+    """One row for each case and variant: steps to the target and the last loss, over seeds."""
     lines = [
-        f"| schedule | what is rounded | steps to loss {TARGET:g} | loss after {EVERY * (len(runs[0].losses) - 1)} steps |",
+        f"| case | what is rounded | steps to loss {TARGET:g} | loss after {STEPS} steps |",
         "|---|---|---|---|",
     ]
-    for key in dict.fromkeys((run.schedule, run.variant) for run in runs):
-        mine = [run for run in runs if (run.schedule, run.variant) == key]
+    for key in dict.fromkeys((run.case, run.variant) for run in runs):
+        mine = [run for run in runs if (run.case, run.variant) == key]
         steps = [run.steps for run in mine]
         reached = [value for value in steps if value is not None]
         text = _spread(reached, ".1f") if len(reached) == len(steps) else f"{len(reached)} of {len(steps)} reach it"
@@ -214,12 +226,12 @@ def draw(path: Path, runs: list[Run]) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = list(dict.fromkeys(run.schedule for run in runs))
+    names = list(dict.fromkeys(run.case for run in runs))
     figure, axes = plt.subplots(1, len(names), figsize=(7 * len(names), 4.5), layout="constrained", squeeze=False)
     colours = {variant.name: f"C{index}" for index, variant in enumerate(VARIANTS)}
     for axis, name in zip(axes[0], names, strict=True):
         for variant in VARIANTS:
-            curves = [run.losses for run in runs if (run.schedule, run.variant) == (name, variant.name)]
+            curves = [run.losses for run in runs if (run.case, run.variant) == (name, variant.name)]
             if not curves:
                 continue
             ordered = [sorted(values) for values in zip(*curves, strict=True)]
@@ -240,27 +252,36 @@ def main() -> None:
     """Run what was asked for, print the table, write it with its picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed, 24 steps, nothing written")
+    parser.add_argument("--only", type=int, help="one of the cases")
+    parser.add_argument("--redraw", action="store_true", help="compute nothing")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=160)
     chosen = parser.parse_args()
-    seeds, steps = (1, 24) if chosen.quick else (chosen.seeds, chosen.steps)
+    seeds, steps = (1, 24) if chosen.quick else (chosen.seeds, STEPS)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         write_data("digits", Path(folder) / "data.npz")
         samples = read_data(Path(folder) / "data.npz")
     begun, runs = time.process_time(), []
-    for schedule, variants in schedules():
-        for variant in variants:
-            for seed in range(seeds):
-                runs.append(train(samples, schedule, variant, seed, steps))
-                print(runs[-1].schedule, runs[-1].variant, seed, runs[-1].steps, runs[-1].losses[-1], flush=True)
+    for index, case in enumerate(cases()):
+        rows = RESULTS / "bench" / f"codecs-parameters-{index}.json"
+        if chosen.redraw:
+            runs += [Run(*row) for row in json.loads(rows.read_text())]
+            continue
+        if chosen.only not in (None, index):
+            continue
+        mine = []
+        for variant, seed in itertools.product(case.variants, range(seeds)):
+            mine.append(train(samples, case, variant, seed, steps))
+            print(mine[-1], flush=True)
+        runs += mine
+        if not chosen.quick:
+            rows.parent.mkdir(exist_ok=True)
+            rows.write_text(json.dumps([astuple(run) for run in mine]))
     text = table(runs)
     print(f"{text}\n{time.process_time() - begun:.0f} CPU seconds")
-    if chosen.quick:
+    if chosen.quick or chosen.only is not None:
         return
     draw(RESULTS / "codecs-parameters.png", runs)
-    rows = [{"schedule": r.schedule, "variant": r.variant, "seed": r.seed, "losses": r.losses} for r in runs]
-    (RESULTS / "codecs-parameters.json").write_text(json.dumps(rows))
     (RESULTS / "codecs-parameters.md").write_text(f"{text}\n")
 
 

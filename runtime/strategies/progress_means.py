@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 
 from preduce.runtime.averaging.common_start import common_start
 from preduce.runtime.averaging.reference import Reference
+from preduce.runtime.codecs.coding import Codings
 from preduce.runtime.strategies.group_means import GroupMeans
 from preduce.topo.strategies.axes import Where
 
@@ -61,6 +62,7 @@ class ProgressMeans(GroupMeans):
         super().__init__(run, averaging=averaging, overlap=overlap)
         how = run.schedule.strategy.how
         self._nodes = run.schedule.cluster.node_of().tolist() if how.where is Where.ACROSS_NODES else None
+        self._codings = Codings(how, len(run.flat.buckets))
         self._starts_made = 0
         self.reference: Reference | None = None
 
@@ -93,8 +95,12 @@ class ProgressMeans(GroupMeans):
         super()._begin_round(step, round_)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
-        since = self.reference if self._is_coded(group) else None
-        return self.run.reducer.begin("average", step, round_, group, lag=int(self.overlap), since=since)
+        if not self._is_coded(group):
+            return super()._start_sum(step, round_, group)
+        codings = self._codings.in_round(round_)
+        return self.run.reducer.begin(
+            "average", step, round_, group, lag=int(self.overlap), codings=codings, since=self.reference
+        )
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
         """Make a mean of the sum of differences; the mean of everybody is the next reference."""

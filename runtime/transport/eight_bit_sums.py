@@ -7,6 +7,7 @@ Each member sends (k-1)/k of the code of its whole tensor twice.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def block_bounds(length: int, num_parts: int, block: int) -> Bounds:
     """`num_parts` nearly equal parts of an array, in whole blocks (the last one may be shorter); some may be empty."""
     num_blocks = -(-length // block)
     cuts = [min(length, num_blocks * part // num_parts * block) for part in range(num_parts + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(itertools.pairwise(cuts))
 
 
 def code_size(bounds: Bounds, block: int) -> int:
@@ -68,7 +69,7 @@ class EightBitStages:
         bounds = block_bounds(len(values), group.size, coding.how.block)
         sizes = [int8_bytes(end - start, coding.how.block) for start, end in bounds]
         sent = self._room(f"{place} sent", sum(sizes))
-        self.encode(values, bounds, list(sent.split(sizes)), coding, place, group)
+        self.encode(values, bounds, list(torch.split(sent, sizes)), coding=coding, place=place, group=group)
         received = self._room(f"{place} received", sizes[group.place] * group.size)
         start, end = bounds[group.place]
         work = group.all_to_all(received, sent, [sizes[group.place]] * group.size, sizes) if len(values) else None
@@ -91,11 +92,12 @@ class EightBitStages:
         values: torch.Tensor,
         bounds: Bounds,
         codes: list[torch.Tensor],
+        *,
         coding: Coding,
         place: str,
         group: Communicator,
     ) -> None:
-        """Write the codes of parts of `values`; with error feedback what was left over goes in, what is left is kept."""
+        """Write the codes of parts of `values`; with error feedback what was left over goes in and the rest is kept."""
         codec, left = self._codec(coding.how.block), coding.leftovers
         if left is not None:
             left.add_to(place, values)
@@ -117,7 +119,7 @@ class EightBitStages:
         """The code of a shard's sum, at the beginning of an array of `size` bytes, which is the same for all."""
         code = self._room(f"{place} code", size)
         own = code[: int8_bytes(len(total), coding.how.block)]
-        self.encode(total, [(0, len(total))], [own], coding, f"{place} sum", group)
+        self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{place} sum", group=group)
         return code
 
     def gather(self, group: Communicator, code: torch.Tensor, place: str) -> torch.Tensor:

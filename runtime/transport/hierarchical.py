@@ -159,7 +159,7 @@ class HierarchicalCommunicator(Communicator):
     def __init__(self, whole: Communicator, inside: Communicator, across: Communicator) -> None:
         (backend,) = whole.close()
         super().__init__(whole.members, whole.members[whole.place], backend, whole.timeout)
-        self._sums = StagedSums(_Levels(inside, across))
+        self.sums = StagedSums(_Levels(inside, across))
         self._levels = inside, across
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
@@ -171,11 +171,11 @@ class HierarchicalCommunicator(Communicator):
         if tensor.nbytes < SMALL_BYTES or tensor.numel() < self._levels[0].size:
             return super().all_reduce(tensor)
         self._live()
-        return self._sums.start(tensor, coding)
+        return self.sums.start(tensor, coding)
 
     def close(self) -> list[object]:
         """Let go of what lies below and return it; sums that wait or run end with an error."""
-        self._sums.close()
+        self.sums.close()
         return [*super().close(), *(backend for level in self._levels for backend in level.close())]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.transport.waiting import OwnWork, pause_after
+
 if TYPE_CHECKING:
     from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.transport.waiting import RunningWork
@@ -95,13 +96,13 @@ class StagedSums:
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> StagedWork:
         """Start a sum over the group, in place."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self.stages.run, name="preduce-stages", daemon=True)
-            self._thread.start()
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.stages.run, name="preduce-stages", daemon=True)
+            self.thread.start()
             weakref.finalize(self, self.stages.calls.put, None)
         work = StagedWork()
         self.stages.calls.put((tensor.view(-1), coding, work))

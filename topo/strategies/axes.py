@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from preduce.topo.codec_numbers import encoded_bytes
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
 
@@ -24,6 +23,16 @@ class Lockstep:
     @property
     def delays_gradients(self) -> bool:
         """Whether what comes late is a gradient, so that parameters stay equal, rather than parameters."""
+        return False
+
+    @property
+    def warm_up(self) -> int:
+        """First rounds that are in lockstep nevertheless."""
+        return 0
+
+    @property
+    def drops_rest(self) -> bool:
+        """Whether what is still under way at the end is thrown away."""
         return False
 
     def check(self) -> None:
@@ -44,6 +53,16 @@ class Late:
     @property
     def delays_gradients(self) -> bool:
         """Parameters come late."""
+        return False
+
+    @property
+    def warm_up(self) -> int:
+        """First rounds that are in lockstep nevertheless: none."""
+        return 0
+
+    @property
+    def drops_rest(self) -> bool:
+        """Whether what is still under way at the end is thrown away: nothing."""
         return False
 
     def check(self) -> None:
@@ -101,6 +120,11 @@ class Pipeline(Closed):
     def delays_gradients(self) -> bool:
         """Gradients come late, the same for all."""
         return True
+
+    @property
+    def drops_rest(self) -> bool:
+        """As `drain` says."""
+        return self.drain is Drain.DROP
 
     def check(self) -> None:
         """Refuse a width of 1, and one beyond 2 that nobody insists on.
@@ -217,18 +241,6 @@ class How(Closed):
             raise ScheduleError(
                 f"how.where: is {self.where}; form {self.form} has no stage of its own across nodes, hierarchical has"
             )
-
-    def wire_bytes(self, num_bytes: int, *, across: bool = True, width: int = 4) -> int:
-        """Bytes that `num_bytes` of numbers become on a link.
-
-        Args:
-            num_bytes: of the numbers as the model has them.
-            across: whether the link joins two nodes; inside a node `where` may leave numbers as they are.
-            width: bytes of one number.
-        """
-        if self.codec is Codec.NONE or (self.where is Where.ACROSS_NODES and not across):
-            return num_bytes
-        return encoded_bytes(self.codec, -(-num_bytes // width), self.block)
 
 
 RING = How()
