@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.progress_replay import complaint, random_run, run
 from helpers.progress_schedules import dyadic_case, plain, train
 from helpers.random_schedules import reference
 from preduce.runtime.adapters.averager import ScheduleAverager
+from preduce.runtime.averaging.reference import Reference
 from preduce.runtime.codecs.coding import Codings
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.runtime.strategies import group_means
+from preduce.runtime.strategies.group_means import GroupMeans
 from preduce.runtime.strategies.progress_means import ProgressMeans
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
@@ -23,6 +27,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Late, Lockstep, Static
 from preduce.topo.strategies.axes import Codec, Form, How, Where
 
+RUNS = int(os.environ.get("PREDUCE_PROGRESS_RUNS", "24"))
 BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 1000))
 
 
@@ -270,3 +275,41 @@ def test_what_cannot_go_with_it_is_refused(ranks):
     for keep, correction in ranks.run(4, work):
         assert "models that begin apart differ by more than that" in keep
         assert "no longer sum to zero" in correction
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
+    """`PREDUCE_PROGRESS_RUNS=400 python -m pytest tests/runtime/test_progress_means.py -k replay` draws more."""
+    for seed in range(BASE + part * RUNS // 2, BASE + (part + 1) * RUNS // 2):
+        case = random_run(seed)
+        histories = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
+        assert complaint(case, histories) is None, f"seed {seed}"
+
+
+@pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relax ignored"])
+def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
+    if fault == "parameters themselves":
+        monkeypatch.setattr(ProgressMeans, "_start_sum", GroupMeans._start_sum)
+    elif fault == "an old reference":
+        monkeypatch.setattr(Reference, "take", lambda *_: None)
+    else:
+        mean = group_means.commit_mean
+        monkeypatch.setattr(group_means, "commit_mean", lambda bucket, sums, _, ok, **__: mean(bucket, sums, 1.0, ok))
+    found = []
+    for seed in range(12):
+        case = random_run(seed)
+        found.append(complaint(case, ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))))
+        if found[-1]:
+            return
+    raise AssertionError("unnoticed")
+
+
+def test_random_runs_cover_what_they_claim():
+    cases = [random_run(seed) for seed in range(300)]
+    strategies = [case.schedule.strategy for case in cases]
+    assert {strategy.how.codec for strategy in strategies} == {Codec.INT8, Codec.FLOAT16, Codec.BFLOAT16}
+    assert {strategy.kind for strategy in strategies} == {"static", "allreduce"}
+    assert {strategy.overlap for strategy in strategies} == {True, False}
+    assert any(getattr(strategy, "prologue", 0) for strategy in strategies)
+    assert any(strategy.averaging == "step-normalised" for strategy in strategies)
+    assert {case.schedule.num_workers for case in cases} == {2, 3, 4, 5, 6}
