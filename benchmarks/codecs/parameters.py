@@ -1,4 +1,4 @@
-"""Codecs for parameters: is it harmless to round what workers added since they were all equal, and what if one does not?
+"""Codecs for parameters: is it harmless to round what workers added since all were equal, and what if one does not?
 
     python -m benchmarks.codecs.parameters              # about 8 minutes of one core
     python -m benchmarks.codecs.parameters --quick      # one seed, few steps

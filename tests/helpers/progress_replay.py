@@ -110,7 +110,8 @@ def run(case: RandomRun, world) -> History:
     history = History(places, [[bucket.flat.numpy().copy() for bucket in buckets]], [])
     for step in range(case.rounds * optimizer.run.pace):
         for name, parameter in model.named_parameters():
-            parameter.grad = float(case.decay[rank]) * parameter.detach() - torch.from_numpy(case.push[name][rank, step])
+            push = torch.from_numpy(case.push[name][rank, step])
+            parameter.grad = float(case.decay[rank]) * parameter.detach() - push
         optimizer.step()
         if optimizer.steps % optimizer.run.pace == 0:
             history.arrays.append([bucket.flat.numpy().copy() for bucket in buckets])

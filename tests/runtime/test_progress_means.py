@@ -28,6 +28,7 @@ from preduce.topo.strategies import GroupPhases, Late, Lockstep, Static
 from preduce.topo.strategies.axes import Codec, Form, How, Where
 
 RUNS = int(os.environ.get("PREDUCE_PROGRESS_RUNS", "24"))
+CHUNK = 12
 BASE = int(os.environ.get("PREDUCE_TEST_SEED", random.SystemRandom().randrange(10**6) * 1000))
 
 
@@ -277,10 +278,10 @@ def test_what_cannot_go_with_it_is_refused(ranks):
         assert "no longer sum to zero" in correction
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", range(RUNS // CHUNK))
 def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
     """`PREDUCE_PROGRESS_RUNS=400 python -m pytest tests/runtime/test_progress_means.py -k replay` draws more."""
-    for seed in range(BASE + part * RUNS // 2, BASE + (part + 1) * RUNS // 2):
+    for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
         case = random_run(seed)
         histories = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
         assert complaint(case, histories) is None, f"seed {seed}"
