@@ -23,7 +23,7 @@ def dyadic_case(seed: int) -> Case:
     """2 or 4 workers that begin equal, groups of 2 and 4, numbers with few bits: float64 makes no rounding error."""
     rng = random.Random(seed)
     n = rng.choice([2, 4])
-    pace = rng.choice([2, 2, tuple(rng.choice([1, 1, 2]) for _ in range(n))])
+    pace = rng.choice([2, 2, (*(rng.choice([1, 1, 2]) for _ in range(n - 1)), 2)])  # not all 1: gradients then
     common = {
         "pace": pace,
         "when": rng.choice([Late(), Lockstep()]),
