@@ -132,13 +132,16 @@ def table(said: list[dict[str, Any]], alone: dict[str, float], arguments: argpar
         ]
         for name in WAYS
     }
-    lines = [
-        "# Coded sums on loopback",
-        "",
+    said_first = (
         f"Written by `python -m benchmarks.codecs.loopback --workers {arguments.workers} --turns {arguments.turns}`: "
         f"{arguments.workers} processes as {arguments.nodes} nodes on {os.cpu_count()} cores, load "
         f"{os.getloadavg()[0]:.0f}, {4 * NUMBERS / 1e6:.2f} MB of float32. Medians [least-most]; ratios turn by turn "
-        "[quarters], below 1 slower than the fp32 ring.",
+        "[quarters], below 1 slower than the fp32 ring."
+    )
+    lines = [
+        "# Coded sums on loopback",
+        "",
+        said_first,
         "",
         "| sum | ms | fp32 ring ÷ this | relative error |",
         "|---|---|---|---|",

@@ -19,7 +19,7 @@ from preduce.topo.strategies import Codec, Form, How
 STAGES = {Form.RING: 4, Form.HIERARCHICAL: 7}
 """Calls of the methods below that make up one sum."""
 KILLED_IN = 2
-"""The step whose sum is not finished: the others' parameters have seen this many steps."""
+"""The step in whose sum worker 3 is killed."""
 
 
 def killed_in_stage(form, stage) -> None:
@@ -45,7 +45,7 @@ def killed_in_stage(form, stage) -> None:
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, plan, timeout=60)
 
     def loop() -> None:
-        for _ in range(KILLED_IN + 1):
+        for _ in range(KILLED_IN + 2):  # who had all it needs from worker 3 learns of its death one step later
             model.weight.grad = torch.ones_like(model.weight)
             try:
                 optimizer.step()

@@ -6,6 +6,7 @@ draws fewer.
 
 import os
 import random
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -175,18 +176,20 @@ STAGES = [("ring", stage) for stage in range(4)] + [("hierarchical", stage) for 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("form", "stage"), STAGES if CASES > 1000 else [STAGES[1], STAGES[3], STAGES[8]])
-def test_a_worker_killed_in_any_stage_is_named_and_nobody_steps(driver, form, stage):
+def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(driver, form, stage):
     answer = driver.run(f"killed in {form} {stage}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
     for report in answer["errors"].values():
         assert report["error"] == "PeerLostError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
-        assert report["text"].startswith("step 2, round 2: group {0,1,2,3}")
+        assert re.match(r"step [23], round [23]: group \{0,1,2,3\}", report["text"])
         assert report["seconds"] < 15  # the timeout is 60 s
     stepped = [report for report in answer["reports"] if "values" in report]
     assert len(stepped) == 3
-    assert all(report["values"] == [-2.0] and report["steps"] == 2 for report in stepped)
+    assert all(report["values"] == [-float(report["steps"])] for report in stepped), "whole steps only"
+    late = [report["rank"] for report in stepped if report["steps"] == 3]
+    assert late == [] or (form, stage) == ("hierarchical", 6) and 2 not in late, "its node needed it in the last stage"
 
 
 def flat_groups(world, how, cluster):
