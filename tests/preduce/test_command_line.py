@@ -224,18 +224,19 @@ def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_laten
     path = tmp_path / "pipe.json"
     path.write_text(json.dumps(document))
     costs = pytest.approx({"stability_limit": (5**0.5 - 1) / 2, "noise_factor": 1.2247191})
-    code, output, _ = run(capsys, "verify", path)
-    assert code == 0
-    assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in " ".join(output.split())
-    code, output, _ = run(capsys, "verify", path, "--json")
-    proof = json.loads(output)
+    assert main(["verify", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
+    proof = answer(capsys, "verify", path, "--json")
     assert proof["figures"]["pipeline"] == costs
     assert next(claim for claim in proof["claims"] if claim["claim"] == "lag")["witness"]["width"] == 3
-    assert json.loads(run(capsys, "simulate", path, "--json")[1])["pipeline"] == costs
-    assert "Its gradients are 2 late" in run(capsys, "simulate", path)[1]
+    assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
+    assert main(["simulate", str(path)]) == 0
+    assert "Its gradients are 2 late" in capsys.readouterr().out
     strategy["when"] = {"pipeline": {}}
     path.write_text(json.dumps(document))
-    assert "was asked for" not in run(capsys, "verify", path)[1]
+    assert main(["verify", str(path)]) == 0
+    assert "was asked for" not in capsys.readouterr().out
 
 
 def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):

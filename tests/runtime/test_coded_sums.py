@@ -80,7 +80,10 @@ def draw(seed):
     where = Where.ACROSS_NODES if staged and rng.random() < 0.5 else Where.ALL
     options = {}
     if codec is Codec.INT8:
-        options = {"block": int(rng.choice([1, 3, 16, 64, 256])), "rounding": Rounding(rng.choice(["nearest", "stochastic"]))}
+        options = {
+            "block": int(rng.choice([1, 3, 16, 64, 256])),
+            "rounding": Rounding(rng.choice(["nearest", "stochastic"])),
+        }
     how = How(form=Form.HIERARCHICAL if staged else Form.RING, codec=codec, where=where, **options)
     everyone = tuple(range(cluster.num_workers))
     count = int(rng.integers(2, len(everyone) + 1))
