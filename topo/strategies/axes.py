@@ -6,6 +6,7 @@ The other two, *with whom* and *what*, are what the strategy kinds themselves sa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
@@ -14,6 +15,8 @@ from preduce.topo.fields import Choice, Closed, Count, Rounds
 @dataclass(frozen=True, slots=True)
 class Lockstep:
     """A round waits for its averaging: x_{k+1} = W_k (x_k + u_k)."""
+
+    word: ClassVar[str] = "lockstep"
 
     @property
     def lag(self) -> int:
@@ -42,6 +45,8 @@ class Lockstep:
 @dataclass(frozen=True, slots=True)
 class Late:
     """The averaging of a round's first parameters runs while the round computes: x_{k+1} = W_k x_k + u_k(x_k)."""
+
+    word: ClassVar[str] = "late"
 
     rounds: int = 1
 
@@ -104,6 +109,8 @@ class Pipeline(Closed):
     takes max(computing, communicating) for each K >= 2, while every gradient gets older. So it is refused unless
     `wider` asks for it.
     """
+
+    word: ClassVar[str] = "pipeline"
 
     width: Count = 2
     warm_up: Rounds = 0
