@@ -33,11 +33,6 @@ class Lockstep:
         """First rounds that are in lockstep nevertheless."""
         return 0
 
-    @property
-    def drops_rest(self) -> bool:
-        """Whether what is still under way at the end is thrown away."""
-        return False
-
     def check(self) -> None:
         """Nothing can be wrong with it."""
 
@@ -64,11 +59,6 @@ class Late:
     def warm_up(self) -> int:
         """First rounds that are in lockstep nevertheless: none."""
         return 0
-
-    @property
-    def drops_rest(self) -> bool:
-        """Whether what is still under way at the end is thrown away: nothing."""
-        return False
 
     def check(self) -> None:
         """Refuse another lateness than one round.
@@ -127,11 +117,6 @@ class Pipeline(Closed):
     def delays_gradients(self) -> bool:
         """Gradients come late, the same for all."""
         return True
-
-    @property
-    def drops_rest(self) -> bool:
-        """As `drain` says."""
-        return self.drain is Drain.DROP
 
     def check(self) -> None:
         """Refuse a width of 1, and one beyond 2 that nobody insists on.
