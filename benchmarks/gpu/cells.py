@@ -73,7 +73,8 @@ class Cell:
             crossed = [Group((0, 3), self.relax), Group((1, 2), self.relax)]
             everyone = [Group(tuple(range(RANKS)), self.relax)]
             phases = tuple(Phase.from_groups(RANKS, groups) for groups in (pairs, crossed, everyone))
-            strategy = Static(phases=GroupPhases(phases), pace=self.paces, when=when, averaging=averaging)
+            how = How(codec=self.codec)
+            strategy = Static(phases=GroupPhases(phases), pace=self.paces, when=when, averaging=averaging, how=how)
         return Schedule(self.name, Cluster.regular(1, RANKS), strategy)
 
 
@@ -102,6 +103,9 @@ CELLS = [
     Cell("allreduce of gradients, Adam", kind="allreduce", optimizer="adam"),
     Cell("allreduce of gradients, float16", kind="allreduce", codec=Codec.FLOAT16),
     Cell("allreduce of gradients, bfloat16", kind="allreduce", codec=Codec.BFLOAT16),
+    Cell("static, float16", codec=Codec.FLOAT16),
+    Cell("static, overlap, float16", overlap=True, codec=Codec.FLOAT16),
+    Cell("allreduce of parameters, bfloat16", kind="allreduce", paces=2, codec=Codec.BFLOAT16),
 ]
 CUDA_CELLS = [
     Cell(f"{kind}, Adam {how}", kind=kind, optimizer=f"adam {how}")
