@@ -201,17 +201,25 @@ def cases() -> list[Case]:
 
 
 def table(runs: list[Run]) -> str:
-    """One row for each case and variant: steps to the target and the last loss, over seeds."""
+    """One row for each case and variant, over seeds: steps to the target and the last loss, also beside float32's."""
     lines = [
-        f"| case | what is rounded | steps to loss {TARGET:g} | loss after {STEPS} steps |",
-        "|---|---|---|---|",
+        f"| case | what is rounded | steps to loss {TARGET:g} | less float32's, same seed | loss after {STEPS} steps "
+        "| over float32's, same seed |",
+        "|---|---|---|---|---|---|",
     ]
+    exact = {(run.case, run.seed): run for run in runs if run.variant == Variant().name}
     for key in dict.fromkeys((run.case, run.variant) for run in runs):
         mine = [run for run in runs if (run.case, run.variant) == key]
-        steps = [run.steps for run in mine]
-        reached = [value for value in steps if value is not None]
-        text = _spread(reached, ".1f") if len(reached) == len(steps) else f"{len(reached)} of {len(steps)} reach it"
-        lines.append(f"| {key[0]} | {key[1]} | {text} | {_spread([run.losses[-1] for run in mine], '.4f')} |")
+        pairs = [(run, exact[run.case, run.seed]) for run in mine]
+        reached = [run.steps for run in mine if run.steps is not None]
+        text = _spread(reached, ".1f") if len(reached) == len(mine) else f"{len(reached)} of {len(mine)} reach it"
+        less = [run.steps - plain.steps for run, plain in pairs if run.steps is not None and plain.steps is not None]
+        ratios = [run.losses[-1] / plain.losses[-1] for run, plain in pairs]
+        beside = (_spread(less, "+.1f") if less else "–", _spread(ratios, ".2f"))
+        if key[1] == Variant().name:
+            beside = ("", "")
+        last = _spread([run.losses[-1] for run in mine], ".4f")
+        lines.append(f"| {key[0]} | {key[1]} | {text} | {beside[0]} | {last} | {beside[1]} |")
     return "\n".join(lines)
 
 
