@@ -202,11 +202,9 @@ def cases() -> list[Case]:
 
 def table(runs: list[Run]) -> str:
     """One row for each case and variant, over seeds: steps to the target and the last loss, also beside float32's."""
-    lines = [
-        f"| case | what is rounded | steps to loss {TARGET:g} | less float32's, same seed | loss after {STEPS} steps "
-        "| over float32's, same seed |",
-        "|---|---|---|---|---|---|",
-    ]
+    titles = ("case", "what is rounded", f"steps to loss {TARGET:g}", "less float32's, same seed")
+    titles += (f"loss after {STEPS} steps", "over float32's, same seed")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     exact = {(run.case, run.seed): run for run in runs if run.variant == Variant().name}
     for key in dict.fromkeys((run.case, run.variant) for run in runs):
         mine = [run for run in runs if (run.case, run.variant) == key]
