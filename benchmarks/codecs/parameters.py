@@ -1,6 +1,6 @@
 """Codecs for parameters: is it harmless to round what workers added since all were equal, and what if one does not?
 
-    python -m benchmarks.codecs.parameters              # about 8 minutes of one core
+    python -m benchmarks.codecs.parameters              # about 9 minutes of one core
     python -m benchmarks.codecs.parameters --quick      # one seed, few steps
     python -m benchmarks.codecs.parameters --only 0     # one case of three; its rows are kept
     python -m benchmarks.codecs.parameters --redraw     # table and picture from the rows of all cases
@@ -53,6 +53,14 @@ STEPS = 96
 TARGET = TARGETS["digits"]
 SIXTEEN = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 BLOCK = How().block
+
+
+HEAD = """# Codecs of parameters: steps and losses
+
+`python -m benchmarks.codecs.parameters`: digits, 16 workers on 4 nodes in one process, batch 16, lockstep, a mean after
+each step; median of three seeds [lowest, highest]. "float16", "bfloat16" and "int8" round what was added since the last
+mean over all, which is what the run-time does; "int8 of parameters" rounds parameters themselves, which it refuses.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +296,7 @@ def main() -> None:
     if chosen.quick or chosen.only is not None:
         return
     draw(RESULTS / "codecs-parameters.png", runs)
-    (RESULTS / "codecs-parameters.md").write_text(f"{text}\n")
+    (RESULTS / "codecs-parameters.md").write_text(f"{HEAD}\n{text}\n\n![Loss against steps](codecs-parameters.png)\n")
 
 
 if __name__ == "__main__":
