@@ -132,11 +132,6 @@ def test_a_group_that_starts_a_laggards_round_is_not_counted_twice():
     assert all(done.computed - done.begun == (5.0 if done.worker == 1 else 1.0) for done in rounds)
 
 
-def test_what_has_neither_phases_nor_a_protocol_is_still_refused():
-    with pytest.raises(ScheduleError, match="no fixed phases"):
-        simulate(Schedule("s", CLUSTER, Server()))
-
-
 SIXTEEN = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), seed=1, initiator=InitiatorRule.LAGGARD_LATE)
 
 
