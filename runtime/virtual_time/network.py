@@ -74,7 +74,7 @@ class Network:
         return self._now + float((self._left * self._seconds_per_byte()).min(initial=float("inf")))
 
     def go_to(self, now: float) -> list[tuple[float, tuple[int, ...]]]:
-        """Let time pass, no further than `next_end`: when messages are there that have left the links, and their keys."""
+        """Let time pass, no further than `next_end`: when those are there that have left the links, and their keys."""
         paces, passed = self._seconds_per_byte(), now - self._now
         is_through = self._left * paces <= passed + CLOSE * now
         self._left = np.maximum(self._left - passed / np.where(paces > 0, paces, 1.0), 0.0)

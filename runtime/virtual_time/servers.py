@@ -50,7 +50,10 @@ def run_servers(
     model_bytes: int | None,
     form: Form,  # noqa: ARG001 - shards travel one way
 ) -> Timeline:
-    """Every worker's rounds under a parameter server. O(num_rounds · n · hosts) messages; ages take n for each."""
+    """Every worker's rounds under a parameter server.
+
+    O(num_rounds · n · hosts) messages, each of O(messages on the links); ages take O(n) for each.
+    """
     strategy, paces = schedule.strategy, schedule.paces()
     assert isinstance(strategy, Server), "the registry chose this function"
     rng = np.random.default_rng(seed)

@@ -348,7 +348,8 @@ def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_pat
 def test_compare_shows_kinds_without_fixed_phases_beside_the_others(capsys, figure_10, tmp_path, kind):
     path = tmp_path / "no-phases.json"
     write_schedule(path, Schedule("g", Cluster.regular(4, 4), kind))
-    fixed, free = answer(capsys, "compare", figure_10, path, "--nic-bandwidth", "1GB/s", "--compute", "10ms")["schedules"]
+    options = ["--nic-bandwidth", "1GB/s", "--compute", "10ms", "--json"]
+    fixed, free = answer(capsys, "compare", figure_10, path, *options)["schedules"]
     assert fixed["predicted"] == "exact"
     assert (free["predicted"], free["period"], free["disagreement"]) == ("simulated", None, None)
     assert free["seconds_per_step"] > 0.01

@@ -10,10 +10,9 @@ from preduce.runtime.virtual_time.groups import GroupTiming, group_machine
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Generated, Late, Pairwise, Server
+from preduce.topo.strategies import Generated, Late, Pairwise
 from preduce.topo.strategies.generated import Division, InitiatorRule
 from preduce.topo.timing.compute import ComputeTimes
 
