@@ -79,32 +79,25 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     )  # fmt: skip
     for row in rows:
         comparison.add(
-            row["name"], _runs(row), str(row["period"] or "-"), seconds(row["communication_seconds_per_step"]),
+            row["name"], row["runs"], str(row["period"] or "-"), seconds(row["communication_seconds_per_step"]),
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["largest_age_steps"]),
             size(row["memory_bytes"]), number(row["contraction"]), number(row["disagreement"]),
             number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
     console().print(comparison)
     console().print(
-        "Per step: communication, whole step with waiting, bytes out of the busiest node. Age: steps of another worker "
-        "by which what is averaged may be behind. Memory: of the busiest worker, beside its parameters. Per period: "
+        "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Age: steps of "
+        "another worker by which what is averaged may be behind. Memory: of the busiest worker, beside its parameters. Per period: "
         "contraction. In steady state: disagreement under gradient noise, drift when workers (or nodes) see different "
         "data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
         style="dim",
     )
 
 
-def _runs(row: dict[str, Any]) -> str:
-    """What differs from sums around rings, in lockstep, after every step."""
-    pace = row["pace"]
-    words = [] if pace == 1 else [f"every {pace}" if isinstance(pace, int) else "paced"]
-    words += [word for word in (row["when"], row["form"]) if word not in {"lockstep", "ring"}]
-    return " ".join(words)
-
-
 def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> dict[str, Any]:
     """One line of the comparison."""
     from preduce.commands.verify import figures_of
+    from preduce.report.runs import runs
     from preduce.runtime.virtual_time.predict import predict
 
     costs, figures, strategy = predict(schedule, hardware, form=form), figures_of(schedule), schedule.strategy
@@ -112,7 +105,12 @@ def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> d
         "name": schedule.name,
         "kind": strategy.kind,
         "form": str(form or strategy.how.form),
-        "when": "late" if strategy.overlap else "lockstep",
+        "when": strategy.when.word,
+        "lag": strategy.when.lag,
+        "codec": str(strategy.how.codec),
+        "where": str(strategy.how.where),
+        "sending": str(strategy.how.sending),
+        "runs": runs(strategy.pace, strategy.when, strategy.how, form),
         "pace": strategy.pace if isinstance(strategy.pace, int) else list(strategy.pace),
         "period": schedule.period if schedule.is_mixing else None,
         "communication_seconds_per_step": costs.communication_seconds,
