@@ -88,8 +88,8 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     console().print(
         "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Age: steps of "
         "another worker by which what is averaged may be behind. Memory: of the busiest worker, beside its parameters. "
-        "Per period: contraction. In steady state: disagreement under gradient noise, drift when workers (or nodes) see "
-        "different data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
+        "Per period: contraction. In steady state: disagreement under gradient noise, drift when workers (or nodes) "
+        "see different data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
         style="dim",
     )
 
