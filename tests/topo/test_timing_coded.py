@@ -161,6 +161,11 @@ def test_layers_pay_their_latencies_one_by_one():
     assert layers.nic_bytes_per_step == whole.nic_bytes_per_step == 0
     assert len(Travel.of(How(sending=Sending.LAYERS), Hardware()).shares) == LAYERS
     assert Travel.of(How(sending=Sending.LAYERS), Hardware(layers=(30, 10))).shares == (0.75, 0.25)
+    late = Travel.of(How(sending=Sending.LAYERS), Hardware(layers=(0, 30, 0, 10), backward=0.5))
+    assert (late.shares, late.ready) == ((0.75, 0.25), (0.75, 1.0))
+    early = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(8, 0), backward=0.5)
+    (stage,) = of_period(everyone(Cluster.regular(1, 2), sending=Sending.LAYERS), early)
+    assert stage.before(np.array([4.0, 100.0])).tolist() == [3.0 + 8.0, 100.0]
 
 
 def test_segments_leave_during_backward():
@@ -250,7 +255,7 @@ def test_group_seconds_of_a_codec():
     ]
 
 
-@pytest.mark.parametrize("fields", [{"backward": 1.5}, {"layers": 0}, {"layers": ()}, {"layers": (3, 0)}])
+@pytest.mark.parametrize("fields", [{"backward": 1.5}, *({"layers": listed} for listed in (0, (), (0, 0), (3, -1)))])
 def test_impossible_jobs_are_refused(fields):
     with pytest.raises(InputError, match=r"hardware: (backward|layers)"):
         Hardware(**fields)
