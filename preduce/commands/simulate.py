@@ -120,7 +120,15 @@ def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
         "share_computing": float(timeline.computing().mean()) / passed,
         "share_communicating": float(timeline.communicating().mean()) / passed,
         "share_waiting": float(timeline.waiting().mean()) / passed,
-    }
+    } | pipeline_of(schedule)
+
+
+def pipeline_of(schedule: "Schedule") -> dict[str, Any]:
+    """What late gradients cost in steps, beside what they save in seconds."""
+    from preduce.topo.figures import pipeline_figures
+
+    figures = pipeline_figures(schedule)
+    return {} if figures is None else {"pipeline": figures.to_json()}
 
 
 def workers_of(timeline: "Timeline") -> dict[str, Any]:
@@ -180,6 +188,13 @@ def _print(
         critical = ", ".join(map(str, facts["critical_workers"][:8]))
         out.print(
             f"steady state: {seconds(facts['steady_seconds_per_step'])} per step, exactly; set by worker {critical}"
+        )
+    if "pipeline" in facts:
+        limit, factor = facts["pipeline"]["stability_limit"], facts["pipeline"]["noise_factor"]
+        out.print(
+            f"Its gradients are {schedule.strategy.when.lag} late: stable for rate times curvature below {limit:.3g} "
+            f"(lockstep 2), {factor:.3g} times lockstep's noise at a small rate.",
+            style="dim",
         )
     if timeline.free_running:
         out.print("Workers have no common rounds: the time per step is the mean over the steps of all.", style="dim")

@@ -219,6 +219,28 @@ def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
     assert sum(shares) == pytest.approx(1.0)
 
 
+def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_lateness_costs(capsys, tmp_path):
+    strategy = {"kind": "allreduce", "when": {"pipeline": {"width": 3, "wider": True}}}
+    document = {"format": "preduce.schedule", "version": 1, "name": "pipe", "strategy": strategy,
+                "cluster": {"num_nodes": 2, "workers_per_node": 2}}  # fmt: skip
+    path = tmp_path / "pipe.json"
+    path.write_text(json.dumps(document))
+    costs = pytest.approx({"stability_limit": (5**0.5 - 1) / 2, "noise_factor": 1.2247191})
+    assert main(["verify", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
+    proof = answer(capsys, "verify", path, "--json")
+    assert proof["figures"]["pipeline"] == costs
+    assert next(claim for claim in proof["claims"] if claim["claim"] == "lag")["witness"]["width"] == 3
+    assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
+    assert main(["simulate", str(path)]) == 0
+    assert "Its gradients are 2 late" in capsys.readouterr().out
+    strategy["when"] = {"pipeline": {}}
+    path.write_text(json.dumps(document))
+    assert main(["verify", str(path)]) == 0
+    assert "was asked for" not in capsys.readouterr().out
+
+
 def test_pipelines_and_codecs_are_timed_and_said(capsys, tmp_path):
     """4 nodes, 1 MB over 1 MB/s and no codec seconds: a sum takes 1.5 s in float32 and 1.5 · 65/256 s in int8."""
     cluster = tmp_path / "cluster.yaml"
