@@ -33,7 +33,7 @@ def everyone(cluster, **how):
 
 
 def test_the_bytes_that_were_measured_on_16_workers():
-    """reference/systems.md, section 3: MB out of each NIC in a sum of 2.19 MB."""
+    """What a prototype over gloo sent: MB out of each NIC in a sum of 2.19 MB."""
     cluster, hardware = Cluster.regular(4, 4), Hardware(nic=Link(0.0, 1e-7), model_bytes=2_192_296)
 
     def megabytes(**how):
