@@ -87,7 +87,7 @@ def test_calibration_finds_the_figures_that_made_the_step_times():
                 continue
             point = Point(contestant.name, setting, schedule, contestant.form, 1.0, 2_000_000)
             points.append(replace(point, measured=predicted_ms(point, made)))
-    found = against_lab(points[::2])
+    found = against_lab(points[::3])
     assert found["predicted_half"] >= 5
     assert found["within_15_percent"] == 1.0
 

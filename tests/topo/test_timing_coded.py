@@ -240,7 +240,7 @@ def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
 def test_sampling_runs_pipelines_and_layers():
     for sending in Sending:
         hardware = Hardware(inside=Link(0.5, 1.0), model_bytes=9, layers=3)
-        schedule = Schedule("a", Cluster.regular(1, 4), AllReduce(when=Pipeline(), how=How(sending=sending)))
+        schedule = Schedule("a", Cluster.regular(1, 4), AllReduce(when=Pipeline(warm_up=200), how=How(sending=sending)))
         compute = ComputeTimes(base=4.0, slowdown=((2, 3.0),))
         exact = cycle_time(schedule, hardware, compute).per_step
         found = sample(schedule, hardware, compute, num_rounds=400, num_samples=2)
