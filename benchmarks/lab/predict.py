@@ -43,7 +43,7 @@ CORES = os.cpu_count() or 1
 ON_HOST = tuple((codec.value, CodecSeconds()) for codec in Codec if codec is not Codec.NONE)
 """Codecs that take no time of a node's own, since the host that all nodes share does their work."""
 
-UPPER = (1e-2, 1.3, 1e-8, 1e-3, 1e-1, 10.0)
+UPPER = (1e-2, 1.3, 1e-8, 1e-3, 1e-1, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
