@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from preduce.topo.figures.pipeline import noise_factor
+
 
 @dataclass(frozen=True, slots=True)
 class StepsModel:
@@ -40,22 +42,43 @@ class StepsModel:
     a_beyond: float | None = None
     c_beyond: float | None = None
     """The prices of what exceeds the largest figures that were tried; by default those below them."""
+    delay: float = 0.0
+    """What it costs that gradients come late, where the learning rate times the curvature is not known."""
+    delay_noise: float = 0.0
+    """What each multiple of lockstep's noise costs that late gradients add, where it is."""
+    delay_error: float = 0.0
+    """The relative error of a pipeline's predicted steps that measured ones kept."""
     basis: str = "9 of 10 measured schedules"
     """Whose errors these are, as the subject of a sentence."""
 
-    def stretch(self, disagreement: float, drift: float, *, late: bool = False) -> float:
+    def stretch(self, disagreement: float, drift: float, *, late: bool = False, delayed: float = 0.0) -> float:
         """Predicted steps to a loss, divided by those of All-Reduce in each step.
 
         Args:
             disagreement: of the schedule as it runs, overlap included; ≥ 0, infinity gives infinity.
             drift: likewise; 0 for shuffled data.
             late: whether the averaging of a round is late by one round.
+            delayed: what late gradients cost (`delayed`).
         """
         if math.isinf(disagreement) or math.isinf(drift):
             return math.inf
         noise = _charged(disagreement, self.max_disagreement, self.a, self.a_beyond)
         pushed = _charged(drift**self.p, self.max_drift**self.p, self.c, self.c_beyond) if drift > 0 else 0.0
-        return 1.0 + noise + pushed + (self.late if late else 0.0)
+        return 1.0 + noise + pushed + (self.late if late else 0.0) + delayed
+
+    def delayed(self, width: int, curvature: float | None = None) -> float:
+        """What it costs that gradients come late in a pipeline of this width, as a part of All-Reduce's steps.
+
+        Args:
+            width: iterations side by side; 1 is lockstep and costs nothing.
+            curvature: the learning rate times the largest curvature of the loss, if known; infinite from the
+                pipeline's stability limit on.
+        """
+        if width == 1:
+            return 0.0
+        if curvature is None:
+            return self.delay * (width - 1)
+        return self.delay_noise * (noise_factor(curvature, width) - 1)
 
     def error(self, data: str, *, late: bool = False) -> float:
         """The relative error that 9 of 10 schedules, or 9 of 10 overlapped ones, kept on data placed like this."""
