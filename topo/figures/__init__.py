@@ -5,6 +5,7 @@ from preduce.topo.figures.base import Figure as Figure
 from preduce.topo.figures.base import Figures as Figures
 from preduce.topo.figures.base import Gaps as Gaps
 from preduce.topo.figures.base import Kind as Kind
+from preduce.topo.figures.base import PipelineFigures as PipelineFigures
 from preduce.topo.figures.circulant import circulant_spectrum as circulant_spectrum
 from preduce.topo.figures.circulant import product_spectrum as product_spectrum
 from preduce.topo.figures.circulant import torus_spectrum as torus_spectrum
@@ -20,6 +21,10 @@ from preduce.topo.figures.evaluate import rounds_to as rounds_to
 from preduce.topo.figures.exact import ExactClass as ExactClass
 from preduce.topo.figures.exact import exact_class_matrices as exact_class_matrices
 from preduce.topo.figures.exact import exact_disagreement as exact_disagreement
+from preduce.topo.figures.pipeline import decay as decay
+from preduce.topo.figures.pipeline import noise_factor as noise_factor
+from preduce.topo.figures.pipeline import pipeline_figures as pipeline_figures
+from preduce.topo.figures.pipeline import stability_limit as stability_limit
 from preduce.topo.figures.rate import expected_partition_factor as expected_partition_factor
 from preduce.topo.figures.rate import random_partition_factor as random_partition_factor
 from preduce.topo.figures.spectral_gaps import GapKind as GapKind

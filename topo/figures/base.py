@@ -72,8 +72,19 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineFigures:
+    """What the lateness of gradients costs, for plain SGD on a quadratic loss (`topo.figures.pipeline`)."""
+
+    stability_limit: Figure
+    noise_factor: Figure
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
-    """All figures of one schedule. `radius` is the spectral radius of the period product off the mean."""
+    """All figures of one schedule. `radius` is the spectral radius of the period product off the mean.
+
+    `pipeline` is there where gradients are late.
+    """
 
     period: int | None
     num_workers: int
@@ -84,6 +95,7 @@ class Figures:
     drift: Drift
     spectral_gap: Gaps
     contraction_per_start: tuple[float, ...] = field(default=())
+    pipeline: PipelineFigures | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `preduce verify --json` prints them, with the method of each under `how`."""
@@ -97,6 +109,9 @@ class Figures:
             "spectral_gap.slem": self.spectral_gap.slem,
             "spectral_gap.sigma": self.spectral_gap.sigma,
         }
+        if self.pipeline is not None:
+            named["pipeline.stability_limit"] = self.pipeline.stability_limit
+            named["pipeline.noise_factor"] = self.pipeline.noise_factor
         result: dict[str, Any] = {
             "period": self.period,
             "num_workers": self.num_workers,

@@ -10,6 +10,7 @@ from preduce.topo.errors import InputError, ScheduleError, UnknownError
 from preduce.topo.figures.base import Drift, Figure, Figures, Gaps, Kind, absent
 from preduce.topo.figures.decomposition import DEFAULT, Limits, sectors_of
 from preduce.topo.figures.large import Large
+from preduce.topo.figures.pipeline import pipeline_figures
 from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, rounds_until
 from preduce.topo.figures.retimed import Retimed
 from preduce.topo.figures.sectors import spectral_norms
@@ -144,6 +145,7 @@ def figures(schedule: Schedule, *, limit: Limits = DEFAULT) -> Figures:
         drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
         spectral_gap=_gaps(schedule, first, spectral),
         contraction_per_start=_per_start(sectors),
+        pipeline=pipeline_figures(schedule),
     )
 
 
