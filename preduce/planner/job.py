@@ -68,12 +68,12 @@ class Job:
     `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
     the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names some): the
     same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no effort is given,
-    and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict how every
-    candidate may travel and what of it may come a round late; None leaves it to the planner, which takes
-    what is best for each. `codec` is what sums are written in where a strategy allows it and it pays: none, as long as
-    nobody allows more; None leaves it to the planner. `sends_layers` allows gradients to go layer by layer. `curvature`
-    is the learning rate times the largest curvature of the loss: it prices gradients that come late. A `pilot` of the
-    user's own job brings the prices of disagreement, drift and lateness that stand in for the shipped ones.
+    and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict how every candidate
+    may travel and what of it may come a round late; None leaves it to the planner, which takes what is best for each.
+    `codec` is what sums may be written in, where a strategy allows it and it pays: nothing but numbers as they are, as
+    long as nobody allows more; None allows float16 and int8. `curvature` is the learning rate times the largest
+    curvature of the loss: it prices gradients that come late. A `pilot` of the user's own job brings the prices of
+    disagreement, drift and lateness that stand in for the shipped ones.
     """
 
     cluster: Cluster
@@ -84,7 +84,6 @@ class Job:
     form: Form | None = None
     when: Lateness | None = None
     codec: Codec | None = Codec.NONE
-    sends_layers: bool = False
     curvature: float | None = None
     disturbance: Disturbance | None = None
     time_limit: float | None = None
@@ -128,8 +127,8 @@ class Job:
         if self.when is Lateness.PIPELINE and not self.bears_pipeline:
             raise InputError(
                 f"curvature: is {self.curvature}; gradients that come a step late diverge from {limit:g} on, so the "
-                f"learning rate would have to be less than {limit / self.curvature:.2g} times as large; leave out --when "
-                "pipeline"
+                f"learning rate would have to be less than {limit / self.curvature:.2g} times as large; leave out "
+                "--when pipeline"
             )
 
     @property
@@ -167,10 +166,15 @@ class Job:
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """The codecs that a candidate may take where its strategy allows it, the finest first."""
+        """The codecs that a candidate takes where its strategy allows it and it pays, the finest first."""
         if self.codec is None:
             return (Codec.NONE, Codec.FLOAT16, Codec.INT8)
-        return (self.codec,)
+        return (Codec.NONE,) if self.codec is Codec.NONE else (Codec.NONE, self.codec)
+
+    @property
+    def sends_layers(self) -> bool:
+        """Whether gradients may go layer by layer: where the hardware says which layers there are."""
+        return self.hardware.layers is not None
 
     def delayed(self, when: When) -> float:
         """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""

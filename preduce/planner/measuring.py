@@ -89,14 +89,22 @@ def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: F
 
 
 def _measured(schedule: Schedule, job: Job, label: Label, way: Way, figures: Figures) -> Option:
-    runs, form, times = travelling(schedule, way.how), way.how.form, job.compute_times()
-    if times.is_fixed:
-        seconds = Seconds(cycle_time(runs, job.hardware, times, form=form).per_step, times.base)
-    else:
-        seconds = sampled_seconds(runs, job, form)
+    runs, form = travelling(schedule, way.how), way.how.form
     sent = Sent(way.cost.per_step, way.cost.nic_bytes_per_step)
     # The file of what travels so says how it is to be run.
-    return assembled(runs, job, label, form=form, sent=sent, seconds=seconds, figures=figures)
+    return assembled(runs, job, label, form=form, sent=sent, seconds=seconds_of(runs, job, form), figures=figures)
+
+
+def seconds_of(schedule: Schedule, job: Job, form: Form) -> Seconds:
+    """Of a step of a schedule as it stands: exact where speeds are fixed, sampled elsewhere.
+
+    Raises:
+        PreduceError: too many workers to sample.
+    """
+    times = job.compute_times()
+    if times.is_fixed:
+        return Seconds(cycle_time(schedule, job.hardware, times, form=form).per_step, times.base)
+    return sampled_seconds(schedule, job, form)
 
 
 def assembled(

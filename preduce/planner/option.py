@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.planner.lateness import Lateness
 from preduce.planner.preference import Costs
+from preduce.topo.strategies.axes import Form, How
 
 if TYPE_CHECKING:
     from preduce.planner.job import Data
     from preduce.planner.steps_model import StepsModel
     from preduce.topo.figures.base import Figure
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form, How
     from preduce.topo.strategies.base import Pace
 
 
@@ -89,6 +89,12 @@ class Option:
     def is_plain(self) -> bool:
         """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
         return self.schedule.strategy.averages_everyone and isinstance(self.pace, int)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is All-Reduce as it is usually run: gradients in every step, around rings, as they are."""
+        lockstep = self.schedule.strategy.averages_gradients and not self.late
+        return self.is_plain and lockstep and self.form is Form.RING and self.how == How()
 
     def stretch_error(self, data: Data) -> float:
         """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""

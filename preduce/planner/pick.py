@@ -47,7 +47,7 @@ def pick(options: Sequence[Option], job: Job) -> Option:
 
 def permitted(options: Sequence[Option], job: Job) -> list[Option]:
     """The options that keep the job's limits and may be late, or in lockstep, as it says."""
-    able = [option for option in options if option.late in job.whens]
+    able = [option for option in options if option.lateness in job.whens]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
 
 

@@ -13,6 +13,7 @@ from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
+from preduce.planner.payoff import late_and_small
 from preduce.planner.pick import cautions, gain_of, pick, reasons
 from preduce.planner.searched import options_of
 from preduce.planner.shorter import shorter
@@ -139,7 +140,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     return Plan(
         pick=chosen,
         proof=proof,
-        reasons=reasons(chosen, options, job),
+        reasons=[*reasons(chosen, options, job), *late_and_small(chosen, options, job)],
         cautions=[*cautions(chosen, job, answer.ended), *_unmeasured(left_out, unmeasured)],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         baselines=baselines(options),

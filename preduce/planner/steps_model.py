@@ -43,9 +43,9 @@ class StepsModel:
     c_beyond: float | None = None
     """The prices of what exceeds the largest figures that were tried; by default those below them."""
     delay: float = 0.0
-    """What it costs that gradients come late, where the learning rate times the curvature is not known."""
-    delay_noise: float = 0.0
-    """What each multiple of lockstep's noise costs that late gradients add, where it is."""
+    """What it costs that gradients come a step late, where the learning rate times the curvature is not known."""
+    delay_noise: float | None = 0.0
+    """What a multiple of lockstep's noise costs that late gradients add, where it is; None if only `delay` counts."""
     delay_error: float = 0.0
     """The relative error of a pipeline's predicted steps that measured ones kept."""
     basis: str = "9 of 10 measured schedules"
@@ -76,7 +76,7 @@ class StepsModel:
         """
         if width == 1:
             return 0.0
-        if curvature is None:
+        if curvature is None or self.delay_noise is None:
             return self.delay * (width - 1)
         return self.delay_noise * (noise_factor(curvature, width) - 1)
 

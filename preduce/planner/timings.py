@@ -1,4 +1,4 @@
-"""Seconds of a step of one schedule whose sums travel in one way: late or in lockstep, at every pace, from one costing."""
+"""Seconds of a step of a schedule whose sums travel in one way, for every lateness and pace, costed once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from preduce.planner.lateness import Lateness
-from preduce.planner.measuring import Seconds, Sent, sampled_seconds
+from preduce.planner.measuring import Seconds, Sent, seconds_of
 from preduce.planner.ways import cost_of, timed, travelling
 from preduce.topo.strategies.axes import How, Sending
-from preduce.topo.timing.event_graph import TimedPeriod, cycle_time
+from preduce.topo.timing.event_graph import TimedPeriod
 
 if TYPE_CHECKING:
     from preduce.planner.job import Job
@@ -39,7 +39,7 @@ class Timings:
     way: Way
     period: TimedPeriod
     _seconds: dict[Setting, Seconds] = field(default_factory=dict)
-    _first: dict[bool, float] = field(default_factory=dict)
+    _first: dict[Lateness, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schedule: Schedule, job: Job, way: Way) -> Timings:
@@ -67,24 +67,21 @@ class Timings:
 
     def _timed(self, setting: Setting) -> Seconds:
         times, pace = self.job.compute_times(), setting.pace
-        runs = travelling(timed(self.schedule, setting.when.when, pace), self.how(setting))
-        form = self.way.how.form
-        if not times.is_fixed:
-            return sampled_seconds(runs, self.job, form)
-        if setting.sending is Sending.LAYERS:
-            return Seconds(cycle_time(runs, self.job.hardware, times, form=form).per_step, times.base)
+        if not times.is_fixed or setting.sending is Sending.LAYERS:
+            runs = travelling(timed(self.schedule, setting.when.when, pace), self.how(setting))
+            return seconds_of(runs, self.job, self.way.how.form)
         if not setting.is_late and self.period.steps.max() == self.period.steps.min():
             # Everybody computes as long, so every way through a period gains the same from a longer round.
-            return Seconds((self.first(late=False) + (pace - 1) * times.base) / pace, times.base)
+            return Seconds((self.first(setting.when) + (pace - 1) * times.base) / pace, times.base)
         if pace == 1:
-            return Seconds(self.first(late=setting.is_late), times.base)
-        return Seconds(self.period.cycle(pace=pace, overlap=setting.is_late).per_step, times.base)
+            return Seconds(self.first(setting.when), times.base)
+        return Seconds(self.period.cycle(pace=pace, when=setting.when.when).per_step, times.base)
 
-    def first(self, *, late: bool) -> float:
+    def first(self, when: Lateness) -> float:
         """Seconds of a round of one step, at fixed speeds."""
-        if late not in self._first:
-            self._first[late] = self.period.cycle(pace=1, overlap=late).per_round
-        return self._first[late]
+        if when not in self._first:
+            self._first[when] = self.period.cycle(pace=1, when=when.when).per_round
+        return self._first[when]
 
     def least_step(self, setting: Setting) -> float:
         """No step is shorter, at fixed speeds: the slowest worker computes, and longer rounds take longer.
@@ -94,4 +91,4 @@ class Timings:
         """
         steps, pace = self.period.steps, setting.pace
         added = 0.0 if setting.is_late else (pace - 1) * float(steps.min())
-        return max(float(steps.max()), (self.first(late=setting.is_late) + added) / pace)
+        return max(float(steps.max()), (self.first(setting.when) + added) / pace)

@@ -38,31 +38,31 @@ class Way:
 
 
 def ways_of(schedule: Schedule, job: Job) -> tuple[Way, ...]:
+    """The cheapest way of each codec that communicates less than all finer ones, the finest first."""
+    ways: list[Way] = []
+    for way in cheapest_ways(schedule, job):
+        if not ways or _cheapness(way) < min(map(_cheapness, ways)):
+            ways.append(way)
+    return tuple(ways)
+
+
+def cheapest_ways(schedule: Schedule, job: Job) -> list[Way]:
     """The cheapest way of each codec that the job and the strategy allow, the finest first.
 
-    Coarser ones only if they communicate less than all finer ones. Where a strategy refuses codecs, or the form is one
-    to compare with, sums travel as they are.
+    Where a strategy refuses codecs, or the form is one to compare with, sums travel as they are.
     """
     able = (*schedule.strategy.forms, Form.TREE)  # a tree is a cost to compare with, of any kind
     forms = [form for form in job.forms if form in able] or [Form.RING]
-    ways: list[Way] = []
+    ways = []
     for codec in codecs_of(schedule, job):
         hows = [how for form in forms for how in _hows(form, codec)]
-        known = [Way(how=how, cost=cost_of(schedule, job, how)) for how in hows]
-        if not known:
-            continue
-        best = min(known, key=_cheapness)
-        if not ways or _cheapness(best) < min(map(_cheapness, ways)):
-            ways.append(best)
-    return tuple(ways)
+        ways.append(min((Way(how=how, cost=cost_of(schedule, job, how)) for how in hows), key=_cheapness))
+    return ways
 
 
 def codecs_of(schedule: Schedule, job: Job) -> tuple[Codec, ...]:
     """The codecs of a job that a strategy may have, none if it refuses all; the finest first."""
-    coded = [codec for codec in job.codecs if codec is not Codec.NONE]
-    if not coded:
-        return (Codec.NONE,)
-    if job.form is Form.TREE or schedule.strategy.refuses_codec(schedule.cluster):
+    if job.codecs == (Codec.NONE,) or job.form is Form.TREE or schedule.strategy.refuses_codec(schedule.cluster):
         return (Codec.NONE,)
     return job.codecs
 

@@ -11,6 +11,7 @@ import pytest
 from preduce import Data, Job, Late, Limits, Objective, Option, Plan, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.front import front
+from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import measure
 from preduce.planner.pick import cautions, pick, reasons
 from preduce.planner.steps_model import CORRECTED, FITTED
@@ -220,7 +221,7 @@ def test_catalogue_entries_keep_every_limit_that_the_search_keeps() -> None:
     options = competitors(job(max_gap=3, min_period=2, form=Form.RING), until=0.0)
     assert {"prague-figure-10", "node-then-all"} <= {option.name for option in options}
     assert not {"allreduce", "node-then-all(node_rounds=5)"} & {option.name for option in options}
-    without_gap = competitors(job(max_gap=0, late=False), until=0.0)
+    without_gap = competitors(job(max_gap=0, when=Lateness.LOCKSTEP), until=0.0)
     assert {option.name for option in without_gap} == {
         "allreduce",
         "allreduce hierarchical",
