@@ -7,6 +7,7 @@ written is one warning and never ends a run: what was trained is worth more.
 from __future__ import annotations
 
 import json
+import threading
 import time
 import warnings
 from collections import deque
@@ -54,8 +55,8 @@ class Operation:
 class Recorder:
     """What one worker did: a ring of its last 256 operations and, if asked for, a trace file per worker.
 
-    Not shared between threads. Times come from one monotonic clock, anchored once to the wall clock, so that the
-    traces of workers on one machine line up.
+    Threads may share it: each ends the operations that it began. Times come from one monotonic clock, anchored once to
+    the wall clock, so that the traces of workers on one machine line up.
     """
 
     def __init__(self, rank: int, trace: str | Path | None = None) -> None:
@@ -67,6 +68,7 @@ class Recorder:
         self._events: list[dict[str, Any]] = []
         self._dropped = 0
         self._warned = False
+        self._lock = threading.Lock()
 
     def now(self) -> float:
         """Seconds since the epoch, monotonic."""
@@ -76,9 +78,10 @@ class Recorder:
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int, *, lag: int = 0
     ) -> Operation:
         """Note that an operation starts."""
-        operation = Operation(self._count, kind, step, round_, members, num_bytes, self.now(), lag=lag)
-        self._count += 1
-        self._ring.append(operation)
+        with self._lock:
+            operation = Operation(self._count, kind, step, round_, members, num_bytes, self.now(), lag=lag)
+            self._count += 1
+            self._ring.append(operation)
         return operation
 
     def end(self, operation: Operation, outcome: str = "ok", *, times: tuple[float, float] | None = None) -> None:
@@ -104,31 +107,32 @@ class Recorder:
             self._add(name, "worker", start, self.now(), details)
 
     def _add(self, name: str, track: str, start: float, end: float, details: dict[str, Any]) -> None:
-        if len(self._events) >= MAX_TRACE_EVENTS:
-            self._dropped += 1
-            return
-        self._events.append(
-            {
-                "name": name,
-                "cat": track,
-                "ph": "X",
-                "ts": start * 1e6,
-                "dur": (end - start) * 1e6,
-                "pid": self.rank,
-                "tid": 0 if track == "worker" else 1,
-                "args": details,
-            }
-        )
+        event = {
+            "name": name,
+            "cat": track,
+            "ph": "X",
+            "ts": start * 1e6,
+            "dur": (end - start) * 1e6,
+            "pid": self.rank,
+            "tid": 0 if track == "worker" else 1,
+            "args": details,
+        }
+        with self._lock:
+            if len(self._events) < MAX_TRACE_EVENTS:
+                self._events.append(event)
+            else:
+                self._dropped += 1
 
     def last(self) -> list[Operation]:
         """The ring's operations, oldest first."""
-        return list(self._ring)
+        with self._lock:  # a deque that grows meanwhile cannot be copied
+            return list(self._ring)
 
     def dump(self, reason: str) -> Path | None:
         """Write the ring to `operations-RANK.json` in the trace directory; None if there is none, or it fails."""
         if self.directory is None:
             return None
-        content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self._ring]}
+        content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self.last()]}
         return self._written(self.directory / f"operations-{self.rank:05d}.json", content)
 
     def write_trace(self) -> Path | None:
@@ -140,7 +144,8 @@ class Recorder:
             {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": 0, "args": {"name": "step"}},
             {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": 1, "args": {"name": "communication"}},
         ]
-        content = {"traceEvents": names + self._events, "otherData": {"droppedEvents": self._dropped}}
+        with self._lock:
+            content = {"traceEvents": names + self._events, "otherData": {"droppedEvents": self._dropped}}
         return self._written(self.directory / f"trace-{self.rank:05d}.json", content)
 
     def _written(self, path: Path, content: object) -> Path | None:

@@ -57,10 +57,10 @@ def measure(megabytes: list[int], repetitions: int) -> None:
             world, [bucket], Recorder(rank), Heartbeat(store, rank, "b", beats=False), key="b", timeout=120
         )
 
-        def p_reduce(step: int, bucket: Bucket = bucket, reducer: Reducer = reducer) -> None:
+        def p_reduce(step: int, reducer: Reducer = reducer) -> None:
             reduction = reducer.begin("average", step, step, everyone)
             reducer.wait(reduction)
-            commit_mean(bucket, 1.0, None, swap=True)
+            reducer.commit(reduction, lambda _, one, sums, ok: commit_mean(one, sums, 1.0, ok, swap=True))
 
         def bare(_step: int, buffer: torch.Tensor = bare_buffer) -> None:
             communicator.all_reduce(buffer).wait()

@@ -66,8 +66,10 @@ class Rider:
 class Bucket:
     """What is reduced as one array: the flat parameters of one (device, dtype), then the riders, then the tag.
 
-    `size` counts parameters with padding, `length` riders too; the scratch array is `length` + presence + tag long,
-    where presence holds one number per parameter that has a gradient somewhere, and makes room for a longer note.
+    `size` counts parameters with padding, `length` riders too; the array of an operation is `length` + presence + tag
+    long, where presence holds one number per parameter that has a gradient somewhere, and makes room for a longer note.
+    Each operation borrows an array while it runs and until its sums are committed; those that came back are lent again,
+    so there are as many as operations ever were under way at once. Any thread may borrow and give back.
     """
 
     device: torch.device
@@ -79,18 +81,17 @@ class Bucket:
     length: int = 0
     note: torch.Tensor | None = None
     """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""
-    _scratch: torch.Tensor | None = None
+    _spare: list[torch.Tensor] = field(default_factory=list)
     _home: torch.Tensor | None = None
-    _aside: torch.Tensor | None = None
 
     @property
     def tail(self) -> int:
-        """Where presence and tag begin in the scratch array."""
+        """Where presence and tag begin in an operation's array."""
         return self.length
 
     @property
     def exact(self) -> bool:
-        """Whether the tag is exact in this dtype and so stands in the tail of the scratch array."""
+        """Whether the tag is exact in this dtype and so stands in the tail of an operation's array."""
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -98,45 +99,43 @@ class Bucket:
         """The payload of one operation."""
         return self.length * self.flat.element_size()
 
-    def scratch(self) -> torch.Tensor:
-        """The array that is reduced; allocated once."""
-        if self._scratch is None:
-            spare = max(len(self.slots), 0 if self.note is None else len(self.note))
-            count = self.length + spare + (TAG_LENGTH if self.exact else 0)
-            self._scratch = torch.zeros(count, dtype=self.dtype, device=self.device)
-        return self._scratch
+    @property
+    def array_length(self) -> int:
+        """Numbers of an operation's array."""
+        spare = max(len(self.slots), 0 if self.note is None else len(self.note))
+        return self.length + spare + (TAG_LENGTH if self.exact else 0)
+
+    def lend(self) -> torch.Tensor:
+        """An array for one operation; allocated where none has come back."""
+        while True:
+            try:
+                array = self._spare.pop()
+            except IndexError:
+                return torch.zeros(self.array_length, dtype=self.dtype, device=self.device)
+            if len(array) == self.array_length:
+                return array
+
+    def give_back(self, array: torch.Tensor) -> None:
+        """Take an array back of which nobody reads or writes any more, unless it holds the live parameters now."""
+        if array is not self._home:
+            self._spare.append(array)
 
     def carry(self, note: torch.Tensor) -> None:
         """Let averages of parameters carry `note` along: one number per parameter, or a few more than that."""
         assert self._home is None, "the array that holds the live parameters keeps its length"
-        self.note, self._scratch = note, None
+        self.note = note
 
-    def let_go(self) -> None:
-        """Leave the scratch array to an operation that may still write into it; the next one gets a new array."""
-        self._scratch = None
+    def swap(self, array: torch.Tensor) -> None:
+        """Make an operation's array the live parameters', without copying; the old live array is lent next.
 
-    def swap(self) -> None:
-        """Make the scratch array's parameters the live ones, without copying; the old live array is scratch next."""
-        if self._home is None:
-            # The first array holds parameters only; the one that takes its place as scratch has room for the tail.
-            self.flat.copy_(self.scratch()[: self.size])
-            fresh = torch.empty_like(self.scratch())
-            fresh[: self.size] = self.flat
-            self._home = fresh
-        else:
-            self._home, self._scratch = self.scratch(), self._home
-        self.flat = self._home[: self.size]
+        The very first array holds parameters only and has no room for the tail, so it goes.
+        """
+        old, self._home = self._home, array
+        if old is not None:
+            self._spare.append(old)
+        self.flat = array[: self.size]
         for slot in self.slots:
             slot.parameter.data = slot.window(self.flat)
-
-    def put_aside(self) -> None:
-        """Keep the sums of a finished operation for later and free the scratch array for another one."""
-        self._aside, self._scratch = self._scratch, None
-
-    def take_back(self) -> None:
-        """Make the sums that were put aside the scratch array again."""
-        if self._aside is not None:
-            self._scratch, self._aside = self._aside, None
 
 
 def aligned(count: int, dtype: torch.dtype) -> int:

@@ -1,4 +1,4 @@
-"""Commit: how the sums of a finished reduction become parameters.
+"""Commit: how the sums of a finished reduction, in an array of its bucket, become parameters.
 
 Every function takes `ok`: None on CPU, where the tags were checked before, or a 0-d bool tensor on CUDA; with False
 nothing changes. So the device decides, and the host never waits inside a step.
@@ -14,26 +14,30 @@ if TYPE_CHECKING:
     from preduce.runtime.averaging.bucket import Bucket
 
 
-def commit_mean(bucket: Bucket, relax: float, ok: torch.Tensor | None, *, swap: bool = False) -> None:
+def commit_mean(
+    bucket: Bucket, sums: torch.Tensor, relax: float, ok: torch.Tensor | None, *, swap: bool = False
+) -> None:
     """Commit x ← x + relax · (mean − x).
 
-    With `swap`, relax 1 and no `ok` nothing is copied: the array with the mean becomes the parameters' storage and the
-    old one the next scratch array.
+    With `swap`, relax 1 and no `ok` nothing is copied: the array with the mean becomes the parameters' storage, and the
+    old one is lent to a later operation.
     """
-    mean, live = bucket.scratch()[: bucket.size], bucket.flat
+    mean, live = sums[: bucket.size], bucket.flat
     if relax != 1:
         torch.lerp(live, mean, relax, out=mean if ok is not None else live)
         if ok is None:
             return
     elif swap and ok is None:
-        bucket.swap()
+        bucket.swap(sums)
         return
     replace_where(live, mean, ok)
 
 
-def commit_delayed(bucket: Bucket, snapshot: torch.Tensor, relax: float, ok: torch.Tensor | None) -> None:
+def commit_delayed(
+    bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relax: float, ok: torch.Tensor | None
+) -> None:
     """Commit x ← x + relax · (mean of snapshots − own snapshot): what was learned since the snapshot stays."""
-    change, live = bucket.scratch()[: bucket.size], bucket.flat
+    change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
     if ok is not None:
         only_where(change, ok)

@@ -15,66 +15,70 @@ from preduce.runtime.averaging.commit import only_where
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from preduce.runtime.averaging.bucket import Bucket
 
 
-def load_gradients(bucket: Bucket, divisor: int) -> None:
+def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int) -> frozenset[int]:
     """Fill the scratch array: each gradient's share, zeros for a parameter without one, and who has one.
+
+    Returns the slots whose parameters have none here.
 
     Raises:
         InputError: a gradient is sparse.
     """
-    scratch = bucket.scratch()
-    _load_presence(bucket, scratch)
+    absent = frozenset(index for index, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
+    _load_presence(bucket, scratch, absent)
     present = [slot for slot in bucket.slots if slot.parameter.grad is not None]
     for slot in present:
         if slot.parameter.grad is not None and slot.parameter.grad.layout is not torch.strided:
             raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
-    if len(present) < len(bucket.slots):
-        for slot in bucket.slots:
-            if slot.parameter.grad is None:
-                slot.view(scratch).zero_()
+    for index in absent:
+        bucket.slots[index].view(scratch).zero_()
     if bucket.device.type == "cuda" and present:
         targets = [slot.view(scratch) for slot in present]
         torch._foreach_copy_(targets, [slot.parameter.grad for slot in present])  # type: ignore[misc]
         scratch[: bucket.size].div_(divisor)
-        return
+        return absent
     for slot in present:
         gradient = slot.parameter.grad
         assert gradient is not None, "present slots have one"
         torch.div(gradient, divisor, out=slot.view(scratch))
+    return absent
 
 
-def _load_presence(bucket: Bucket, scratch: torch.Tensor) -> None:
+def _load_presence(bucket: Bucket, scratch: torch.Tensor, absent: Container[int]) -> None:
     """One number per parameter: 1 if it has a gradient here."""
     presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)]
-    flags = [slot.parameter.grad is not None for slot in bucket.slots]
+    flags = [index not in absent for index in range(len(bucket.slots))]
     presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
 
 
-def commit_gradients(bucket: Bucket, ok: torch.Tensor | None) -> None:
+def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
     """Write the mean over the group into each parameter's gradient.
 
-    A parameter without gradient on every member keeps none; one without gradient here only counts as zero here.
+    Args:
+        bucket: whose parameters.
+        sums: what came of `load_gradients`, maybe called some steps ago.
+        ok: the device's verdict, see `commit`.
+        absent: the slots without a gradient here when it was sent. Without one on any member they have none now; of the
+            others somebody had one, so that the host need not ask the device.
     """
-    scratch = bucket.scratch()
-    means = scratch[: bucket.size]
+    means = sums[: bucket.size]
     if ok is not None:
         only_where(means, ok)
-    presence: list[float] | None = None
+    presence = sums[bucket.tail : bucket.tail + len(bucket.slots)].tolist() if absent else ()
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []
     for index, slot in enumerate(bucket.slots):
-        if slot.parameter.grad is None:
-            if presence is None:
-                presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)].tolist()
-            if presence[index] != 0:
-                slot.parameter.grad = slot.view(scratch).clone()
-            continue
-        gradients.append(slot.parameter.grad)
-        averages.append(slot.view(scratch))
+        if index in absent and presence[index] == 0:
+            slot.parameter.grad = None
+        elif slot.parameter.grad is None:
+            slot.parameter.grad = slot.view(sums).clone()
+        else:
+            gradients.append(slot.parameter.grad)
+            averages.append(slot.view(sums))
     if gradients:
         torch._foreach_copy_(gradients, averages)
 

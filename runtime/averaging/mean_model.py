@@ -14,6 +14,7 @@ from preduce.topo.phase import Group
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.flat_model import FlatModel
     from preduce.runtime.averaging.reducer import Reducer
 
@@ -31,13 +32,14 @@ def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], st
     for reducer in reducers:
         reduction = reducer.begin("mean model", step, round_, Group(members))
         reducer.wait(reduction)
-        with torch.no_grad():
-            for bucket in reducer.buckets:
-                with reducer.stream(bucket.device):
-                    commit_mean(bucket, 1.0, reduction.ok)
-                    commit_riders(bucket, reduction.ok)
-        reducer.rejoin()
+        reducer.commit(reduction, commit_plain_mean)
         reducer.flush()
+
+
+def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+    """Parameters and what rides along become their means."""
+    commit_mean(bucket, sums, 1.0, ok)
+    commit_riders(bucket, sums, ok)
 
 
 @contextmanager

@@ -55,7 +55,15 @@ class PeerReducer(Reducer):
         self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def begin(
-        self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False, lag: int = 0
+        self,
+        kind: str,
+        step: int,
+        round_: int,
+        group: Group,
+        *,
+        gradients: bool = False,
+        lag: int = 0,
+        divisor: int | None = None,
     ) -> Reduction:
         """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round.
 
@@ -63,6 +71,7 @@ class PeerReducer(Reducer):
             PeerLostError: the exchange cannot start.
         """
         assert not gradients, "neighbours average parameters"
+        assert divisor is None, "by their weights"
         self._refuse_after_abort()
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
@@ -70,13 +79,14 @@ class PeerReducer(Reducer):
         self.heartbeat.doing(f"entered {operation}")
         tag = tag_of(self.key, kind, round_, "neighbours")
         everyone = self.world.everyone()
-        reduction = PeerReduction(everyone, group, operation, tag, near)
+        reduction = PeerReduction(everyone, group, operation, tag, self.buckets, neighbourhood=near)
         try:
             self._look(operation)
             for index, bucket in enumerate(self.buckets):
                 with self.stream(bucket.device):
                     self._load(reduction, index, bucket)
-                    arrays = [bucket.scratch(), *([] if index not in reduction.sides else [reduction.sides[index]])]
+                    side = reduction.sides.get(index)
+                    arrays = [reduction.arrays[index], *([] if side is None else [side])]
                     heard = [self._arrays(reduction, place, arrays, index) for place in range(len(near.sources))]
                     # Where an exchange may be aborted half-way the tags follow in one of their own.
                     pieces = [slice(0, 1), slice(1, 2)] if self.streams.runs_ahead else [slice(None)]
@@ -113,7 +123,7 @@ class PeerReducer(Reducer):
                     for place in range(len(near.sources)):
                         heard = reduction.heard[index, place]
                         verdicts.append(sums_agree(heard[-1][-TAG_LENGTH:], reduction.tag, 1, self.streams.upload))
-                    self._combine(reduction, index, bucket)
+                    self._combine(reduction, index, bucket.length)
                     if self.streams.runs_ahead and not verdicts:  # a worker that only sends has nothing to judge
                         verdicts.append(self.streams.upload([1], torch.float32) > 0)
             self._judge(
@@ -123,7 +133,7 @@ class PeerReducer(Reducer):
             raise self.failed(reduction, error) from None
 
     def _load(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
-        scratch = bucket.scratch()
+        scratch = reduction.arrays[index]
         with torch.no_grad():
             scratch[: bucket.size].copy_(bucket.flat)
             load_riders(bucket, scratch, 1, is_first=True)
@@ -141,13 +151,13 @@ class PeerReducer(Reducer):
         arrays = reduction.heard[index, place] = self._received[index, place]
         return arrays
 
-    def _combine(self, reduction: PeerReduction, index: int, bucket: Bucket) -> None:
+    def _combine(self, reduction: PeerReduction, index: int, length: int) -> None:
         near = reduction.neighbourhood
-        mean = bucket.scratch()[: bucket.length]
+        mean = reduction.arrays[index][:length]
         with torch.no_grad():
             mean.mul_(float(near.own_weight))
             for place, (_, weight) in enumerate(near.sources):
-                mean.add_(reduction.heard[index, place][0][: bucket.length], alpha=float(weight))
+                mean.add_(reduction.heard[index, place][0][:length], alpha=float(weight))
 
 
 class PeerReduction(Reduction):
@@ -159,9 +169,11 @@ class PeerReduction(Reduction):
         group: Group,
         operation: Operation,
         tag: tuple[int, ...],
+        buckets: Sequence[Bucket],
+        *,
         neighbourhood: Neighbourhood,
     ) -> None:
-        super().__init__(communicator, group, operation, tag)
+        super().__init__(communicator, group, operation, tag, buckets)
         self.neighbourhood = neighbourhood
         self.heard: dict[tuple[int, int], list[torch.Tensor]] = {}
 

@@ -117,16 +117,16 @@ class _PReducer:
         reducer.agree("P-Reduce header", call, group, relax, layout, deferred=True)
         reduction = reducer.begin("P-Reduce", call, call, group)
         reducer.wait(reduction)
-        with torch.no_grad():
-            for bucket in buckets:
-                with reducer.stream(bucket.device):
-                    commit_mean(bucket, relax, reduction.ok)
-                    _spread(bucket.flat, [t for t in tensors if (t.device, t.dtype) == (bucket.device, bucket.dtype)])
-        reducer.rejoin()
+
+        def commit(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            commit_mean(bucket, sums, relax, ok)
+            _spread(bucket.flat, [t for t in tensors if (t.device, t.dtype) == (bucket.device, bucket.dtype)])
+
+        reducer.commit(reduction, commit)
         return reducer
 
     def _bucket(self, kind: tuple[torch.device, torch.dtype], tensors: Sequence[torch.Tensor]) -> Bucket:
-        """A bucket over one tensor itself, or over a flat copy of several; its scratch array is used again."""
+        """A bucket over one tensor itself, or over a flat copy of several; its scratch arrays are used again."""
         size = sum(tensor.numel() for tensor in tensors)
         key = (*kind, size)
         bucket = self._buckets.pop(key, None) or Bucket(*kind, size, torch.empty(0), length=size)

@@ -34,14 +34,32 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.waiting import RunningWork
     from preduce.runtime.transport.worlds import World
 
+    Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
+    """Takes a bucket's index, the bucket, its sums and the verdict `ok` on them."""
+
 SPLIT_BYTES = 4 * 2**20
 
 
 class Reduction:
-    """One running or finished group operation."""
+    """One running or finished group operation, with the scratch arrays that it borrowed until it is committed.
 
-    def __init__(self, communicator: Communicator, group: Group, operation: Operation, tag: tuple[int, ...]) -> None:
+    Several may be under way at once, and a finished one may be committed while others run.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        group: Group,
+        operation: Operation,
+        tag: tuple[int, ...],
+        buckets: Sequence[Bucket] = (),
+    ) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
+        self.buckets = tuple(buckets)
+        self.arrays = [bucket.lend() for bucket in self.buckets]
+        """What is summed, one array for each bucket."""
+        self.absent: dict[int, frozenset[int]] = {}
+        """Of gradients, by bucket: the slots that had none here."""
         self.works: list[RunningWork] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.ok: torch.Tensor | None = None
@@ -51,9 +69,18 @@ class Reduction:
         """k, the members of the group."""
         return len(self.group.members)
 
+    def release(self) -> None:
+        """Give the arrays back: the sums are committed, or will not be. After a failure they are not: they are lost."""
+        for bucket, array in zip(self.buckets, self.arrays, strict=True):
+            bucket.give_back(array)
+        self.arrays = []
+
 
 class Reducer:
-    """Runs the group operations of one worker, one at a time, in the order of its rounds."""
+    """Runs the group operations of one worker, each group's in one order that is the same on all its members.
+
+    Threads may share it: each begins, waits for and commits operations of its own, on a communicator of its own.
+    """
 
     def __init__(
         self,
@@ -75,18 +102,27 @@ class Reducer:
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
     def begin(
-        self, kind: str, step: int, round_: int, group: Group, *, gradients: bool = False, lag: int = 0
+        self,
+        kind: str,
+        step: int,
+        round_: int,
+        group: Group,
+        *,
+        gradients: bool = False,
+        lag: int = 0,
+        divisor: int | None = None,
     ) -> Reduction:
-        """Copy parameters (or gradients) into the scratch arrays and start summing them over the group.
+        """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
-        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end.
+        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. Gradients
+        are divided by the number of members, or by `divisor`; everything else by the number of members.
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
         reduction = self._announced(kind, step, round_, group, lag=lag)
         try:
-            self._start(reduction, gradients=gradients)
+            self._start(reduction, gradients=gradients, divisor=divisor)
         except (GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         return reduction
@@ -108,8 +144,6 @@ class Reducer:
                 self.verdicts.flush(given_up)
         except (RuntimeError, GoneError, UnavailableError) as error:
             reduction.works.clear()
-            for bucket in self.buckets:
-                bucket.let_go()
             self.verdicts.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
             self.heartbeat.doing(f"went on without {reduction.operation}")
@@ -123,13 +157,13 @@ class Reducer:
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(f"entered {operation}")
-        return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"))
+        return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"), self.buckets)
 
-    def _start(self, reduction: Reduction, *, gradients: bool = False) -> None:
+    def _start(self, reduction: Reduction, *, gradients: bool = False, divisor: int | None = None) -> None:
         self._look(reduction.operation)
-        for index, bucket in enumerate(self.buckets):
+        for index, bucket in enumerate(reduction.buckets):
             with self.stream(bucket.device):
-                self._launch(reduction, index, bucket, gradients=gradients)
+                self._launch(reduction, index, bucket, gradients=gradients, divisor=divisor)
         self._fills_first()
 
     def _look(self, operation: Operation) -> None:
@@ -232,12 +266,21 @@ class Reducer:
         for work in reduction.works:
             self.wait_for(work, reduction.operation, given_up)
         verdicts = []
-        for index, bucket in enumerate(self.buckets):
+        for index, bucket in enumerate(reduction.buckets):
             with self.stream(bucket.device):
-                sums = reduction.sides[index] if index in reduction.sides else bucket.scratch()[-TAG_LENGTH:]
+                sums = reduction.sides[index] if index in reduction.sides else reduction.arrays[index][-TAG_LENGTH:]
                 verdicts.append(sums_agree(sums, reduction.tag, reduction.num_members, self.streams.upload))
         reduction.works.clear()
         self._judge(reduction, verdicts, "its members ran different operations at the same time (their tags differ)")
+
+    def commit(self, reduction: Reduction, action: Committing) -> None:
+        """Let `action` make the sums of each bucket, by its index, what is live; then the arrays are given back."""
+        with torch.no_grad():
+            for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
+                with self.stream(bucket.device):
+                    action(index, bucket, sums, reduction.ok)
+        self.rejoin()
+        reduction.release()
 
     def _judge(self, reduction: Reduction, verdicts: list[torch.Tensor], complaint: str) -> None:
         """Look at the tags, or leave that to the device.
@@ -294,29 +337,31 @@ class Reducer:
         """Let the current stream wait for the side stream, after a commit."""
         self.streams.rejoin()
 
-    def _launch(self, reduction: Reduction, index: int, bucket: Bucket, *, gradients: bool) -> None:
+    def _launch(
+        self, reduction: Reduction, index: int, bucket: Bucket, *, gradients: bool, divisor: int | None
+    ) -> None:
         """Fill the bucket's scratch array and start reducing it.
 
         A large array on CPU goes in two pieces, an eighth and the rest, so that filling the rest hides behind the first
         piece's time on the wire. More pieces cost more in context switches than they hide.
         """
-        scratch, communicator = bucket.scratch(), reduction.communicator
+        scratch, communicator = reduction.arrays[index], reduction.communicator
         # Every member contributes its share x / k, so that the sum is the mean: no pass over the result is needed and
         # half precision does not overflow. A division, since multiplying by a rounded 1/k would drift in one direction.
-        divisor = reduction.num_members
+        shares = reduction.num_members
         first = 0
         with torch.no_grad():
             if gradients:
-                load_gradients(bucket, divisor)
+                reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares)
             else:
                 if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead:
                     first = bucket.size // 8
-                    torch.div(bucket.flat[:first], divisor, out=scratch[:first])
+                    torch.div(bucket.flat[:first], shares, out=scratch[:first])
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
-                torch.div(bucket.flat[first:], divisor, out=scratch[first : bucket.size])
-            load_riders(bucket, scratch, divisor, is_first=communicator.is_first)
+                torch.div(bucket.flat[first:], shares, out=scratch[first : bucket.size])
+            load_riders(bucket, scratch, shares, is_first=communicator.is_first)
             if bucket.note is not None and not gradients:
-                torch.div(bucket.note, divisor, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
+                torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
             beside = self.streams.runs_ahead or not bucket.exact
             if not beside:
                 scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype))

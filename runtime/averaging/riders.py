@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from preduce.runtime.averaging.bucket import Bucket
 
 
-def load_riders(bucket: Bucket, scratch: torch.Tensor, divisor: int, *, is_first: bool) -> None:
-    """Copy what rides along into the scratch array, divided by the number of members; zero where there is nothing."""
+def load_riders(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool) -> None:
+    """Copy what rides along into an operation's array, divided by the number of members; zero where there is none."""
     for rider in bucket.riders:
         value = rider.fetch()
-        part = rider.view(scratch)
+        part = rider.view(array)
         if value is None or (rider.broadcast and not is_first):
             part.zero_()
         elif rider.broadcast:
@@ -31,14 +31,15 @@ def snapshot_riders(bucket: Bucket) -> list[torch.Tensor | None]:
     return [None if value is None else value.detach().clone() for value in values]
 
 
-def commit_riders(bucket: Bucket, ok: torch.Tensor | None, before: list[torch.Tensor | None] | None = None) -> None:
+def commit_riders(
+    bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: list[torch.Tensor | None] | None = None
+) -> None:
     """Write averaged buffers and optimizer state back; with `before` what changed since that snapshot stays."""
-    scratch = bucket.scratch()
     for index, rider in enumerate(bucket.riders):
         value = rider.fetch()
         if value is None:
             continue
-        new = rider.view(scratch)
+        new = rider.view(sums)
         old = before[index] if before is not None else None
         if old is not None:
             new = new + (value - old)

@@ -44,7 +44,7 @@ class _Pending:
 
 
 class Verdicts:
-    """The operations of one reducer that the device has still to finish, oldest first."""
+    """The operations of one reducer that the device has still to finish, oldest first; any thread may add and look."""
 
     def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:
         self.world, self.recorder, self.heartbeat, self.timeout = world, recorder, heartbeat, timeout
@@ -61,7 +61,9 @@ class Verdicts:
         """An operation was queued: from now on it is watched."""
         timed = self.recorder.directory is not None
         if timed and self._clock is None:
-            self._clock = DeviceClock(streams)
+            clock = DeviceClock(streams)
+            with self._lock:
+                self._clock = self._clock or clock
         pending = _Pending(operation, time.monotonic(), streams.mark(timed=True) if timed else None)
         with self._lock:
             self._pending.append(pending)
@@ -72,9 +74,10 @@ class Verdicts:
     def add(self, operation: Operation, verdicts: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:
         """The verdict on an operation together with all earlier ones, on the device; the host reads it later."""
         healthy = torch.stack(verdicts).all()
-        if self._healthy is not None:
-            healthy = healthy & self._healthy
-        self._healthy = healthy
+        with self._lock:
+            if self._healthy is not None:
+                healthy = healthy & self._healthy
+            self._healthy = healthy
         host = streams.download(healthy)
         mark = streams.mark(timed=self.recorder.directory is not None)
         with self._lock:
@@ -135,8 +138,9 @@ class Verdicts:
         assert pending.verdict is not None, "set with its mark"
         assert pending.ended is not None, "set with its verdict"
         with self._lock:
-            if pending in self._pending:
-                self._pending.remove(pending)
+            if pending not in self._pending:
+                return  # another thread has read it
+            self._pending.remove(pending)
         self._raise_what_the_watch_saw()
         good = bool(pending.verdict)
         times = None

@@ -202,20 +202,20 @@ class CorrectedMeans(GroupMeans):
     def _commit(self, reduction: Reduction) -> None:
         everybody = len(reduction.group.members) == self.run.schedule.num_workers
         with torch.no_grad():
-            for index, bucket in enumerate(self.run.flat.buckets):
+            for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
                 with self.run.reducer.stream(bucket.device):
                     if everybody:
-                        self._keep_what_predicts(index, bucket, reduction.ok)
-                    self._learn(index, bucket, reduction.ok)
+                        self._keep_what_predicts(index, bucket, sums, reduction.ok)
+                    self._learn(index, bucket, sums, reduction.ok)
         super()._commit(reduction)
         self._together = True
 
-    def _keep_what_predicts(self, index: int, bucket: Bucket, ok: torch.Tensor | None) -> None:
+    def _keep_what_predicts(self, index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
         """Commit h ← κ h and the trust in α with the κ of everybody's evidence, and begin to gather evidence anew."""
         assert bucket.note is not None, "made with this strategy"
         correction, trust = self.corrections[index], self.trust[index]
         first = bucket.tail + len(bucket.slots)
-        agreement, size = _wide(bucket.scratch()[first : first + EVIDENCE])
+        agreement, size = _wide(sums[first : first + EVIDENCE])
         kappa = torch.where(size > 0, (agreement / size).clamp(0, 1), torch.ones_like(size))
         if ok is not None:
             kappa = torch.where(ok, kappa, torch.ones_like(kappa))
@@ -230,12 +230,12 @@ class CorrectedMeans(GroupMeans):
             with self.run.reducer.recorder.span("drift correction", kept=float(kappa), trust=float(trust)):
                 pass
 
-    def _learn(self, index: int, bucket: Bucket, ok: torch.Tensor | None) -> None:
+    def _learn(self, index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
         """Commit h ← h + α (mean − x) / s̄, parameter by parameter, since groups of parameters have their own rates."""
         assert bucket.note is not None, "made with this strategy"
         correction, change = self.corrections[index], self._change[index]
-        torch.sub(bucket.scratch()[: bucket.size], bucket.flat, out=change)
-        rates = bucket.scratch()[bucket.tail : bucket.tail + len(bucket.slots)]
+        torch.sub(sums[: bucket.size], bucket.flat, out=change)
+        rates = sums[bucket.tail : bucket.tail + len(bucket.slots)]
         # Where nobody took a step there is nothing to learn; a host that looked would wait for the device.
         factors = torch.where(
             rates > 0, (self.alpha * self.trust[index]).to(rates.dtype) / rates, torch.zeros_like(rates)

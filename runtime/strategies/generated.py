@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from preduce.runtime.averaging.commit import commit_mean, rescale_progress
-from preduce.runtime.averaging.riders import commit_riders
+from preduce.runtime.averaging.commit import rescale_progress
+from preduce.runtime.averaging.mean_model import commit_plain_mean
 from preduce.runtime.generator.client import GeneratorClient
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.liveness.survivors import Survivors
@@ -158,12 +158,7 @@ class GeneratedMeans(Runner):
             self.lost()
             self.client.failed()
             return
-        with torch.no_grad():
-            for bucket in buckets:
-                with reducer.stream(bucket.device):
-                    commit_mean(bucket, 1.0, reduction.ok)
-                    commit_riders(bucket, reduction.ok)
-        reducer.rejoin()
+        reducer.commit(reduction, commit_plain_mean)
 
     def _normalise(self, members: tuple[int, ...]) -> None:
         """Count what the round learned as if all members had the same pace."""

@@ -14,6 +14,7 @@ from preduce.runtime.strategies.group_means import means_of_groups
 from preduce.topo.errors import MissingFeatureError
 
 if TYPE_CHECKING:
+    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.strategies.base import Run
     from preduce.topo.strategies.allreduce import AllReduce
 
@@ -39,12 +40,12 @@ class GradientMeans(Runner):
         reducer = self.run.reducer
         reduction = reducer.begin("gradient average", step, round_, group, gradients=True)
         reducer.wait(reduction)
-        with torch.no_grad():
-            for bucket in self.run.flat.buckets:
-                with reducer.stream(bucket.device):
-                    commit_gradients(bucket, reduction.ok)
-                    commit_riders(bucket, reduction.ok)
-        reducer.rejoin()
+
+        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            commit_gradients(bucket, sums, ok, reduction.absent[index])
+            commit_riders(bucket, sums, ok)
+
+        reducer.commit(reduction, commit)
         self._ok = reduction.ok
         if self._ok is not None:
             self._remember()

@@ -12,6 +12,7 @@ from preduce.runtime.strategies.base import Runner
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
+    from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.reducer import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
@@ -59,12 +60,10 @@ class GroupMeans(Runner):
             self._commit(reduction)
 
     def settle(self) -> None:
-        """Wait for the operation in flight; its sums move aside, so that the scratch arrays are free."""
+        """Wait for the operation in flight, which keeps its sums for the end of the round."""
         if self._pending is not None and not self._waited:
             self.run.reducer.wait(self._pending)
             self._waited = True
-            for bucket in self.run.flat.buckets:
-                bucket.put_aside()
         self.run.reducer.flush()
 
     def drain(self) -> None:
@@ -73,10 +72,10 @@ class GroupMeans(Runner):
         The next round begins with the parameters that its first step finds, also if it is an earlier one than the last.
         """
         self.settle()
+        if self._pending is not None:
+            self._pending.release()
         self._pending = None
         self._started = -1
-        for bucket in self.run.flat.buckets:
-            bucket.take_back()
 
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:
         """Where a round is measured from its beginning, and has begun."""
@@ -119,13 +118,13 @@ class GroupMeans(Runner):
                 rescale_progress(bucket, start, factor)
 
     def _commit(self, reduction: Reduction) -> None:
-        reducer, relax = self.run.reducer, float(reduction.group.relax)
-        with torch.no_grad():
-            for bucket in self.run.flat.buckets:
-                with reducer.stream(bucket.device):
-                    commit_riders(bucket, reduction.ok)  # first: the next line may swap the arrays
-                    commit_mean(bucket, relax, reduction.ok, swap=True)
-        reducer.rejoin()
+        relax = float(reduction.group.relax)
+
+        def commit(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            commit_riders(bucket, sums, ok)
+            commit_mean(bucket, sums, relax, ok, swap=True)
+
+        self.run.reducer.commit(reduction, commit)
 
     def _commit_delayed(self, group: Group | None) -> None:
         pending, reducer = self._pending, self.run.reducer
@@ -133,17 +132,15 @@ class GroupMeans(Runner):
         if pending is None:
             assert group is None, "a round with a group started its operation when it began"
             return
-        if self._waited:
-            for bucket in self.run.flat.buckets:
-                bucket.take_back()
-        else:
+        if not self._waited:
             reducer.wait(pending)
-        with torch.no_grad():
-            for bucket, snapshot, riders in zip(self.run.flat.buckets, self._snapshots, self._riders, strict=True):
-                with reducer.stream(bucket.device):
-                    commit_delayed(bucket, snapshot, float(pending.group.relax), pending.ok)
-                    commit_riders(bucket, pending.ok, riders)
-        reducer.rejoin()
+        relax = float(pending.group.relax)
+
+        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            commit_delayed(bucket, sums, self._snapshots[index], relax, ok)
+            commit_riders(bucket, sums, ok, self._riders[index])
+
+        reducer.commit(pending, commit)
 
 
 def means_of_groups(strategy: Static | AllReduce, run: Run) -> GroupMeans:

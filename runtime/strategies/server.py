@@ -34,7 +34,7 @@ class SynchronousServer(Runner):
             server.hosts,
             base.heartbeat,
             key=f"{base.key} server",
-            max_bytes=max(bucket.scratch().nbytes for bucket in base.buckets),
+            max_bytes=max(bucket.array_length * bucket.dtype.itemsize for bucket in base.buckets),
             timeout=base.timeout,
         )
         self._mailbox = communicator.mailbox

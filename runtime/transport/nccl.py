@@ -115,7 +115,8 @@ class NcclWorld(GroupTable):
 
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
         """Abort some groups at once; the others stay as they are."""
-        communicators = [self._groups.pop(members) for members in list(doomed) if members in self._groups]
+        taken = [self._groups.pop(members, None) for members in list(doomed)]  # another thread may destroy them, too
+        communicators = [communicator for communicator in taken if communicator is not None]
         backends = [backend for communicator in communicators for backend in communicator.close()]
         if backends:
             ending = threading.Thread(target=_abort, args=(backends,), name="preduce-destroy-group", daemon=True)

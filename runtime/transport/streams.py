@@ -9,6 +9,7 @@ for a device.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,11 +66,13 @@ class CudaStreams(Streams):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._side: torch.cuda.Stream | None = None
+        self._lock = threading.Lock()
 
     def side(self) -> contextlib.AbstractContextManager[object]:
         """See Streams."""
-        if self._side is None:
-            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with self._lock:
+            if self._side is None:
+                self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream(self.device)
         if current != self._side:
             self._side.wait_stream(current)

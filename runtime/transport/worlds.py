@@ -110,7 +110,7 @@ class GroupTable(ABC):
     def streams(self, device: torch.device) -> Streams:
         """The device's streams, made once: a side stream is shared by all operations of this worker."""
         if device not in self._streams:
-            self._streams[device] = streams_of(device)
+            self._streams.setdefault(device, streams_of(device))  # another thread may have been faster
         return self._streams[device]
 
     def everyone(self) -> Communicator:
@@ -137,7 +137,8 @@ class GroupTable(ABC):
 
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
         """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
-        communicators = [self._groups.pop(members) for members in doomed if members in self._groups]
+        taken = [self._groups.pop(members, None) for members in doomed]  # another thread may destroy them, too
+        communicators = [communicator for communicator in taken if communicator is not None]
         backends = [[backend] for communicator in communicators for backend in communicator.close()]
         name = "preduce-destroy-group"
         endings = [threading.Thread(target=_drop, args=(held,), name=name, daemon=True) for held in backends]

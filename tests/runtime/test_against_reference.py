@@ -112,9 +112,9 @@ def test_a_seeded_fault_is_found(ranks, monkeypatch, fault):
     """The comparison above can fail: each fault in the commit is noticed within a few schedules."""
     mean = group_means.commit_mean
     if fault == "relax ignored":
-        monkeypatch.setattr(group_means, "commit_mean", lambda bucket, _relax, ok, **_: mean(bucket, 1.0, ok))
+        monkeypatch.setattr(group_means, "commit_mean", lambda b, sums, _relax, ok, **_: mean(b, sums, 1.0, ok))
     elif fault == "overlap applied late":
-        monkeypatch.setattr(group_means, "commit_delayed", lambda bucket, _s, relax, ok: mean(bucket, relax, ok))
+        monkeypatch.setattr(group_means, "commit_delayed", lambda b, sums, _, relax, ok: mean(b, sums, relax, ok))
     else:
         monkeypatch.setattr(reduction.Reduction, "num_members", property(lambda self: len(self.group.members) + 1))
         monkeypatch.setattr(reduction, "sums_agree", lambda sums, _tag, _k: torch.tensor(True))

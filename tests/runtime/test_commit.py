@@ -15,7 +15,7 @@ YES, NO = torch.tensor(True), torch.tensor(False)
 
 
 def bucket_of(live, sums=(), *, parameters=(), riders=()):
-    """A bucket of doubles with two numbers of padding behind its parameters' places, and riders behind those."""
+    """A bucket of doubles with two numbers of padding behind its parameters' places, riders behind those, and sums."""
     flat = torch.tensor(live, dtype=torch.float64)
     slots, start = [], 0
     for parameter in parameters:
@@ -23,8 +23,9 @@ def bucket_of(live, sums=(), *, parameters=(), riders=()):
         start += parameter.numel()
     length = len(live) + sum(torch.Size(rider.shape).numel() for rider in riders)
     bucket = Bucket(torch.device("cpu"), torch.float64, len(live), flat, slots, list(riders), length)
-    bucket.scratch()[: len(sums)] = torch.tensor(sums, dtype=torch.float64)
-    return bucket
+    array = bucket.lend()
+    array[: len(sums)] = torch.tensor(sums, dtype=torch.float64)
+    return bucket, array
 
 
 def leaf(*values):
@@ -44,29 +45,29 @@ def rider(name, value, start, *, broadcast=False, shape=None):
     ],
 )  # fmt: skip
 def test_a_mean_is_committed_by_its_factor_and_only_with_the_devices_verdict(relax, ok, expected, swap):
-    bucket = bucket_of([1, 9], [3, 5, 7])
+    bucket, sums = bucket_of([1, 9], [3, 5, 7])
     before = bucket.flat
-    commit_mean(bucket, relax, ok, swap=swap)
+    commit_mean(bucket, sums, relax, ok, swap=swap)
     assert bucket.flat.tolist() == expected
     assert (bucket.flat is before) == (not swap or relax != 1 or ok is not None)
 
 
 def test_nothing_is_swapped_unless_asked():
-    bucket = bucket_of([1, 9], [3, 5])
+    bucket, sums = bucket_of([1, 9], [3, 5])
     before = bucket.flat
-    commit_mean(bucket, 1, None)
+    commit_mean(bucket, sums, 1, None)
     assert bucket.flat is before
 
 
 @pytest.mark.parametrize(("ok", "expected"), [(None, [11.0, 26.0]), (YES, [11.0, 26.0]), (NO, [10.0, 30.0])])
 def test_a_delayed_mean_keeps_what_was_learned_since_the_snapshot(ok, expected):
-    bucket = bucket_of([10, 30], [3, 5, 7])
-    commit_delayed(bucket, torch.tensor([1.0, 13.0, 99.0], dtype=torch.float64), 0.5, ok)
+    bucket, sums = bucket_of([10, 30], [3, 5, 7])
+    commit_delayed(bucket, sums, torch.tensor([1.0, 13.0, 99.0], dtype=torch.float64), 0.5, ok)
     assert bucket.flat.tolist() == expected
 
 
 def test_progress_is_scaled_from_where_the_round_began():
-    bucket = bucket_of([10, 30])
+    bucket, _ = bucket_of([10, 30])
     rescale_progress(bucket, torch.tensor([6.0, 40.0, 99.0], dtype=torch.float64), 0.5)
     assert bucket.flat.tolist() == [8.0, 35.0]
 
@@ -93,9 +94,9 @@ def test_riders_are_loaded_in_shares_or_from_the_first_member_alone():
         Rider("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: nothing),
     ]
     for is_first, expected in ((True, [9.0, 1.0, 2.0, 6.0, 0.0]), (False, [9.0, 1.0, 2.0, 0.0, 0.0])):
-        bucket = bucket_of([0], [9, 9, 9, 9, 9], riders=riders)
-        load_riders(bucket, bucket.scratch(), 2, is_first=is_first)
-        assert bucket.scratch().tolist()[:5] == expected
+        bucket, array = bucket_of([0], [9, 9, 9, 9, 9], riders=riders)
+        load_riders(bucket, array, 2, is_first=is_first)
+        assert array.tolist()[:5] == expected
     saved = snapshot_riders(bucket)
     assert [None if one is None else one.tolist() for one in saved] == [[[2.0], [4.0]], 6.0, None]
     assert saved[0] is not riders[0].fetch()
@@ -109,36 +110,36 @@ def test_riders_are_committed_and_keep_what_changed_since_a_snapshot():
             rider("bn.running_mean", mean.double(), 0), rider("bn.running_var", var.double(), 2),
             Rider("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: None), rider("count", batches.double(), 5),
         ]  # fmt: skip
-        bucket = bucket_of([], [10, 20, 0.5, 0.25, 77, 5], riders=riders)
-        return bucket, [one.fetch() for one in riders]
+        bucket, sums = bucket_of([], [10, 20, 0.5, 0.25, 77, 5], riders=riders)
+        return bucket, sums, [one.fetch() for one in riders]
 
-    bucket, values = loaded()
-    commit_riders(bucket, None)
+    bucket, sums, values = loaded()
+    commit_riders(bucket, sums, None)
     assert [v.tolist() for v in values if v is not None] == [[10.0, 20.0], [0.5, 0.25], [5.0]]
-    bucket, values = loaded()
-    commit_riders(bucket, NO)
+    bucket, sums, values = loaded()
+    commit_riders(bucket, sums, NO)
     assert [v.tolist() for v in values if v is not None] == [[1.0, 2.0], [3.0, 4.0], [8.0]]
-    bucket, values = loaded()
+    bucket, sums, values = loaded()
     before = [torch.tensor([4.0, 4.0]).double(), torch.tensor([4.0, 4.0]).double(), None, None]
-    commit_riders(bucket, YES, before)
+    commit_riders(bucket, sums, YES, before)
     assert values[0].tolist() == [7.0, 18.0], "a mean may be negative"
     assert values[1].tolist() == [0.0, 0.25], "a variance is none below 0"
     assert values[3].tolist() == [5.0]
-    bucket, values = loaded()
-    commit_riders(bucket, YES, [torch.tensor([40.0, 4.0]).double(), None, None, None])
+    bucket, sums, values = loaded()
+    commit_riders(bucket, sums, YES, [torch.tensor([40.0, 4.0]).double(), None, None, None])
     assert values[0].tolist() == [-29.0, 18.0]
 
 
 def test_gradients_are_loaded_in_shares_with_who_has_one():
     one, two = leaf(0, 0), leaf(0)
     one.grad = torch.tensor([6.0, 9.0], dtype=torch.float64)
-    bucket = bucket_of([0, 0, 0, 0], [5, 5, 5, 5, 5, 5], parameters=(one, two))
-    load_gradients(bucket, 3)
-    assert bucket.scratch().tolist()[:6] == [2.0, 3.0, 0.0, 5.0, 1.0, 0.0]
+    bucket, array = bucket_of([0, 0, 0, 0], [5, 5, 5, 5, 5, 5], parameters=(one, two))
+    assert load_gradients(bucket, array, 3) == {1}
+    assert array.tolist()[:6] == [2.0, 3.0, 0.0, 5.0, 1.0, 0.0]
     assert one.grad.tolist() == [6.0, 9.0]
     two.grad = torch.tensor([3.0], dtype=torch.float64)
-    load_gradients(bucket, 3)
-    assert bucket.scratch().tolist()[:6] == [2.0, 3.0, 1.0, 5.0, 1.0, 1.0]
+    assert load_gradients(bucket, array, 3) == set()
+    assert array.tolist()[:6] == [2.0, 3.0, 1.0, 5.0, 1.0, 1.0]
 
 
 def test_a_sparse_gradient_is_refused_by_name():
@@ -146,7 +147,7 @@ def test_a_sparse_gradient_is_refused_by_name():
     one.grad = torch.tensor([1.0], dtype=torch.float64)
     two.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([1.0]).double(), (2,), check_invariants=True)
     with pytest.raises(InputError, match="gradient of 'p1': is sparse"):
-        load_gradients(bucket_of([0, 0, 0], parameters=(one, two)), 2)
+        load_gradients(*bucket_of([0, 0, 0], parameters=(one, two)), 2)
 
 
 @pytest.mark.parametrize(("ok", "expected"), [(None, [2.0, 3.0]), (YES, [2.0, 3.0]), (NO, [0.0, 0.0])])
@@ -154,13 +155,13 @@ def test_means_are_written_into_gradients_and_nobody_without_one_anywhere_gets_o
     here, elsewhere, nowhere = leaf(0, 0), leaf(0), leaf(0)
     here.grad = torch.zeros(2, dtype=torch.float64)
     own = here.grad
-    bucket = bucket_of([0, 0, 0, 0], [2, 3, 4, 5, 1, 0.5, 0], parameters=(here, elsewhere, nowhere))
-    commit_gradients(bucket, ok)
+    bucket, sums = bucket_of([0, 0, 0, 0], [2, 3, 4, 5, 1, 0.5, 0], parameters=(here, elsewhere, nowhere))
+    commit_gradients(bucket, sums, ok, frozenset({1, 2}))
     assert here.grad is own
     assert here.grad.tolist() == expected
     assert elsewhere.grad.tolist() == ([4.0] if ok is not NO else [0.0])
     assert nowhere.grad is None
-    bucket.scratch().fill_(99)
+    sums.fill_(99)
     assert elsewhere.grad.tolist() != [99.0], "it has memory of its own"
 
 
@@ -177,7 +178,7 @@ def test_one_number_that_is_none_is_seen_in_any_bucket(bad):
     one, two, three = leaf(0, 0), leaf(0), leaf(0)
     one.grad = torch.tensor([1.0, 2.0], dtype=torch.float64)
     two.grad = torch.tensor([1.0], dtype=torch.float64)
-    buckets = [bucket_of([0, 0], parameters=(one, three)), bucket_of([0], parameters=(two,))]
+    buckets = [bucket_of([0, 0], parameters=(one, three))[0], bucket_of([0], parameters=(two,))[0]]
     assert averaged_are_finite(buckets)
     two.grad = torch.tensor([bad], dtype=torch.float64)
     assert not averaged_are_finite(buckets)

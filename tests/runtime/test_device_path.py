@@ -68,8 +68,8 @@ def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
 
 
 def test_a_product_with_the_verdict_would_leave_what_is_not_finite(monkeypatch):
-    def by_product(bucket, snapshot, relax, ok):
-        change = bucket.scratch()[: bucket.size]
+    def by_product(bucket, sums, snapshot, relax, ok):
+        change = sums[: bucket.size]
         change.sub_(snapshot[: bucket.size]).mul_(ok)
         bucket.flat.add_(change, alpha=relax)
 

@@ -67,8 +67,9 @@ def test_swap_exchanges_the_arrays_without_changing_shapes_or_ties():
     flat = flat_of(model)
     bucket = flat.buckets[0]
     for value in (3.0, 4.0, 5.0):
-        bucket.scratch()[: bucket.size].fill_(value)
-        bucket.swap()
+        array = bucket.lend()
+        array[: bucket.size].fill_(value)
+        bucket.swap(array)
         assert (model.embed.weight == value).all()
         assert model.head.weight is model.embed.weight
         flat.check()

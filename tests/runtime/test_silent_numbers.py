@@ -79,7 +79,7 @@ def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(ranks):
         scaler.unscale_(optimizer)
         optimizer.average_gradients()
         for bucket in optimizer.run.flat.buckets:
-            bucket.scratch().fill_(float("inf"))
+            bucket.lend().fill_(float("inf"))
         scaler.step(optimizer)
         optimizer.finish()
         return model.weight.item()

@@ -163,7 +163,11 @@ BROKEN = [
     (changed(RULE, ["strategy", "prologue"], -1), "strategy.prologue", "is -1; it must be >= 0"),
     (changed(RULE, ["strategy", "prologue"], True), "strategy.prologue", "is true; it must be an integer"),
     (changed(RULE, ["strategy", "overlap"], True), "strategy", 'has the unknown key "overlap"'),
-    (changed(RULE, ["strategy", "when"], 1), "strategy.when", 'is 1; it must be "lockstep", {"late": 1} or {"pipeline": {}}'),
+    (
+        changed(RULE, ["strategy", "when"], 1),
+        "strategy.when",
+        'is 1; it must be "lockstep", {"late": 1} or {"pipeline": {}}',
+    ),
     (changed(RULE, ["strategy", "when"], {"late": True}), "strategy.when.late", "is true; an averaging is late by 1"),
     (changed(RULE, ["strategy", "when"], {"late": 2}), "strategy.when.late", "is 2; an averaging is late by 1 round"),
     (
