@@ -1,6 +1,6 @@
 """Measures the price in steps of gradients that come late, and of numbers that are rounded on their way.
 
-    python -m benchmarks.steps_to_loss.late_and_small [--seeds 8] [--seeds-lab 4] [--output FILE]
+    python -m benchmarks.steps_to_loss.late_and_small [--seeds 8] [--seeds-lab 4] [--variants "pipeline;int8"] [--resume]
 
 Three tasks, 16 workers on 4 nodes, shuffled data, plain SGD: the planner's task (a multilayer perceptron on digits,
 `virtual_training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce
@@ -10,7 +10,7 @@ learning rate the *stretch* of a run is its steps over those of All-Reduce in lo
 node-then-all's codecs, over node-then-all's). `h` is the learning rate times the largest curvature of the loss, which a
 pipeline of width 2 needs below 1 and lockstep below 2 (docs/theory/pipeline.md).
 
-Writes benchmarks/results/late_and_small.json and .md. About ten minutes.
+Writes benchmarks/results/late_and_small.json and .md. About half an hour on a quiet core, most of it for the lab's.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def steps_to(target: float, task: Task, schedule: Schedule, *, rate: float, most
 
 
 def curvatures(task: Task, rate: float, steps: list[int]) -> dict[str, float]:
-    """The curvature of the loss that is largest in magnitude on the way of All-Reduce in lockstep, by power iteration."""
+    """The curvature of the loss that is largest in magnitude, on All-Reduce's way in lockstep, by power iteration."""
     at, found = task.start(), {}
     rng = np.random.default_rng(0)
     for step in range(max(steps) + 1):
@@ -263,29 +263,37 @@ TASKS = {
 """Target, learning rates, and the most steps."""
 
 
-def measured(name: str, samples: object, seeds: int) -> Iterator[dict[str, object]]:
-    """Every variant at every rate of a task."""
+def measured(
+    name: str, samples: object, seeds: int, wanted: list[str], known: list[dict[str, object]]
+) -> Iterator[dict[str, object]]:
+    """Every variant at every rate of a task, but for those that are known."""
     target, rates, most = TASKS[name]
 
     def task(seed: int) -> Task:
         return Perceptron(seed) if name.startswith("perceptron") else Lab(name.split(", ")[1], samples, seed)
 
     for rate in rates:
-        steps: dict[str, list[float | None]] = {}
+        earlier = [row for row in known if row["task"] == name and row["rate"] == rate]
+        steps: dict[str, list[float | None]] = {
+            str(row["variant"]): row["steps"] for row in earlier if "variant" in row
+        }  # type: ignore[misc]
         for variant, beside, schedule in variants():
+            if variant in steps or (wanted and variant not in wanted):
+                continue
             steps[variant] = [
                 steps_to(target, task(seed), schedule, rate=rate, most=most, seed=seed) for seed in range(seeds)
             ]
-            ratios = [a / b for a, b in zip(steps[variant], steps[beside], strict=True) if a and b]
+            ratios = [a / b for a, b in zip(steps[variant], steps[beside], strict=False) if a and b]
             row: dict[str, object] = {"task": name, "rate": rate, "variant": variant, "beside": beside}
             row |= {"steps": steps[variant], "reached": len(ratios)}
             if ratios:
                 row |= {"stretch": round(float(np.mean(ratios)), 4), "low": round(min(ratios), 4)}
                 row |= {"high": round(max(ratios), 4)}
+            if len(ratios) > 1:
                 row |= {"error": round(float(np.std(ratios, ddof=1) / np.sqrt(len(ratios))), 4)}
             yield row
         usual = [value for value in steps["lockstep"] if value is not None]
-        if usual:
+        if usual and not any("curvature at step" in row for row in earlier):
             middle = int(np.mean(usual))
             largest = curvatures(task(0), rate, [0, middle // 4, middle // 2, middle])
             yield {"task": name, "rate": rate, "curvature at step": largest}
@@ -325,12 +333,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--seeds-lab", type=int, default=4)
+    parser.add_argument("--variants", default="", help="names separated by semicolons; all by default")
+    parser.add_argument("--resume", action="store_true", help="keep the output's rows and measure what it lacks")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
-    rows: list[dict[str, object]] = []
-    command = " ".join(["python -m benchmarks.steps_to_loss.late_and_small", *sys.argv[1:]])
+    commands, rows = [" ".join(["python -m benchmarks.steps_to_loss.late_and_small", *sys.argv[1:]])], []
+    if options.resume:
+        before = json.loads(options.output.read_text())
+        commands, rows = [*before["commands"], *commands], before["rows"]
+    wanted = options.variants.split(";") if options.variants else []
     for name in TASKS:
         samples = None
         if name.startswith("lab"):
@@ -338,11 +351,13 @@ def main() -> None:
                 write_data(name.split(", ")[1], Path(folder) / "data.npz")
                 samples = read_data(Path(folder) / "data.npz")
         seeds = options.seeds_lab if samples is not None else options.seeds
-        for row in measured(name, samples, seeds):
+        for row in measured(name, samples, seeds, wanted, list(rows)):
             rows.append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
-            options.output.write_text(compact.text({"command": command, "rows": rows}))
-    head = f"# Late and small: the price in steps\n\n`{command}`, 4x4 workers, shuffled data, plain SGD.\n"
+            options.output.write_text(compact.text({"commands": commands, "rows": rows}))
+    head = (
+        f"# Late and small: the price in steps\n\n`{'`; `'.join(commands)}`; 4x4 workers, shuffled data, plain SGD.\n"
+    )
     options.output.with_suffix(".md").write_text(head + table(rows))
 
 

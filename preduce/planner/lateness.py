@@ -35,7 +35,9 @@ class Lateness(StrEnum):
     @property
     def when(self) -> When:
         """As strategies and files say it."""
-        return {self.LOCKSTEP: LOCKSTEP, self.LATE: Late(), self.PIPELINE: Pipeline()}[self]
+        if self is Lateness.LOCKSTEP:
+            return LOCKSTEP
+        return Late() if self is Lateness.LATE else Pipeline()
 
     def suits(self, strategy: Strategy) -> bool:
         """Whether a strategy has it, at its own pace."""
