@@ -8,7 +8,7 @@ STAMP := $(VENV)/.stamp
 
 PARTS := schedulers waiting running others proofs
 
-.PHONY: demo test $(PARTS:%=test-%) check docs bench lab gpu faults explore mutants format clean
+.PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -60,6 +60,10 @@ bench: $(STAMP)  ## the benchmarks that need no root; results under benchmarks/r
 lab: export OMP_NUM_THREADS = 1
 lab: $(STAMP)  ## four emulated nodes, shaped links, every strategy side by side (root; about 9 minutes)
 	$(BIN)/python -m benchmarks.lab.run
+
+papers: export OMP_NUM_THREADS = 1
+papers: $(STAMP)  ## a paper's figures beside ours, in the lab (root): make papers PAPER=pipe-sgd MINUTES=40
+	$(BIN)/python -m benchmarks.papers $(PAPER) $(if $(MINUTES),--minutes $(MINUTES))
 
 # With the machine's own python3 and torch: the virtual environment holds a CPU build.
 gpu:  ## the CUDA path on this machine's GPU, stage by stage; says why it skips where there is none (about ten minutes)

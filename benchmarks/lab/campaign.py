@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.contestants import PICK, Contestant, contestants
@@ -28,10 +30,10 @@ from preduce.topo.document.writer import write_schedule
 
 if TYPE_CHECKING:
     import argparse
-    from pathlib import Path
 
     from benchmarks.lab.network import Network
     from benchmarks.lab.setting import Setting
+    from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
 
 GUESS_SECONDS = 16.0
@@ -71,7 +73,6 @@ class Campaign:
         self.profile_errors: dict[str, Any] = {}
         self._samples: dict[str, Samples] = {}
         self._took: dict[tuple[str, str], float] = {}
-        self._count = 0
         self._planner = Planner(self.profiles, model_bytes=MODEL_BYTES["digits"])
         self._rehearsed = json.loads(RATES.read_text()) if RATES.exists() else {}
         wanted = chosen.contestants.split(";") if chosen.contestants else None
@@ -83,37 +84,50 @@ class Campaign:
 
     def run(self) -> None:
         """Everything, until the time is spent."""
-        for task in {setting.task for setting in self.settings}:
-            write_data(task, self.scratch / f"{task}.npz")
-            self._samples[task] = read_data(self.scratch / f"{task}.npz")
-        if not self.chosen.no_profile:
-            for rate in dict.fromkeys(setting.rate for setting in self.settings):
-                self._profile(rate)
-        plan = [(setting, self._fitting(setting)) for setting in self.settings]
+        self.prepare()
+        plan = [(setting, self.fitting(setting)) for setting in self.settings]
         left_out = 0
         for repetition in range(self.repetitions):
             for setting, listed in plan:
-                self._shape(setting.rate)
-                # Each repetition begins elsewhere, so that a drift of the machine's load hits all alike.
-                turn = repetition * len(listed) // self.repetitions
-                for contestant in listed[turn:] + listed[:turn]:
-                    if repetition and contestant.once:
-                        continue
-                    expected = self._took.get((setting.name, contestant.name), GUESS_SECONDS)
-                    if time.monotonic() + expected > self.end:
-                        left_out += 1
-                        continue
-                    self._cell(setting, contestant, repetition)
+                left_out += self.turn(setting, listed, repetition)
         if left_out:
             self.notes.append(f"{left_out} cells were left out because the time was spent")
+
+    def prepare(self) -> None:
+        """Write the tasks' data and measure the links, where they are to be measured."""
+        for task in {setting.task for setting in self.settings}:
+            if not (self.scratch / f"{task}.npz").exists():
+                write_data(task, self.scratch / f"{task}.npz")
+            self._samples[task] = read_data(self.scratch / f"{task}.npz")
+        if not self.chosen.no_profile:
+            for rate in dict.fromkeys(setting.rate for setting in self.settings):
+                self.profile(rate)
+
+    def turn(self, setting: Setting, listed: list[Contestant], repetition: int) -> int:
+        """One repetition of a setting; how many of its cells were left out because the time was spent.
+
+        Each repetition begins elsewhere, so that a drift of the machine's load hits all alike.
+        """
+        self._shape(setting.rate)
+        left_out, first = 0, repetition * len(listed) // self.repetitions
+        for contestant in listed[first:] + listed[:first]:
+            if repetition and contestant.once:
+                continue
+            expected = self._took.get((setting.name, contestant.name), GUESS_SECONDS)
+            if time.monotonic() + expected > self.end:
+                left_out += 1
+            else:
+                self._cell(setting, contestant, repetition)
+        return left_out
 
     def _shape(self, rate: str) -> None:
         for node in range(self.chosen.nodes):
             self.network.shape(node, rate)
 
-    def _profile(self, rate: str) -> None:
+    def profile(self, rate: str) -> None:
+        """Measure the links at a rate from inside, for the planner and the simulator."""
         self._shape(rate)
-        folder = self.scratch / f"profile-{rate}"
+        folder = self.scratch / f"profile-{self.chosen.workers_per_node}-{rate}"
         job = self._job(self.settings[0], folder, "profile", options={"model_bytes": MODEL_BYTES["digits"]})
         try:
             self.crew.run(job)
@@ -123,7 +137,7 @@ class Campaign:
         except Exception as error:  # noqa: BLE001 - the lab goes on with nominal links and says so
             self.notes.append(f"profile at {rate}: failed ({error}); the planner used nominal links")
 
-    def _fitting(self, setting: Setting) -> list[Contestant]:
+    def fitting(self, setting: Setting) -> list[Contestant]:
         """The contestants that have something to do in a setting, with their schedules made."""
         fitting = []
         for contestant in self.contestants:
@@ -156,18 +170,14 @@ class Campaign:
             "task": setting.task,
             "data": setting.data,
             "data_file": str(self.scratch / f"{setting.task}.npz"),
-            "compute": setting.compute,
-            "slow": setting.slow,
-            "random_factor": setting.random_factor,
-            "random_chance": setting.random_chance,
+            **setting.lengths(),
             "steps": setting.steps,
             "limit": PROFILE_LIMIT if how == "profile" else self.chosen.limit,
         }
         return Job(**{**fields, **more})
 
     def _cell(self, setting: Setting, contestant: Contestant, repetition: int) -> None:
-        self._count += 1
-        folder = self.scratch / f"cell-{self._count}"
+        folder = Path(tempfile.mkdtemp(prefix="cell-", dir=self.scratch))
         begun, load = time.monotonic(), os.getloadavg()[0]
         schedule = self.schedules.get((setting.name, contestant.name))
         path = folder / "schedule.json"
@@ -210,7 +220,8 @@ class Campaign:
 
     def _by_rate(self, setting: Setting, contestant: Contestant) -> dict[str, float | None]:
         """Steps to the target in the rehearsal, by rate."""
-        found: dict[str, float | None] = self._rehearsed.get(setting.case, {}).get(contestant.rehearsed_as, {})
+        case = setting.case_of(self.cluster.num_workers)
+        found: dict[str, float | None] = self._rehearsed.get(case, {}).get(contestant.rehearsed_as, {})
         return found
 
     def _rate(self, setting: Setting, contestant: Contestant) -> float:
@@ -264,7 +275,14 @@ class Campaign:
 
     def write(self, folder: Path, machine: dict[str, object]) -> None:
         """JSON, Markdown and plots."""
-        content = {
+        content = self.content(machine)
+        write_everything(folder, self.chosen.name, content)
+        write(folder, self.chosen.name, content)
+        _say(f"written: {folder}/lab-{self.chosen.name}.json, .md, -*.png")
+
+    def content(self, machine: dict[str, object]) -> dict[str, Any]:
+        """All that was measured, as plain values."""
+        return {
             "head": {**machine, **head(self.chosen, self.settings, [c.load for c in self.cells], self.repetitions)},
             "measure": {
                 "num_workers": self.cluster.num_workers,
@@ -279,14 +297,14 @@ class Campaign:
             "picks": {where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == PICK},
             "prediction": self._predicted(),
         }
-        write_everything(folder, self.chosen.name, content)
-        write(folder, self.chosen.name, content)
-        _say(f"written: {folder}/lab-{self.chosen.name}.json, .md, -*.png")
+
+    def hardware(self) -> dict[str, Hardware]:
+        """What was measured of the links, by setting."""
+        return {s.name: self._planner.hardware(s) for s in self.settings if s.rate in self.profiles}
 
     def _predicted(self) -> dict[str, Any] | None:
-        profiles = {s.name: self._planner.hardware(s) for s in self.settings if s.rate in self.profiles}
         try:
-            return predicted(self.points(), profiles)
+            return predicted(self.points(), self.hardware())
         except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
             self.notes.append(f"the prediction failed: {type(error).__name__}: {error}")
             return None

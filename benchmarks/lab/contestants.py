@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.lab import late_and_small
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.base import Averaging
@@ -286,6 +287,7 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
                 (PICK, planned_corrected or planned, "hierarchical"),
             )
         ],
+        *[Contestant(**fields) for fields in late_and_small.entries()],
         Contestant(core=True, name=PICK, family="designed", make=planned, **HIERARCHICAL),
         Contestant(
             core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)

@@ -20,9 +20,10 @@ def serve_workers(node: int) -> None:
     from benchmarks.lab.job import Job
     from benchmarks.lab.tasks import read_data
     from benchmarks.lab.worker import work
+    from benchmarks.papers import sums
     from preduce.runtime.launcher.launch import launch
 
-    measurements = {"profile": profiled.profile, "placement": placement.measure}
+    measurements = {"profile": profiled.profile, "placement": placement.measure, "sums": sums.measure}
     samples: dict[str, object] = {}
     _say("ready")
     for line in sys.stdin:

@@ -7,15 +7,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab.lengths import Lengths
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Lengths):
     """What every worker of one cell does.
 
     `how` names who synchronises: `preduce` (with `schedule`, a file) or one of the baselines of `baselines.py`.
-    A step computes for `compute` seconds: real gradients are taken, and sleeping fills the rest, because more workers
-    than cores would otherwise slow one another down. `slow` lists (rank, factor) on that time; with probability
-    `random_chance` a worker's step takes `random_factor` times as long. `limit` bounds the training in seconds.
+    A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest, because more
+    workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
     """
 
     name: str
@@ -31,9 +32,6 @@ class Job:
     data: str = "shuffled"
     data_file: str = ""
     compute: float = 0.06
-    slow: tuple[tuple[int, float], ...] = ()
-    random_factor: float = 1.0
-    random_chance: float = 0.0
     steps: int = 80
     limit: float = 40.0
     every: int = 4
@@ -60,6 +58,4 @@ class Job:
     @classmethod
     def of_line(cls, line: str) -> Job:
         """What `to_line` wrote."""
-        content = json.loads(line)
-        content["slow"] = tuple((rank, factor) for rank, factor in content["slow"])
-        return cls(**content)
+        return cls(**cls.with_tuples(json.loads(line)))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form
-from preduce.topo.timing.compute import RandomSlowdown
 
 if TYPE_CHECKING:
     from benchmarks.lab.setting import Setting
@@ -54,11 +53,10 @@ class Planner:
     def _plan(self, cluster: Cluster, setting: Setting, key: str, *, corrected: bool) -> Schedule:
         from preduce import Data, Job, plan
 
-        disturbed = setting.random_chance > 0
         job = Job(
             cluster=replace(cluster, hardware=self.hardware(setting)),
             data=Data.PER_WORKER if setting.data == "sorted" else Data.SHUFFLED,
-            disturbance=RandomSlowdown(setting.random_factor, setting.random_chance) if disturbed else None,
+            disturbance=setting.disturbance,
             time_limit=PLAN_SECONDS,
             form=Form.HIERARCHICAL,
             drift_correction=corrected,

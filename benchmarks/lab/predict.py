@@ -17,7 +17,6 @@ from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.axes import Form
-from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,16 +60,11 @@ class Prediction:
         return self.predicted / self.measured - 1
 
 
-def _compute(setting: Setting) -> ComputeTimes:
-    disturbed = RandomSlowdown(setting.random_factor, setting.random_chance) if setting.random_chance else None
-    return ComputeTimes(base=setting.compute, slowdown=setting.slow, disturbance=disturbed)
-
-
 def simulated_ms(point: Point, hardware: Hardware, *, steps: int = STEPS) -> float:
     """Milliseconds per step as the lab counts them, on a cluster whose nodes share nothing but the network."""
     paces = point.schedule.paces()
     rounds = max(1, steps // int(paces.max()))
-    compute, form = _compute(point.setting), Form(point.form)
+    compute, form = point.setting.compute_times(), Form(point.form)
     timeline = simulate(point.schedule, hardware, compute=compute, num_rounds=rounds, form=form)
     return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
 
@@ -100,7 +94,7 @@ def predicted_ms(point: Point, values: npt.NDArray[np.float64], *, steps: int = 
     timeline = run_rounds(
         schedule,
         Hardware(nic=nic, model_bytes=point.model_bytes),
-        _compute(setting),
+        setting.compute_times(),
         num_rounds=rounds,
         seed=0,
         model_bytes=None,

@@ -2,6 +2,7 @@
 
     python -m benchmarks.lab.rehearse                     # digits, shuffled and sorted; text
     python -m benchmarks.lab.rehearse --only "digits shuffled" --contestants "flat ring;AD-PSGD"
+    python -m benchmarks.lab.rehearse --workers-per-node 1 --contestants "flat ring;pipeline"
 
 The order of updates is that of the schedule; for strategies whose order depends on timing it is that of their protocol
 in virtual time, all workers equally fast and the network free. Models, shards and batches are those of the lab's first
@@ -17,6 +18,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +33,7 @@ from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.plan import Planner
-from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting
+from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting, case_of
 from benchmarks.lab.tasks import evaluated, make_model, read_data, shard, write_data
 from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
 from preduce.runtime.virtual_time.machine import VirtualMachine
@@ -40,6 +42,7 @@ from preduce.schedulers.protocols.adpsgd import pairing_of
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.cluster import Cluster
 from preduce.topo.mixing import mixing_matrix
+from preduce.topo.strategies.axes import Pipeline, Total
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
@@ -121,7 +124,7 @@ def steps_to(target: float, rehearsal: Rehearsal, advance: Any, most: int) -> fl
 def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = None) -> Any:  # noqa: ANN401
     """The steps of a schedule with fixed phases: pace, overlap, step-normalised averaging, drift correction."""
     matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
-    overlap = schedule.strategy.overlap
+    overlap = schedule.strategy.mixes_late
     paces = schedule.paces()
     longest = int(paces.max())
     normalised = schedule.strategy.averaging is Averaging.STEP_NORMALISED
@@ -155,6 +158,22 @@ def by_schedule(rehearsal: Rehearsal, schedule: Schedule, alpha: float | None = 
             since = 0
         if normalised or overlap:
             begun.copy_(models)
+
+    return advance
+
+
+def by_pipeline(rehearsal: Rehearsal, when: Pipeline) -> Any:  # noqa: ANN401 - as above
+    """Pipe-SGD: equal models take the mean of all workers' gradients, some steps late once the warm-up is over."""
+    on_their_way: deque[torch.Tensor] = deque()
+
+    def advance(step: int) -> None:
+        gradients = [rehearsal.gradient(rank, rehearsal.models[rank]) for rank in range(rehearsal.count)]
+        on_their_way.append(
+            torch.stack(gradients).sum(0) if when.total is Total.SUM else torch.stack(gradients).mean(0)
+        )
+        late = when.lag if step >= when.warm_up else 0
+        if len(on_their_way) > late:
+            rehearsal.models -= rehearsal.rate * on_their_way.popleft()
 
     return advance
 
@@ -236,6 +255,8 @@ def advance_of(rehearsal: Rehearsal, contestant: Contestant, schedule: Schedule 
     if strategy.kind == "server":
         exact = build("allreduce", cluster)
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
+    if isinstance(strategy.when, Pipeline):
+        return by_pipeline(rehearsal, strategy.when)
     alpha = None
     if "drift_correction" in contestant.options:
         from preduce.runtime.strategies.drift_correction import chosen_alpha
@@ -287,14 +308,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help=f"cases separated by commas, of {', '.join(CASES)}")
     parser.add_argument("--contestants", help="names separated by semicolons")
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--workers-per-node", type=int, default=4)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
     for case in chosen.only.split(",") if chosen.only else CASES:
         wanted = chosen.contestants.split(";") if chosen.contestants else None
-        for name, by_rate in rehearse(case, wanted, size=4, nodes=4):
+        named = case_of(*case.split(), chosen.nodes * chosen.workers_per_node)
+        for name, by_rate in rehearse(case, wanted, size=chosen.workers_per_node, nodes=chosen.nodes):
             content = json.loads(RATES.read_text()) if RATES.exists() else {}
-            content.setdefault(case, {})[name] = by_rate
+            content.setdefault(named, {})[name] = by_rate
             RATES.write_text(compact.text(content))
     return 0
 

@@ -43,6 +43,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=float, help="training loss; default 0.2 for digits, 2.8 for text")
     parser.add_argument("--rate", type=float, help="one learning rate for all, instead of each one's best of the grid")
     parser.add_argument("--name", default="default", help="of the result files")
+    parser.add_argument(
+        "--trace", help="CSV of step lengths, a row a step, a column a worker: adds settings 'RATE trace'"
+    )
     parser.add_argument("--no-profile", action="store_true", help="plan with nominal links")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--list", action="store_true")
@@ -54,7 +57,7 @@ def main() -> int:
     from benchmarks.lab.contestants import contestants
     from benchmarks.lab.network import Network, why_not
 
-    known = settings(chosen.nodes * chosen.workers_per_node)
+    known = settings(chosen.nodes * chosen.workers_per_node, str(Path(chosen.trace).resolve()) if chosen.trace else "")
     if chosen.list:
         print("settings:", *known, sep="\n  ")
         print("contestants:", *(c.name for c in contestants(lambda *_: None)), sep="\n  ")
@@ -70,7 +73,7 @@ def main() -> int:
     from benchmarks.lab.campaign import Campaign
     from benchmarks.lab.crew import Crew
 
-    signal.signal(signal.SIGTERM, _stop)
+    leave_on_a_signal()
     scratch = Path(tempfile.mkdtemp(prefix="preduce-lab-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
         with Network(chosen.nodes, "1gbit") as network, Crew(network, scratch) as crew:
@@ -82,6 +85,11 @@ def main() -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return 0
+
+
+def leave_on_a_signal() -> None:
+    """From now on SIGTERM ends the program by the ordinary way."""
+    signal.signal(signal.SIGTERM, _stop)
 
 
 def _stop(number: int, frame: object) -> None:  # noqa: ARG001 - a signal handler's signature

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.lab.lengths import Lengths
+
 GRID = {"workers": (0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
 """Learning rates that contestants are rehearsed at, the largest first; the server applies all workers' steps to one
 model, hence its own."""
@@ -19,20 +21,16 @@ MODEL_BYTES = {"digits": 2_192_296, "text": 2_065_440}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """`rate` in `tc` syntax; `slow` lists (rank, factor on its compute time); `data` shuffled or sorted.
+class Setting(Lengths):
+    """`rate` in `tc` syntax; `data` shuffled or sorted; the rest says how long steps compute (lengths.py).
 
-    `compute` is the seconds that a step of an undisturbed worker computes. `steps` is a multiple of 16 and of 24, so
-    that a cell holds whole periods of the usual schedules; it counts for contestants that were never rehearsed. The
-    Prague paper slows a worker by *adding* 2 or 5 step times, which is a factor of 3 or 6.
+    `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules; it counts for
+    contestants that were never rehearsed. The Prague paper slows a worker by *adding* 2 or 5 step times, which is a
+    factor of 3 or 6.
     """
 
     name: str
     rate: str = "200mbit"
-    compute: float = 0.08
-    slow: tuple[tuple[int, float], ...] = ()
-    random_factor: float = 1.0
-    random_chance: float = 0.0
     data: str = "shuffled"
     task: str = "digits"
     steps: int = 48
@@ -47,17 +45,11 @@ class Setting:
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Setting:
         """What `dataclasses.asdict` made, after a way through JSON."""
-        return cls(**{**fields, "slow": tuple((rank, factor) for rank, factor in fields["slow"])})
+        return cls(**cls.with_tuples(fields))
 
-    @property
-    def case(self) -> str:
-        """Task and data: what the steps to a loss depend on, links and speeds do not."""
-        return f"{self.task} {self.data}"
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether some worker is slower than others, always or at times."""
-        return bool(self.slow) or self.random_chance > 0
+    def case_of(self, num_workers: int) -> str:
+        """Task, data and workers: what the steps to a loss depend on, links and speeds do not."""
+        return case_of(self.task, self.data, num_workers)
 
     def wire_seconds(self, num_nodes: int, size: int, model_bytes: int) -> dict[str, float]:
         """What each form of exact averaging takes on the wire at the link's nominal rate, without headers."""
@@ -65,11 +57,14 @@ class Setting:
         count = num_nodes * size
         return {"flat ring": 2 * (count - 1) / count * second, "hierarchical": 2 * (num_nodes - 1) / num_nodes * second}
 
-    def free_step(self, num_workers: int) -> float:
-        """Seconds per step (workers ÷ steps of all per second) over a free network on which nobody waits."""
-        mean = 1 + self.random_chance * (self.random_factor - 1)
-        factors = dict(self.slow)
-        return self.compute * mean * num_workers / sum(1 / factors.get(rank, 1.0) for rank in range(num_workers))
+
+REHEARSED_WORKERS = 16
+"""Cases are named without their number of workers where there are so many."""
+
+
+def case_of(task: str, data: str, num_workers: int) -> str:
+    """The name of a case in rates.json."""
+    return f"{task} {data}" + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
 
 
 SLOW_RANK = 6
@@ -78,8 +73,11 @@ RATES = {"40mbit": 0.16, "80mbit": 0.08, "200mbit": 0.08, "1gbit": 0.08}
 what workers take of the cores that they share then weighs half as much."""
 
 
-def settings(num_workers: int) -> dict[str, Setting]:
-    """All named settings; on each the contestants are interleaved."""
+def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
+    """All named settings, with a `trace` of step lengths (a file) one more for each rate.
+
+    `delayed` holds up one worker, drawn anew in every step, by five steps' time; `shifting` everybody by up to that.
+    """
     slow = SLOW_RANK % num_workers
     made = []
     for rate, compute in RATES.items():
@@ -91,6 +89,9 @@ def settings(num_workers: int) -> dict[str, Setting]:
             Setting(name=f"{rate} slow +2", slow=((slow, 3.0),), **common),
             Setting(name=f"{rate} slow +5", slow=((slow, 6.0),), **common),
             Setting(name=f"{rate} random x6", random_factor=6.0, random_chance=1 / num_workers, **common),
+            Setting(name=f"{rate} delayed", delayed=(1, 5 * compute), **common),
+            Setting(name=f"{rate} shifting", skew=(0.0, 5 * compute), **common),
+            *([Setting(name=f"{rate} trace", trace=trace, **common)] if trace else []),
         ]
     made += [
         Setting(name="200mbit sorted", data="sorted", steps=96),

@@ -60,6 +60,11 @@ class Row:
         found = self._reached(1)
         return median(found) if 2 * len(found) > len(self.cells) else None
 
+    @property
+    def all_seconds(self) -> list[float]:
+        """Seconds to the target of every repetition that reached it."""
+        return self._reached(1)
+
     def loss_after(self, seconds: float) -> float:
         """Median loss of the mean model at the last evaluation until then."""
         return median([loss for _, at, loss in cell.curve if at <= seconds][-1] for cell in self.cells)

@@ -23,6 +23,7 @@ import preduce
 from benchmarks.lab.baselines import Training, baseline, use_environment
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
+from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.tasks import Samples, make_model, shard
 from preduce.topo.errors import PreduceError
 
@@ -80,7 +81,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     places = shard(job, rank, samples.labels)
     generator = torch.Generator().manual_seed(1000 * job.seed + rank)
     goal, every = job.steps // _share(training, job), _snapshots_every(training, job)
-    seconds = partial(_seconds, job, rank, torch.Generator().manual_seed(77_000 * (job.seed + 1) + rank))
+    seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
         return {"failed": "the others were not ready in time"}
@@ -96,7 +97,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     with (job.path / f"snapshots-{rank:03d}.bin").open("wb") as file:
         try:
             for step in range(1, 100 * job.steps):
-                due = seconds()
+                due = seconds(step - 1)
                 begun = clock.begin(due)
                 if (step - 1) % every == 0:  # where time is padded anyway, so that it costs the run nothing
                     _snapshot(file, plain, step - 1)
@@ -177,14 +178,6 @@ def _snapshots_every(training: Training, job: Job) -> int:
         not isinstance(training, Preduce) or len(set(training.optimizer.schedule.paces().tolist())) == 1
     )
     return job.every if together else 1
-
-
-def _seconds(job: Job, rank: int, generator: torch.Generator) -> float:
-    """How long this worker's next step computes."""
-    factor = dict(job.slow).get(rank, 1.0)
-    if job.random_chance and float(torch.rand((), generator=generator)) < job.random_chance:
-        factor *= job.random_factor
-    return job.compute * factor
 
 
 def _snapshot(file, model: torch.nn.Module, step: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001

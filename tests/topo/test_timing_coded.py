@@ -257,7 +257,7 @@ def test_group_seconds_of_a_codec():
 
 @pytest.mark.parametrize("fields", [{"backward": 1.5}, {"layers": 0}, {"layers": ()}, {"layers": (3, 0)}])
 def test_impossible_jobs_are_refused(fields):
-    with pytest.raises(InputError, match="hardware: (backward|layers)"):
+    with pytest.raises(InputError, match=r"hardware: (backward|layers)"):
         Hardware(**fields)
     with pytest.raises(InputError, match="codec: encode"):
         CodecSeconds(-1.0, 0.0)

@@ -1,0 +1,77 @@
+"""Contestants whose gradients come late or travel small: Pipe-SGD's, and the baselines of its paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.axes import LOCKSTEP, Codec, Form, How, Pipeline, Sending, When, Where
+from preduce.topo.strategies.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.lab.setting import Setting
+    from preduce.topo.cluster import Cluster
+
+    Make = Callable[[Cluster, Setting], Schedule | None]
+
+HIERARCHICAL_INT8 = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=Where.ACROSS_NODES)
+
+
+def everyone(name: str, how: How, when: When = LOCKSTEP) -> Make:
+    """All gradients in every step; the hierarchical form says nothing new where a node has one worker."""
+
+    def make(cluster: Cluster, setting: Setting) -> Schedule | None:  # noqa: ARG001 - the same in every setting
+        if how.form is Form.HIERARCHICAL and cluster.workers_per_node == 1:
+            return None
+        return Schedule(name, cluster, AllReduce(when=when, how=how))
+
+    return make
+
+
+def one_host(name: str, how: How) -> Make:
+    """Worker 0 holds all parameters and serves them: all workers meet at one NIC, as in the paper's PS-Sync."""
+
+    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
+        return Schedule(name, cluster, Server(hosts=(0,), synchronous=True, how=how))
+
+    return make
+
+
+def entries() -> list[dict[str, Any]]:
+    """Fields of the contestants, in the order of the table."""
+    lockstep: dict[str, Any] = {"twin": "flat ring", "family": "small"}
+    late: dict[str, Any] = {"twin": "pipeline", "family": "late"}
+    made: list[tuple[str, How, dict[str, Any]]] = [
+        ("flat ring, layers", How(sending=Sending.LAYERS), {**lockstep, "family": "All-Reduce"}),
+        ("flat ring, float16", How(codec=Codec.FLOAT16), lockstep),
+        ("flat ring, int8", How(codec=Codec.INT8), lockstep),
+        ("hierarchical, float16", replace(HIERARCHICAL_INT8, codec=Codec.FLOAT16), lockstep),
+        ("hierarchical, int8", HIERARCHICAL_INT8, lockstep),
+        ("pipeline", How(), late),
+        ("pipeline, layers", How(sending=Sending.LAYERS), late),
+        ("pipeline, float16", How(codec=Codec.FLOAT16), late),
+        ("pipeline, int8", How(codec=Codec.INT8), late),
+        ("pipeline, hierarchical", How(form=Form.HIERARCHICAL), late),
+        ("pipeline, hierarchical, float16", replace(HIERARCHICAL_INT8, codec=Codec.FLOAT16), late),
+        ("pipeline, hierarchical, int8", HIERARCHICAL_INT8, late),
+    ]
+    found = [
+        {
+            "name": name,
+            "make": everyone(name.replace(", ", "-").replace(" ", "-"), how, Pipeline() if rest is late else LOCKSTEP),
+            "form": how.form.value,
+            **rest,
+        }
+        for name, how, rest in made
+    ]
+    for name, how in (
+        ("server on one host, synchronous", How()),
+        ("server on one host, synchronous, int8", How(codec=Codec.INT8)),
+    ):
+        make = one_host(name.replace(", ", "-").replace(" ", "-"), how)
+        found.append({"name": name, "make": make, "family": "server", "twin": "flat ring", "once": True})
+    return found

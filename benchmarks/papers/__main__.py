@@ -1,0 +1,71 @@
+"""The papers' tables: runs a paper's experiments in the lab and puts what it printed beside what was measured.
+
+    python -m benchmarks.papers pipe-sgd --minutes 40     # root; says why and ends well where it cannot run
+    python -m benchmarks.papers prague --stored           # rows from results that are kept, without running anything
+    python -m benchmarks.papers --list
+    python -m benchmarks.papers --write                   # docs/papers.md and the README's table again
+
+Rows go to benchmarks/results/papers/NAME.json, where those that were run replace their older ones, then into
+docs/papers.md and the README. `make papers PAPER=pipe-sgd MINUTES=40` does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from benchmarks.papers import page, rows
+from benchmarks.papers.registry import PAPERS, Paper
+
+MINUTES = 20.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "papers", nargs="*", metavar="PAPER", help=f"of {', '.join(p.name for p in PAPERS)}; default all"
+    )
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for each paper; default {MINUTES:g}")
+    parser.add_argument("--stored", action="store_true", help="make rows of what was measured before")
+    parser.add_argument("--write", action="store_true", help="write the page and the README's table, and run nothing")
+    parser.add_argument("--list", action="store_true")
+    chosen = parser.parse_args()
+    known = {paper.name: paper for paper in PAPERS}
+    if unknown := [name for name in chosen.papers if name not in known]:
+        parser.error(f"no paper {unknown[0]!r}; there are {', '.join(known)}")
+    if chosen.list:
+        for paper in PAPERS:
+            print(f"{paper.name:10} {paper.title:24} {'' if paper.module else 'not yet: '}{paper.claim}")
+        return 0
+    if not chosen.write:
+        for name in chosen.papers or known:
+            _one(known[name], chosen.minutes, stored=chosen.stored)
+    page.write()
+    return 0
+
+
+def _one(paper: Paper, minutes: float, *, stored: bool) -> None:
+    from benchmarks.papers.cells import NoLabError
+
+    module = paper.load()
+    if module is None:
+        print(f"{paper.title}: not yet")
+        return
+    try:
+        found = module.stored() if stored else module.run(minutes)
+    except NoLabError as reason:
+        print(f"papers: {paper.title}: skipped: {reason}")
+        return
+    except FileNotFoundError as error:
+        print(f"papers: {paper.title}: nothing is stored: {error.filename}", file=sys.stderr)
+        return
+    rows.add(found)
+    print(f"{paper.title}, at {found.commit}\n\n{page.table(found)}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Runs a paper's experiments in the lab within the minutes given: the first in the list first, then repetitions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.lab.campaign import Campaign
+from benchmarks.lab.crew import Crew
+from benchmarks.lab.network import Network, why_not
+from benchmarks.lab.predict import predicted
+from benchmarks.lab.results import listed
+from benchmarks.lab.run import leave_on_a_signal, machine
+from benchmarks.papers.rows import RESULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.lab.setting import Setting
+    from benchmarks.lab.table import Row as Contestant
+
+RAW = RESULTS.parent / "raw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Contestants side by side in one setting, on (nodes, workers per node).
+
+    `steps` of each worker in a cell; without it as many as reach the loss. `limit` seconds end a cell.
+    """
+
+    setting: Setting
+    shape: tuple[int, int]
+    contestants: tuple[str, ...]
+    steps: int | None = None
+    limit: float = 75.0
+    repetitions: int = 3
+
+    @property
+    def num_workers(self) -> int:
+        """Workers in all."""
+        return self.shape[0] * self.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """What a run of experiments left: the lab's content of each setting, and predictions over all of them."""
+
+    contents: list[dict[str, Any]]
+    prediction: dict[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+    def blocks(self) -> dict[str, list[Contestant]]:
+        """The rows of the lab's own table, by setting."""
+        return {setting.name: rows for content in self.contents for setting, rows in listed(content)}
+
+    def predictions(self, which: str = "from_profile") -> dict[tuple[str, str], float]:
+        """Milliseconds per step by (setting, contestant), from the profile alone or, `points`, from the fit."""
+        found = (self.prediction or {}).get(which, [])
+        return {(p["setting"], p["contestant"]): p["predicted"] for p in found if not p["calibrated"]}
+
+    @property
+    def commit(self) -> str:
+        """Where it was measured."""
+        return str(self.contents[0]["head"]["commit"]) if self.contents else ""
+
+    def write(self, name: str) -> None:
+        """Everything, outside git."""
+        RAW.mkdir(parents=True, exist_ok=True)
+        content = {"contents": self.contents, "prediction": self.prediction, "notes": self.notes}
+        (RAW / f"papers-{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, name: str) -> Cells:
+        """What `write` kept on this machine."""
+        content = json.loads((RAW / f"papers-{name}.json").read_text())
+        return cls(content["contents"], content["prediction"], tuple(content["notes"]))
+
+
+class NoLabError(Exception):
+    """This machine cannot hold the lab; the message says why."""
+
+
+def run(name: str, experiments: Sequence[Experiment], minutes: float, *, profile: bool = True) -> Cells:
+    """Everybody's first repetition in the order of the list, then everybody's second, until the time is spent.
+
+    Raises:
+        NoLabError: as said.
+    """
+    if (reason := why_not()) is not None:
+        raise NoLabError(reason)
+    num_nodes = max(experiment.shape[0] for experiment in experiments)
+    assert {experiment.shape[0] for experiment in experiments} == {num_nodes}, "one network for all"
+    end = time.monotonic() + 60 * minutes
+    scratch = Path(tempfile.mkdtemp(prefix="preduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    leave_on_a_signal()
+    campaigns: list[Campaign] = []
+    notes: tuple[str, ...] = ()
+    try:
+        with Network(num_nodes, "1gbit") as network, Crew(network, scratch) as crew:
+            campaigns = [_campaign(experiment, network, crew, scratch, end) for experiment in experiments]
+            try:
+                notes = _rounds(experiments, campaigns, profile=profile)
+            finally:  # what was measured is kept, also when the lab's machinery fails
+                cells = _collected(campaigns, notes)
+                cells.write(name)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        shutil.rmtree(scratch, ignore_errors=True)
+    return cells
+
+
+def _campaign(experiment: Experiment, network: Network, crew: Crew, scratch: Path, end: float) -> Campaign:
+    chosen = argparse.Namespace(
+        nodes=experiment.shape[0],
+        workers_per_node=experiment.shape[1],
+        contestants=";".join(experiment.contestants),
+        settings=experiment.setting.name,
+        repetitions=experiment.repetitions,
+        minutes=(end - time.monotonic()) / 60,
+        steps=experiment.steps,
+        limit=experiment.limit,
+        target=None,
+        rate=None,
+        full=False,
+        no_profile=True,
+        name="",
+    )
+    return Campaign(chosen, [experiment.setting], network, crew, scratch)
+
+
+def _rounds(experiments: Sequence[Experiment], campaigns: list[Campaign], *, profile: bool) -> tuple[str, ...]:
+    """All repetitions; how many cells were left out."""
+    profiled: dict[tuple[tuple[int, int], str], Campaign] = {}
+    prepared: dict[int, list[Any]] = {}
+    left_out = 0
+    for repetition in range(max(experiment.repetitions for experiment in experiments)):
+        for index, (experiment, campaign) in enumerate(zip(experiments, campaigns, strict=True)):
+            if repetition >= experiment.repetitions or time.monotonic() > campaign.end:
+                left_out += len(experiment.contestants) if repetition < experiment.repetitions else 0
+                continue
+            if index not in prepared:
+                campaign.prepare()
+                key = experiment.shape, experiment.setting.rate
+                if profile and key not in profiled:
+                    campaign.profile(experiment.setting.rate)
+                first = profiled.setdefault(key, campaign)
+                campaign.profiles.update(first.profiles)
+                prepared[index] = campaign.fitting(experiment.setting)
+            left_out += campaign.turn(experiment.setting, prepared[index], repetition)
+    return (f"{left_out} cells were left out because the time was spent",) if left_out else ()
+
+
+def _collected(campaigns: list[Campaign], notes: tuple[str, ...]) -> Cells:
+    measured = [campaign for campaign in campaigns if campaign.cells]
+    contents = [campaign.content(machine()) for campaign in measured]
+    said = [note for content in contents for note in content["notes"]]
+    profiles = {name: hardware for campaign in measured for name, hardware in campaign.hardware().items()}
+    points = [point for campaign in measured for point in campaign.points()]
+    try:
+        prediction = predicted(points, profiles)
+    except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
+        prediction = None
+        said.append(f"the prediction failed: {type(error).__name__}: {error}")
+    return Cells(contents, prediction, (*said, *notes))

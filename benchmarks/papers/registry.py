@@ -1,0 +1,65 @@
+"""The five papers: what each is known for, the rows of the README, and who runs its experiments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """`module` has a function `run(minutes) -> Results`; without one its experiments do not exist yet."""
+
+    name: str
+    title: str
+    claim: str
+    module: str = ""
+    headlines: tuple[tuple[str, str], ...] = ()
+    """(figure, setting) of the rows that the README shows."""
+
+    def load(self) -> ModuleType | None:
+        """Its experiments."""
+        return import_module(self.module) if self.module else None
+
+
+PAPERS = (
+    Paper(
+        name="prague",
+        title="Prague (ASPLOS'20)",
+        claim="Groups instead of everybody: 1.2× as fast as All-Reduce among equals, 4.4× where one is slow.",
+        module="benchmarks.papers.prague",
+        headlines=(
+            ("Over All-Reduce, all workers alike", "Figure 10's static schedule, 40 Mbit/s"),
+            ("Over All-Reduce, all workers alike", "planner's pick, 40 Mbit/s"),
+            ("Over All-Reduce, one worker 5× slower", "smart generator, the paper's rule, against the flat ring"),
+            ("Over All-Reduce, one worker 5× slower", "planner's pick"),
+            ("Over AD-PSGD, all workers alike", "smart generator, the paper's rule"),
+            ("Over a parameter server", "smart generator, the paper's rule, against the synchronous one"),
+        ),
+    ),
+    Paper(
+        name="hop",
+        title="Hop (ASPLOS'19)",
+        claim="Backup workers up to 1.81× as fast under random slowdown; skipping holds a 4× slow one at 1.1.",
+    ),
+    Paper(
+        name="eager-sgd",
+        title="eager-SGD (PPoPP'20)",
+        claim="Partial all-reduce 1.14 to 2.01× as fast as All-Reduce where workers are delayed.",
+    ),
+    Paper(
+        name="pipe-sgd",
+        title="Pipe-SGD (NeurIPS'18)",
+        claim="Gradients one step late and compressed: 2.0 to 3.2× as fast as D-Sync, 4.0 to 5.4× as PS-Sync.",
+        module="benchmarks.papers.pipe_sgd",
+    ),
+    Paper(
+        name="parallax",
+        title="Parallax (2018)",
+        claim="Dense and sparse parameters by different ways: up to 2.8× as fast as TF-PS, 6.3× as Horovod.",
+    ),
+)

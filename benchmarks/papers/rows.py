@@ -1,0 +1,174 @@
+"""Rows of a paper's table: what it printed beside what the lab measured, as values and as a JSON file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import compact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "papers"
+UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure of a paper in one setting of the lab.
+
+    `paper` is what it printed: a number, a range, or None where it printed nothing. `measured` is the median of `runs`
+    runs, `low` and `high` their ends; of a ratio the smallest and the largest that two of the runs give. `derived`
+    marks seconds that were not waited for: the steps to the loss of a run of the same mathematics times the seconds of
+    a step. `predicted` is what the simulator says, `aim` what this project set itself.
+    """
+
+    figure: str
+    setting: str
+    paper: float | tuple[float, float] | None = None
+    measured: float
+    low: float
+    high: float
+    runs: int
+    unit: str = "times"
+    derived: bool = False
+    predicted: float | None = None
+    aim: float | None = None
+    commit: str = ""
+
+    def __post_init__(self) -> None:
+        """A row that says something impossible was made wrongly.
+
+        Raises:
+            ValueError: no run, a median outside its ends, a range upside down, or a unit that no table knows.
+        """
+        where = f"{self.figure}, {self.setting}"
+        if self.runs < 1 or not self.low <= self.measured <= self.high:
+            raise ValueError(f"{where}: {self.measured} of {self.runs} runs in [{self.low}, {self.high}]")
+        if isinstance(self.paper, tuple) and not (len(self.paper) == 2 and self.paper[0] <= self.paper[1]):
+            raise ValueError(f"{where}: paper: {self.paper} is no range")
+        if self.unit not in UNITS:
+            raise ValueError(f"{where}: unit {self.unit!r}; it is one of {', '.join(UNITS)}")
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a later run replaces it by."""
+        return self.figure, self.setting
+
+    def to_json(self) -> dict[str, Any]:
+        """What is not said is left out, but for `paper`."""
+        always = ("paper", "figure", "setting", "measured", "low", "high", "runs", "unit")
+        return {key: value for key, value in asdict(self).items() if key in always or value}
+
+    @classmethod
+    def of_json(cls, content: dict[str, Any]) -> Row:
+        """What `to_json` made."""
+        paper = content["paper"]
+        return cls(**{**content, "paper": tuple(paper) if isinstance(paper, list) else paper})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Losses over steps, for a picture: `plot` names it."""
+
+    plot: str
+    name: str
+    steps: tuple[float, ...]
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """All rows of one paper, with what explains them: `why` by figure, `notes` on how the runs went, `curves`."""
+
+    paper: str
+    commit: str = ""
+    rows: tuple[Row, ...] = ()
+    why: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    curves: tuple[Curve, ...] = ()
+
+    def merged(self, newer: Results) -> Results:
+        """With the rows, words and curves of a newer run in the place of their older ones; the others stay as they are.
+
+        Notes are about rows: they stay while an older row does. Figures keep their order, and so do their settings.
+        """
+        fresh = {row.key: row for row in newer.rows}
+        kept = {row.key: row for row in self.rows} | fresh
+        figures = list(dict.fromkeys(figure for figure, _ in kept))
+        ordered = sorted(kept.values(), key=lambda row: figures.index(row.figure))
+        some_older = any(row.key not in fresh for row in self.rows)
+        notes = dict.fromkeys([*(self.notes if some_older else ()), *newer.notes])
+        curves = {(curve.plot, curve.name): curve for curve in (*self.curves, *newer.curves)}
+        return Results(
+            paper=self.paper,
+            commit=newer.commit or self.commit,
+            rows=tuple(ordered),
+            why={**self.why, **newer.why},
+            notes=tuple(notes),
+            curves=tuple(curves.values()),
+        )
+
+    def to_text(self) -> str:
+        """The file: one row a line."""
+        content: dict[str, Any] = {"paper": self.paper, "commit": self.commit}
+        content["rows"] = [row.to_json() for row in self.rows]
+        content |= {"why": self.why, "notes": list(self.notes)}
+        if self.curves:
+            content["curves"] = [asdict(curve) for curve in self.curves]
+        return compact.text(content, digits=4)
+
+    @classmethod
+    def of_text(cls, text: str) -> Results:
+        """What `to_text` wrote."""
+        content = json.loads(text)
+        curves = [
+            Curve(**{**c, "steps": tuple(c["steps"]), "losses": tuple(c["losses"])}) for c in content.get("curves", ())
+        ]
+        return cls(
+            paper=content["paper"],
+            commit=content["commit"],
+            rows=tuple(Row.of_json(row) for row in content["rows"]),
+            why=content["why"],
+            notes=tuple(content["notes"]),
+            curves=tuple(curves),
+        )
+
+
+def read(name: str, folder: Path = RESULTS) -> Results:
+    """A paper's results; none yet where there is no file."""
+    path = folder / f"{name}.json"
+    return Results.of_text(path.read_text()) if path.exists() else Results(paper=name)
+
+
+def add(newer: Results, folder: Path = RESULTS) -> Results:
+    """Merge a run into the paper's file; returns what stands there now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    merged = read(newer.paper, folder).merged(newer)
+    (folder / f"{newer.paper}.json").write_text(merged.to_text())
+    return merged
+
+
+def value(values: Sequence[float], **fields: Any) -> Row:  # noqa: ANN401 - fields of Row
+    """A row of repeated measurements of one thing."""
+    return Row(measured=median(values), low=min(values), high=max(values), runs=len(values), **fields)
+
+
+def ratio(theirs: Sequence[float], ours: Sequence[float], **fields: Any) -> Row:  # noqa: ANN401 - as above
+    """A row that says how many times as fast ours are: seconds over seconds."""
+    return Row(
+        measured=median(theirs) / median(ours),
+        low=min(theirs) / max(ours),
+        high=max(theirs) / min(ours),
+        runs=min(len(theirs), len(ours)),
+        **fields,
+    )
+
+
+def only(rows: Iterable[Row | None]) -> tuple[Row, ...]:
+    """Those that could be made."""
+    return tuple(row for row in rows if row is not None)

@@ -1,0 +1,178 @@
+"""The papers' tables: rows that mean something, files that merge, and one truth in JSON, page and README."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lab.network import why_not
+from benchmarks.lab.setting import Setting
+from benchmarks.papers import cells, page, pipe_sgd, prague, rows
+from benchmarks.papers.registry import PAPERS
+from benchmarks.papers.rows import Curve, Results, Row, ratio, value
+
+HOME = Path(__file__).resolve().parents[2]
+
+
+def results():
+    return {paper.name: rows.read(paper.name) for paper in PAPERS}
+
+
+def row(figure="one", setting="here", measured=1.0, **more):
+    return Row(
+        **{"figure": figure, "setting": setting, "measured": measured, "low": measured, "high": measured, "runs": 1}
+        | more
+    )
+
+
+def random_row(rng):
+    low, middle, high = sorted(round(rng.uniform(0.1, 999), 1) for _ in range(3))
+    paper = rng.choice([None, 2.5, (2.0, 3.2)])
+    more = rng.choice([{}, {"predicted": 4.5}, {"aim": 3.0}, {"derived": True}, {"commit": "abc"}])
+    return Row(
+        figure=rng.choice("abc"), setting=rng.choice("xyz"), paper=paper, measured=middle, low=low, high=high,
+        runs=rng.randint(1, 9), unit=rng.choice(rows.UNITS), **more,
+    )  # fmt: skip
+
+
+def test_the_page_and_the_readme_say_what_the_files_say():
+    assert page.PAGE.read_text().split(page.BEGIN)[1].strip() == page.page(results()).strip()
+    shown = page.README.read_text().split(page.TABLE_BEGINS)[1].split(page.TABLE_ENDS)[0]
+    assert shown.strip() == page.summary(results()).strip()
+
+
+def test_the_readme_names_all_five_papers_and_says_which_are_not_yet_there():
+    shown = page.summary(results())
+    assert len(PAPERS) == 5
+    for paper in PAPERS:
+        lines = [line for line in shown.splitlines() if line.startswith(f"| {paper.title} |")]
+        assert len(lines) == 1
+        assert (page.NOT_YET in lines[0]) == (not results()[paper.name].rows)
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
+def test_what_is_kept_is_short_and_holds_the_headlines(paper):
+    found = rows.read(paper.name)
+    keys = [kept.key for kept in found.rows]
+    assert len(set(keys)) == len(keys)
+    assert not found.rows or set(paper.headlines) <= set(keys)
+    assert not found.rows or len(found.to_text().splitlines()) < 400
+    assert set(found.why) <= {kept.figure for kept in found.rows}
+    assert Results.of_text(found.to_text()) == found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"low": 2.0}, "in \\[2.0"),
+        ({"high": 0.5}, "in \\[1.0"),
+        ({"runs": 0}, "of 0 runs"),
+        ({"paper": (3.2, 2.0)}, "no range"),
+        ({"unit": "furlongs"}, "unit 'furlongs'"),
+        ({"measured": float("nan")}, "nan"),
+    ],
+)
+def test_a_row_that_says_something_impossible_is_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        row(**wrong)
+
+
+def test_rows_survive_their_file_and_a_merge_replaces_what_was_run_again_alone():
+    rng = random.Random(3)
+    for _ in range(200):
+        older, newer = (
+            Results(
+                paper="p", commit=commit, why={"a": commit}, notes=(commit,),
+                rows=tuple({(made := random_row(rng)).key: made for _ in range(rng.randint(0, 6))}.values()),
+                curves=(Curve(plot="loss", name=rng.choice("mn"), steps=(0.0, 1.0), losses=(2.0, 1.0)),),
+            )
+            for commit in ("old", "new")
+        )  # fmt: skip
+        assert Results.of_text(older.to_text()) == older
+        merged = older.merged(newer)
+        found = {kept.key: kept for kept in merged.rows}
+        assert found == {kept.key: kept for kept in older.rows} | {kept.key: kept for kept in newer.rows}
+        assert merged.merged(newer).rows == merged.rows
+        figures = [kept.figure for kept in merged.rows]
+        assert figures == sorted(figures, key=figures.index), "the rows of a figure stand together"
+        assert "new" in merged.notes
+
+
+def test_files_are_merged_where_they_lie(tmp_path):
+    rows.add(Results(paper="p", commit="one", rows=(row(), row(setting="there"))), tmp_path)
+    rows.add(Results(paper="p", commit="two", rows=(row(measured=2.0),)), tmp_path)
+    kept = rows.read("p", tmp_path)
+    assert [(each.setting, each.measured) for each in kept.rows] == [("here", 2.0), ("there", 1.0)]
+    assert set(json.loads((tmp_path / "p.json").read_text())) == {"paper", "commit", "rows", "why", "notes"}
+
+
+def test_the_ends_of_a_ratio_are_those_of_any_two_runs():
+    theirs, ours = [30.0, 33.0, 36.0], [10.0, 11.0, 15.0]
+    made = ratio(theirs, ours, figure="f", setting="s")
+    pairs = [a / b for a in theirs for b in ours]
+    assert (made.low, made.high, made.measured) == (min(pairs), max(pairs), 3.0)
+    assert value(ours, figure="f", setting="s").measured == 11.0
+
+
+def test_a_table_shows_paper_measured_runs_and_why():
+    found = Results(
+        paper="p",
+        commit="abc",
+        rows=(
+            row(paper=(2.0, 3.2), low=2.5, measured=2.9, high=3.125, runs=3),
+            row(setting="there", measured=123.4, unit="milliseconds", derived=True, predicted=99.96, aim=0.5),
+        ),
+        why={"one": "other links."},
+    )
+    assert page.table(found).splitlines() == [
+        "### one",
+        "",
+        "| setting | paper | measured [low–high] | predicted | runs |",
+        "|---|---|---|---|---|",
+        "| here | 2–3.2× | 2.9× [2.5–3.12] |  | 3 |",
+        "| there | – (aim: 0.5) | ≈ 123 ms | 100 ms | 1 |",
+        "",
+        "Why they differ: other links.",
+    ]
+
+
+def test_pragues_rows_come_from_the_kept_cells():
+    found = {kept.key: kept for kept in prague.stored().rows}
+    pick = found[prague.ALIKE, "planner's pick, 40 Mbit/s"]
+    assert pick.measured == pytest.approx(39.08 / 8.61, rel=1e-3)
+    assert found[prague.SLOW, "smart generator, the paper's rule, against the flat ring"].measured == pytest.approx(
+        2.05, abs=0.01
+    )
+
+
+def test_the_list_names_all_papers_without_root():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.papers", "--list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=HOME,
+    )
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [paper.name for paper in PAPERS]
+
+
+@pytest.mark.lab
+@pytest.mark.processes
+def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    monkeypatch.setattr(cells, "RAW", tmp_path)
+    tiny = Setting(name="digits, 2x1", rate="200mbit", compute=0.02)
+    listed = [cells.Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1)]
+    found = cells.run("tiny", listed, minutes=2.0, profile=False)
+    assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
+    assert not found.notes
+    made = pipe_sgd.rows(found)
+    assert [kept.key for kept in made] == [(pipe_sgd.STEPS, "digits, 2x1: D-Sync")]
+    # Two workers exchange one model each way: 2.19 MB over 25 MB/s, and 20 ms of computing.
+    assert made[0].measured > 1e3 * (0.02 + 2.19e6 / 25e6)
+    assert pipe_sgd.rows(cells.Cells.read("tiny")) == made
