@@ -20,7 +20,7 @@ from preduce.planner.measuring import Figures, Label, assembled, pushed_by, step
 from preduce.planner.option import known
 from preduce.planner.preference import Costs, preference
 from preduce.planner.timings import Setting, Timings
-from preduce.planner.ways import coded_words, timed, travelling, ways_of, worth_it
+from preduce.planner.ways import coded_words, paying, timed, travelling, ways_of
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.strategies.axes import LOCKSTEP, Sending
 
@@ -111,14 +111,10 @@ class Axes:
 
         A coarser codec is taken if its best is enough better than that of the finer ones.
         """
-        chosen: tuple[Setting, Timings] | None = None
-        for timing in self.timings:
-            setting = self._best(settings, timing)
-            if setting is None:
-                continue
-            if chosen is None or worth_it(self.reached(setting, timing), self.reached(*chosen), self.job):
-                chosen = setting, timing
-        return chosen
+        found = [(setting, one) for one in self.timings if (setting := self._best(settings, one)) is not None]
+        if not found:
+            return None
+        return found[paying([self.reached(*one) for one in found], self.job)]
 
     def _best(self, settings: Sequence[Setting], timing: Timings) -> Setting | None:
         goal, limits = self.job.objective, self.job.limits
@@ -138,11 +134,8 @@ class Axes:
     def timing(self, setting: Setting) -> Timings:
         """In the way that pays for this setting: of the finest codec, unless a coarser one saves enough."""
         if setting not in self._chosen:
-            chosen = self.timings[0]
-            for timing in self.timings[1:]:
-                if worth_it(self.reached(setting, timing), self.reached(setting, chosen), self.job):
-                    chosen = timing
-            self._chosen[setting] = chosen
+            known = [self.reached(setting, timing) for timing in self.timings] if len(self.timings) > 1 else []
+            self._chosen[setting] = self.timings[paying(known, self.job) if known else 0]
         return self._chosen[setting]
 
     def travelling_as(self, how: How) -> Timings | None:

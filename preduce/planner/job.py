@@ -166,7 +166,12 @@ class Job:
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """The codecs that a candidate takes where its strategy allows it and it pays, the finest first."""
+        """The codecs that a candidate takes where its strategy allows it and it pays, the finest first.
+
+        None where drift correction is counted on, whose corrections do not sum to zero if learned from rounded means.
+        """
+        if self.drift_correction and self.data is not Data.SHUFFLED:
+            return (Codec.NONE,)
         if self.codec is None:
             return (Codec.NONE, Codec.FLOAT16, Codec.INT8)
         return (Codec.NONE,) if self.codec is Codec.NONE else (Codec.NONE, self.codec)

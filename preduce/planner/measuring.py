@@ -9,7 +9,7 @@ from preduce.planner.job import Data
 from preduce.planner.lateness import Lateness
 from preduce.planner.option import Option, known
 from preduce.planner.steps_model import CORRECTED
-from preduce.planner.ways import Way, coded_words, cost_of, travelling, ways_of, worth_it
+from preduce.planner.ways import Way, coded_words, cost_of, paying, travelling, ways_of
 from preduce.topo.errors import PreduceError
 from preduce.topo.timing.event_graph import cycle_time
 from preduce.topo.timing.sampling import sample
@@ -76,16 +76,13 @@ def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: F
     else:
         how = replace(schedule.strategy.how, form=form)
         ways = (Way(how=how, cost=cost_of(schedule, job, how)),)
-    chosen: Option | None = None
+    options = []
     for way in ways:
         named = label or Label(name=schedule.name)
         if form is None and (words := coded_words(way.how)):
             named = replace(named, name=" ".join([named.name, *words]))
-        option = _measured(schedule, job, named, way, figures)
-        if chosen is None or worth_it(option.costs, chosen.costs, job):
-            chosen = option
-    assert chosen is not None, "every schedule travels in some way"
-    return chosen
+        options.append(_measured(schedule, job, named, way, figures))
+    return options[paying([option.costs for option in options], job)]
 
 
 def _measured(schedule: Schedule, job: Job, label: Label, way: Way, figures: Figures) -> Option:

@@ -105,6 +105,11 @@ class Option:
         return self.model.error(data, late=self.late)
 
     @property
+    def basis(self) -> str:
+        """Whose errors `stretch_error` is, as the subject of a sentence."""
+        return "measured pipelines" if self.lateness is Lateness.PIPELINE else self.model.basis
+
+    @property
     def is_exact(self) -> bool:
         """Whether one period reaches exact consensus (up to rounding)."""
         return self.contraction.value is not None and self.contraction.value < 1e-9

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from preduce.planner.gain import best_plain
 from preduce.planner.job import PIPELINE_WIDTH
 from preduce.planner.lateness import Lateness
-from preduce.planner.measuring import seconds_of
+from preduce.planner.measuring import Label, seconds_of
 from preduce.planner.pick import permitted
 from preduce.planner.ways import cheapest_ways, coded_words, travelling
+from preduce.planner.work import work_of
 from preduce.topo.figures.pipeline import stability_limit
 from preduce.topo.hardware import CodecSeconds
 from preduce.topo.strategies.axes import Codec
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from preduce.planner.option import Option
     from preduce.topo.strategies.axes import How
 
+LITTLE_WORK = 0.1
+"""Nominal seconds that figures may cost for a sentence."""
 TOLD = 0.05
 """What a codec would save is said from this part of the time on, where nobody allowed one."""
 
@@ -59,6 +61,10 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
             "codec had no measurable price in steps (docs/timing.md)"
         )
         return [said]
+    if job.codecs == (Codec.NONE,):
+        return [
+            "its sums travel as they are: drift correction learns from means, and from rounded ones it learns wrongly"
+        ]
     if reason := chosen.schedule.strategy.refuses_codec(chosen.schedule.cluster):
         return [f"its sums travel as they are: {reason.removesuffix('; leave it out')}"]
     tried = [_priced(chosen, job, how) for how in _coded(chosen, job)]
@@ -74,23 +80,24 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
 
 
 def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """What allowing a codec would gain, seen from the pick and from the best plain alternative as they stand."""
+    """What allowing codecs would gain at the least: by those of the pick, the best plain one and the fastest that may."""
+    from preduce.planner.axes import Axes
+
     allowed = replace(job, codec=None)
-    rivals = {id(option): option for option in (chosen, best_plain(permitted(options, job))) if option is not None}
-    found = [
-        (coded.step * option.stretch, option, coded)
-        for option in rivals.values()
-        for coded in (_priced(option, allowed, how) for how in _coded(option, allowed))
-        if math.isfinite(option.stretch)
-    ]
-    if not found:
-        return []
-    time, option, coded = min(found, key=lambda row: row[0])
-    if time > chosen.time * (1 - TOLD):
+    kept = permitted(options, job)
+    may = [one for one in kept if not one.schedule.strategy.refuses_codec(one.schedule.cluster)]
+    fastest = min(may, key=lambda option: option.time, default=None)
+    seeds = {id(one): one for one in (chosen, best_plain(kept), fastest) if one is not None}
+    found: list[Option] = []
+    for seed in seeds.values():
+        if isinstance(seed.pace, int) and work_of(seed.schedule, job) <= LITTLE_WORK:
+            found += Axes.of(seed.schedule, allowed).options(Label(name=seed.schedule.name.partition("(every=")[0]))
+    best = min(permitted(found, allowed), key=lambda option: option.time, default=None)
+    if best is None or best.how.codec is Codec.NONE or not best.time < chosen.time * (1 - TOLD):
         return []
     said = (
-        f"--codec any would make training at least {chosen.time / time:.2f} times as fast ({option.name} with sums in "
-        f"{_named(coded.how)}: {_ms(coded.step)} per step); it rounds what is sent, so it is left to you"
+        f"--codec any would make training at least {chosen.time / best.time:.2f} times as fast ({best.name}: "
+        f"{_ms(best.step_seconds)} per step); it rounds what is sent, so it is left to you"
     )
     return [said]
 

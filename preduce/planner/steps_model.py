@@ -106,6 +106,9 @@ FITTED = StepsModel(
     late=0.14,
     # Shuffled: of the first network, whose overlapped schedules need fewer steps than predicted; the lab's lie within.
     late_errors=(("shuffled", 0.16), ("per-worker", 0.30), ("per-node", 0.42)),
+    delay=0.25,
+    delay_noise=0.008,
+    delay_error=0.2,
 )
 
 CORRECTED = StepsModel(

@@ -2,7 +2,7 @@
 
 They change no figure. Of the forms the cheapest is as good as all of them, since phases that cost no more make no step
 slower; ties go to the ring, which every backend has. A codec changes numbers, so a coarser one has to pay: only those
-that communicate less than every finer one are ways, and `worth_it` decides among them setting by setting.
+that communicate less than every finer one are ways, and `paying` decides among them setting by setting.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from preduce.topo.strategies.axes import Codec, Form, How, Sending, Where
 from preduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from preduce.planner.job import Job
     from preduce.planner.preference import Costs
     from preduce.topo.schedule import Schedule
@@ -107,13 +109,15 @@ def coded_words(how: How) -> list[str]:
     return words
 
 
-def worth_it(costs: Costs, finer: Costs, job: Job) -> bool:
-    """Whether a codec saves enough, beside what a finer one (or none) would cost, to be taken."""
-    kept = costs.keep(job.limits)
-    if kept is not finer.keep(job.limits):
-        return kept
-    ours, theirs = (_merit(one, job.objective) for one in (costs, finer))
-    return ours < theirs * (1 - WORTH)
+def paying(known: Sequence[Costs], job: Job) -> int:
+    """Which of the costs of several ways, the finest first, to take: the finest that is as good as the best.
+
+    As good is what lies within `WORTH` of it. Those that keep the limits come first.
+    """
+    able = [i for i, costs in enumerate(known) if costs.keep(job.limits)] or list(range(len(known)))
+    merits = [_merit(costs, job.objective) for costs in known]
+    best = min(merits[i] for i in able)
+    return next(i for i in able if merits[i] * (1 - WORTH) <= best)
 
 
 def _merit(costs: Costs, objective: Objective) -> float:
