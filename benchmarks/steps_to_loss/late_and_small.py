@@ -1,6 +1,6 @@
 """Measures the price in steps of gradients that come late, and of numbers that are rounded on their way.
 
-    python -m benchmarks.steps_to_loss.late_and_small [--seeds 8] [--seeds-lab 4] [--variants "pipeline;int8"] [--resume]
+    python -m benchmarks.steps_to_loss.late_and_small [--seeds 8] [--seeds-lab 4] [--variants "…;…"] [--resume]
 
 Three tasks, 16 workers on 4 nodes, shuffled data, plain SGD: the planner's task (a multilayer perceptron on digits,
 `virtual_training.py`), and the lab's two networks (`benchmarks/lab/tasks.py`). Each is trained to a loss by All-Reduce

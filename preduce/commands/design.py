@@ -71,6 +71,9 @@ def command(
             help="Learning rate times the largest curvature of the loss, if known; prices a pipeline.", metavar="H"
         ),
     ] = None,
+    fastest: Annotated[
+        bool, typer.Option("--fastest", help="Take the least predicted time, though a simpler one may be as good.")
+    ] = False,
     effort: Annotated[
         str | None,
         typer.Option(
@@ -129,6 +132,7 @@ def command(
         when=options.choice_or_any(Lateness, when, "--when"),
         codec=options.choice_or_any(Codec, codec, "--codec"),
         curvature=curvature,
+        fastest=fastest,
         disturbance=None if disturb is None else options.disturbance_of(disturb),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),

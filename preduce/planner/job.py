@@ -72,7 +72,8 @@ class Job:
     may travel and what of it may come a round late; None leaves it to the planner, which takes what is best for each.
     `codec` is what sums may be written in, where a strategy allows it and it pays: nothing but numbers as they are, as
     long as nobody allows more; None allows float16 and int8. `curvature` is the learning rate times the largest
-    curvature of the loss: it prices gradients that come late. A `pilot` of the user's own job brings the prices of
+    curvature of the loss: it prices gradients that come late. `fastest` takes the least predicted time also where the
+    prediction cannot tell it from something simpler. A `pilot` of the user's own job brings the prices of
     disagreement, drift and lateness that stand in for the shipped ones.
     """
 
@@ -85,6 +86,7 @@ class Job:
     when: Lateness | None = None
     codec: Codec | None = Codec.NONE
     curvature: float | None = None
+    fastest: bool = False
     disturbance: Disturbance | None = None
     time_limit: float | None = None
     effort: float | None = None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def pick(options: Sequence[Option], job: Job) -> Option:
     """The option that the objective prefers within the job's limits, the simplest of those that it cannot tell apart.
 
-    Predicted times that differ by less than the error of the prediction are not told apart; other objectives are
-    figures of the schedule and are, up to rounding.
+    Predicted times that differ by less than the error of the prediction are not told apart, unless the job asks for the
+    fastest; other objectives are figures of the schedule and are, up to rounding.
 
     Raises:
         UnknownError: no option keeps the limits; the message names the nearest one.
@@ -38,7 +38,7 @@ def pick(options: Sequence[Option], job: Job) -> Option:
         allowed = [option for option in exact if option.period == min(other.period for other in exact)]
     if not allowed:
         raise UnknownError(_nothing(options, job))
-    if job.objective is Objective.BALANCED:
+    if job.objective is Objective.BALANCED and not job.fastest:
         return simplest_as_good(allowed, job.data)
     kept = unbeaten(allowed)
     least = min(preference(option.costs, job.objective) for option in kept)
