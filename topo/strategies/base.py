@@ -109,6 +109,11 @@ class Strategy(Closed, ABC):
                 raise ScheduleError(f"pace: {pace} is not a number of steps >= 1")
 
     @property
+    def steps_once(self) -> bool:
+        """Whether a round is one step of every worker; a list of ones says so, too, and has the same hash."""
+        return self.pace == 1 if isinstance(self.pace, int) else set(self.pace) == {1}
+
+    @property
     def overlap(self) -> bool:
         """Whether averaging runs while a round computes."""
         return self.when.lag > 0

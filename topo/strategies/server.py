@@ -46,4 +46,4 @@ class Server(Strategy):
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
-        return self.synchronous and self.pace == 1 and not self.mixes_late
+        return self.synchronous and self.steps_once and not self.mixes_late
