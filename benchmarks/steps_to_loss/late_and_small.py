@@ -305,6 +305,8 @@ def table(rows: list[dict[str, object]]) -> str:
     for name, (target, rates, _) in TASKS.items():
         for rate in rates:
             mine = [row for row in rows if row["task"] == name and row["rate"] == rate]
+            if not mine:
+                continue
             said.append(f"\n## {name}, rate {rate:g}, to a loss of {target:g}\n")
             for row in mine:
                 if bends := row.get("curvature at step"):

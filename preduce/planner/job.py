@@ -138,7 +138,8 @@ class Job:
         """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
         from preduce.planner.calibration import steps_model
 
-        return FITTED if self.pilot is None else steps_model(self.pilot)
+        model = FITTED if self.pilot is None else steps_model(self.pilot)
+        return model if self.curvature is None else model.at_curvature(self.curvature)
 
     @property
     def hardware(self) -> Hardware:

@@ -58,7 +58,7 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
         said = (
             f"its sums travel in {_named(chosen.how)}, as its file says: {_ms(coded.wire)} on the wire and "
             f"{_ms(coded.coding)} for coding per step, where numbers as they are would take {_ms(coded.plain_wire)}; a "
-            "codec had no measurable price in steps (docs/timing.md)"
+            "codec had no measurable price in steps (benchmarks/results/late_and_small.md)"
         )
         return [said]
     if job.codecs == (Codec.NONE,):
@@ -80,7 +80,7 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
 
 
 def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """What allowing codecs would gain at the least: by those of the pick, the best plain one and the fastest that may."""
+    """What allowing codecs would gain at the least: for the pick, the best plain one and the fastest that may."""
     from preduce.planner.axes import Axes
 
     allowed = replace(job, codec=None)

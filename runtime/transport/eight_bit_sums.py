@@ -130,7 +130,9 @@ class EightBitStages:
         for (start, end), code in zip(bounds, codes, strict=True):
             codec.decode(code[: int8_bytes(end - start, block)], values[start:end])
 
-    def own_code(self, total: torch.Tensor, size: int, coding: Coding, stage: Stage, group: Communicator) -> torch.Tensor:
+    def own_code(
+        self, total: torch.Tensor, size: int, coding: Coding, stage: Stage, group: Communicator
+    ) -> torch.Tensor:
         """The code of a shard's sum, at the beginning of an array of `size` bytes, which is the same for all."""
         code = self._room(f"{stage.room} code", size)
         own = code[: int8_bytes(len(total), coding.how.block)]

@@ -1,10 +1,12 @@
-"""A model in NumPy of what codecs make of numbers and of sums, written from docs/codecs.md; it shares no code with them.
+"""A model in NumPy of what codecs make of numbers and sums, written from docs/codecs.md; it shares no code with them.
 
 Arrays of members are [members, numbers], float32. Bytes are not modelled, numbers are: levels and scales of int8, and
 every addition with its rounding.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 
@@ -42,10 +44,7 @@ def quantised(values, block, noise=None):
         factors = np.where(plain, np.float32(127) / peaks, np.float32(0)).astype(np.float32)
         scales = np.where(plain, peaks / np.float32(127), np.where(peaks < ZERO_BELOW, 0, np.nan)).astype(np.float32)
         scaled = values * factors
-        if noise is None:
-            levels = np.rint(scaled)
-        else:
-            levels = np.clip(np.floor(scaled + noise), -127, 127)
+        levels = np.rint(scaled) if noise is None else np.clip(np.floor(scaled + noise), -127, 127)
     return np.where(plain, levels + 0.0, 0).astype(np.float32), scales  # whole numbers have one zero
 
 
@@ -60,7 +59,7 @@ def cut(length, parts, unit):
     """Bounds of nearly equal parts of whole units."""
     units = -(-length // unit)
     cuts = [min(length, units * part // parts * unit) for part in range(parts + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(itertools.pairwise(cuts))
 
 
 def added(rows):

@@ -66,7 +66,9 @@ def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[O
     kept = front(catalogue)
 
     def costs(option: Option) -> tuple[float, ...]:
-        return (option.communication, float(option.disagreement), float(option.drift), option.step_seconds)
+        figures = (float(option.disagreement), float(option.drift))
+        # A pipeline has the figures of lockstep, and takes more steps.
+        return (option.communication, *figures, option.step_seconds, option.stretch)
 
     for a, b in itertools.permutations(kept, 2):
         assert any(x > y + 1e-9 for x, y in zip(costs(a), costs(b), strict=True)), (a.name, b.name)

@@ -87,7 +87,7 @@ class Strategy(Closed, ABC):
         """Why nothing that this strategy sends may be rounded; empty where it may."""
         return (
             f"strategy {self.kind!r} sends parameters, and rounded parameters lose every update that is smaller than "
-            "their last digit; leave it out"
+            "their last digit (static and allreduce have rounds of all, and round what was added since); leave it out"
         )
 
     @abstractmethod

@@ -41,7 +41,7 @@ class Server(Strategy):
 
     def refuses_codec(self, cluster: Cluster) -> str:
         """Averaged gradients may be rounded; answers of an asynchronous server are parameters."""
-        return "" if self.averages_gradients else super().refuses_codec(cluster)
+        return "" if self.averages_gradients else Strategy.refuses_codec(self, cluster)
 
     @property
     def averages_gradients(self) -> bool:
