@@ -87,7 +87,7 @@ def test_rows_survive_their_file_and_a_merge_replaces_what_was_run_again_alone()
             Results(
                 paper="p", commit=commit, why={"a": commit}, notes=(commit,),
                 rows=tuple({(made := random_row(rng)).key: made for _ in range(rng.randint(0, 6))}.values()),
-                curves=(Curve(plot="loss", name=rng.choice("mn"), steps=(0.0, 1.0), losses=(2.0, 1.0)),),
+                curves=(Curve(plot="loss", name=rng.choice("mn"), at=(0.0, 1.0), losses=(2.0, 1.0)),),
             )
             for commit in ("old", "new")
         )  # fmt: skip
