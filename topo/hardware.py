@@ -34,6 +34,21 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecSeconds:
+    """What a worker computes to encode and to decode a byte of float32, in seconds."""
+
+    encode: float = 0.0
+    decode: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse negative and non-finite values."""
+        for name in ("encode", "decode"):
+            value = getattr(self, name)
+            if not (value >= 0 and value < float("inf")):
+                raise InputError(f"codec: {name} is {value}; it is a finite number >= 0 of seconds per byte")
+
+
+@dataclass(frozen=True, slots=True)
 class Switch:
     """A switch: the nodes below it, directly or through other switches, ascending, and its link upwards.
 
@@ -95,7 +110,10 @@ class Hardware:
     `switches` are the levels above the nodes, in any order: any two nest or are disjoint, and the uplink of each is
     shared by every group that has workers on both of its sides. No switches: only NICs stand between nodes.
     `slowdown` gives the factor on the compute time of single workers (5.0 = five times as long), `jitter` the
-    coefficient of variation of a step's compute time. `model_bytes` and `compute` (seconds per step) describe the job.
+    coefficient of variation of a step's compute time. `codec` gives the seconds of single codecs, by name; for others
+    there are defaults (`topo.timing.coding`). `model_bytes`, `compute` (seconds per step) and, where a gradient is sent
+    layer by layer, `layers` and `backward` describe the job: `layers` is the number of equal segments or the bytes of
+    each, in the order in which backward makes them, `backward` the share of backward in a step's computing.
     """
 
     inside: Link = field(default_factory=Link)
@@ -107,11 +125,19 @@ class Hardware:
     switches: tuple[Switch, ...] = ()
     slowdown: tuple[tuple[int, float], ...] = ()
     jitter: float = 0.0
+    codec: tuple[tuple[str, CodecSeconds], ...] = ()
     model_bytes: int | None = None
     compute: float | None = None
+    layers: int | tuple[int, ...] | None = None
+    backward: float = 2 / 3
 
     def __post_init__(self) -> None:
-        """Refuse switches that overlap without nesting."""
+        """Refuse switches that overlap without nesting, segments of no bytes, and shares that are none."""
+        if not 0 <= self.backward <= 1:
+            raise InputError(f"hardware: backward is {self.backward}; it is a share of a step's computing, in 0..1")
+        listed = (self.layers,) if isinstance(self.layers, int) else self.layers
+        if listed is not None and (not listed or min(listed) < 1):
+            raise InputError(f"hardware: layers is {self.layers}; it is a number of segments, or their bytes, all >= 1")
         if self.switches and (problem := nesting_problem(self.switches)):
             raise InputError(f"hardware: switches[{problem[0]}]: {problem[1]}")
 

@@ -168,12 +168,12 @@ class Axes:
             return Seconds((self.first(late=False) + (pace - 1) * times.base) / pace, times.base)
         if pace == 1:
             return Seconds(self.first(late=setting.late), times.base)
-        return Seconds(self.period.cycle(pace=pace, overlap=setting.late).per_step, times.base)
+        return Seconds(self.period.cycle(pace=pace, when=Late() if setting.late else LOCKSTEP).per_step, times.base)
 
     def first(self, *, late: bool) -> float:
         """Seconds of a round of one step, at fixed speeds."""
         if late not in self._first:
-            self._first[late] = self.period.cycle(pace=1, overlap=late).per_round
+            self._first[late] = self.period.cycle(pace=1, when=Late() if late else LOCKSTEP).per_round
         return self._first[late]
 
     def least_step(self, setting: Setting) -> float:

@@ -1,8 +1,8 @@
 """Fixed phases in virtual time: a schedule's rounds one after another in max-plus arithmetic, for thousands of workers.
 
 Every worker computes the steps of its round, arrives, waits for its group and takes part in the group's operation,
-exactly in the order in which the real runtime does; only the clock is virtual. With `overlap` a round's group operation
-starts from the snapshot at the start of the round and runs while the round's steps compute.
+exactly in the order in which the real runtime does; only the clock is virtual. The equations, late and in a pipeline
+too, stand in `topo.timing.rounds`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preduce.runtime.virtual_time.timeline import Timeline
+from preduce.topo.timing.rounds import Rounds
 from preduce.topo.timing.stages import of_period, of_prologue
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class SharedHost:
     """What one machine adds that emulates all nodes: seconds for each step, and per round of a period for its groups.
 
-    A round's seconds fall on every worker that is in a group of that round.
+    A round's seconds fall on every worker that is in a group of that round: behind the round, or in a pipeline behind
+    its operation, which other rounds' computing may hide.
     """
 
     step_seconds: float
@@ -51,18 +53,33 @@ def run_rounds(
     """
     stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
     first = of_prologue(schedule, hardware, model_bytes=model_bytes, form=form) if schedule.prologue else None
-    overlap = schedule.strategy.overlap
+    when, prologue = schedule.strategy.when, schedule.prologue
     paces, rng = schedule.paces(), np.random.default_rng(seed)
     records = np.empty((5, num_rounds, schedule.num_workers))
-    now = np.zeros(schedule.num_workers)
+    rounds = Rounds(when, (schedule.num_workers,))
     host = host or SharedHost(0.0, (0.0,) * len(stages))
+    operating = np.zeros(records.shape[1:]) if any(stage.segments for stage in stages) else None
     for round_ in range(num_rounds):
-        index = (round_ - schedule.prologue) % len(stages)
-        stage = first if first is not None and round_ < schedule.prologue else stages[index]
-        computed = now + compute.round_seconds(paces, round_, rng)[0] + paces * host.step_seconds
-        begin = stage.ready(now if overlap else computed)
-        end = begin + stage.duration()
-        finish = np.maximum(computed, end) + np.where(stage.cell_of >= 0, host.round_seconds[index], 0.0)
-        records[:, round_] = now, computed, begin, end, finish
-        now = records[4, round_]
-    return Timeline(paces, records[0], records[1], records[2], records[3], records[4], overlap)
+        index = (round_ - prologue) % len(stages)
+        stage = first if first is not None and round_ < prologue else stages[index]
+        compute_seconds = compute.round_seconds(paces, round_, rng)[0] + paces * host.step_seconds
+        records[:, round_] = rounds.next(stage, compute_seconds, host.round_seconds[index])
+        if operating is not None:
+            operating[round_] = stage.duration() + np.where(stage.cell_of >= 0, host.round_seconds[index], 0.0)
+    behind = when.lag if when.delays_gradients else 0
+    awaited = np.arange(num_rounds)
+    awaited[when.warm_up :] -= behind
+    awaited[when.warm_up : when.warm_up + behind] = -1
+    start, computed, begin, end, finish = records
+    return Timeline(
+        paces,
+        start,
+        computed,
+        begin,
+        end,
+        finish,
+        overlap=schedule.strategy.overlap,
+        awaited=awaited,
+        drained=rounds.drained(),
+        operating=operating,
+    )

@@ -17,8 +17,13 @@ class Timeline:
 
     A worker computes from `compute_start` to `compute_end` and communicates from `communicate_start` to
     `communicate_end` (equal when it is in no group); what lies between is waiting. `finish` is the end of its round.
-    With `overlap` an operation runs beside the computing of its row. `free_running` says that workers do not go from
-    round to round together (groups on request, pairs): row r then holds every worker's own round r.
+    With `overlap` an operation runs beside computing. `free_running` says that workers do not go from round to round
+    together (groups on request, pairs): row r then holds every worker's own round r.
+
+    Round r ends with the operation of row `awaited[r]`: its own, unless a pipeline of gradients awaits an older one, or
+    none (-1) while it fills. `drained` (num_workers,) is when each worker is done with what its last rounds left under
+    way; with `finish[-1]` unless something is. `operating` holds the seconds that the links of an operation were busy,
+    where it was sent in pieces with pauses between them; elsewhere they were busy from its start to its end.
     """
 
     paces: npt.NDArray[np.int64]
@@ -29,6 +34,9 @@ class Timeline:
     finish: npt.NDArray[np.float64]
     overlap: bool
     free_running: bool = False
+    awaited: npt.NDArray[np.int64] | None = None
+    drained: npt.NDArray[np.float64] | None = None
+    operating: npt.NDArray[np.float64] | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -37,8 +45,9 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """When the last worker finished its last round."""
-        return float(self.finish[-1].max(initial=0.0))
+        """When the last worker had finished its last round, and applied what was still under way."""
+        ended = self.finish[-1] if self.drained is None else self.drained
+        return float(ended.max(initial=0.0))
 
     def round_seconds(self) -> npt.NDArray[np.float64]:
         """Seconds that each round added to the slowest worker's clock, shape (rounds,)."""
@@ -63,14 +72,22 @@ class Timeline:
 
     def communicating(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker's group operations took (under overlap partly behind its computing)."""
+        if self.operating is not None:
+            return np.asarray(self.operating.sum(axis=0))
         return np.asarray((self.communicate_end - self.communicate_start).sum(axis=0))
 
     def waiting(self) -> npt.NDArray[np.float64]:
-        """Seconds that each worker neither computed nor communicated, shape (num_workers,)."""
+        """Seconds that each worker neither computed nor communicated, shape (num_workers,).
+
+        Pieces of an operation count as if they were sent as late as possible, without pauses.
+        """
         start = np.concatenate([np.zeros((1, self.finish.shape[1])), self.finish[:-1]])
-        if self.overlap:
+        if self.overlap or self.operating is not None:
             busy_to = np.maximum(self.compute_end, start)
-            hidden = np.maximum(self.finish - np.maximum(self.communicate_start, busy_to), 0.0)
+            begun = self.communicate_start if self.operating is None else self.communicate_end - self.operating
+            if self.awaited is not None:
+                begun = np.where(self.awaited[:, None] >= 0, begun[self.awaited], self.finish)
+            hidden = np.maximum(self.finish - np.maximum(begun, busy_to), 0.0)
             waited = (self.finish - busy_to - hidden).sum(axis=0)
         else:
             waited = (self.communicate_start - self.compute_end).sum(axis=0)

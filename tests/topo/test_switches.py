@@ -19,6 +19,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from preduce.topo.strategies.axes import Form
 from preduce.topo.switches import above, regular_levels
+from preduce.topo.timing.coding import Travel
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
 
@@ -122,7 +123,8 @@ def schedules(draw):
 
 def costs(schedule, hardware, form):
     return np.concatenate([
-        phase_loads(schedule, index, hardware, model_bytes=3, form=form).seconds() for index in range(schedule.period)
+        phase_loads(schedule, index, hardware, model_bytes=3, travel=Travel(form))[0].seconds()
+        for index in range(schedule.period)
     ])  # fmt: skip
 
 

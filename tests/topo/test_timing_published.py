@@ -40,8 +40,27 @@ def test_the_ring_is_the_ring_of_the_cost_model():
 
 
 def test_layerwise_sending_hides_communication_but_pays_latency_for_each_layer():
-    assert pipe_sgd.layerwise_seconds(IT, 1, num_layers=1, latency_part=1.0) == 1 + 2 + 5
-    assert pipe_sgd.layerwise_seconds(IT, 1, num_layers=4, latency_part=1.0) == 1 + 2 + 8
+    assert pipe_sgd.ddp_seconds(IT, 1, num_layers=1, latency_part=1.0) == 1 + 2 + 5
+    assert pipe_sgd.ddp_seconds(IT, 1, num_layers=4, latency_part=1.0) == 1 + 2 + 8
+
+
+def test_a_pipeline_with_layers_pays_a_latency_for_each():
+    """Equation 6 by hand: 4 workers, 3 layers: 2·3·3·0.5 = 9, 2·3/4·8·2 = 24, 3/4·8·1 = 6, 3·0.25 = 0.75."""
+    arguments = {"num_workers": 4, "num_bytes": 8, "latency": 0.5, "seconds_per_byte": 2.0}
+    arguments |= {"add_seconds_per_byte": 1.0, "synchronise": 0.25}
+    assert pipe_sgd.pipelined_layers_seconds(20.0, 10, num_layers=3, **arguments) == 10 * (9 + 24 + 6 + 0.75)
+    assert pipe_sgd.pipelined_layers_seconds(90.0, 10, num_layers=3, **arguments) == 900.0
+    ring = pipe_sgd.ring_seconds(**arguments)
+    assert pipe_sgd.pipelined_layers_seconds(0.0, 1, num_layers=1, **arguments) == ring == 3 + 24 + 6 + 0.25
+
+
+def test_scaling_efficiency_is_speedup_per_worker():
+    assert pipe_sgd.scaling_efficiency(IT) == 1.0, "5 s of communication hide behind 7 s"
+    assert pipe_sgd.scaling_efficiency(IT, width=1) == 7 / 12
+    slow = pipe_sgd.Iteration(update=1.0, forward=2.0, backward=4.0, communicate=14.0)
+    assert pipe_sgd.scaling_efficiency(slow) == 0.5
+    many = pipe_sgd.pipelined_seconds(slow, 10_000) / 10_000
+    assert pipe_sgd.scaling_efficiency(slow) == pytest.approx(7 / many, rel=1e-3)
 
 
 def test_compression_shrinks_messages_and_costs_time():

@@ -6,7 +6,7 @@ Everything that a document says about hardware is in this file: a new property i
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictFloat, StrictInt, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -16,7 +16,7 @@ from preduce.topo.document.model import Model
 from preduce.topo.document.place import child, shown
 from preduce.topo.errors import DocumentError, InputError
 from preduce.topo.fields import Count
-from preduce.topo.hardware import Hardware, Link, Switch, nesting_problem
+from preduce.topo.hardware import CodecSeconds, Hardware, Link, Switch, nesting_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +62,9 @@ def _whole(value: float) -> int:
 Size = Annotated[float, *_quantity(units.parse_size, "bytes", positive=False), AfterValidator(_whole)]
 Ratio = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
 NodeIndex = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
+Share = Annotated[StrictInt | StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
+LayerSize = Annotated[float, *_quantity(units.parse_size, "bytes", positive=True), AfterValidator(_whole)]
+CodecName = Literal["float16", "bfloat16", "int8"]
 RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
 
@@ -79,6 +82,13 @@ class SwitchModel(LinkModel):
     nodes: list[NodeIndex] = Field(min_length=1)
 
 
+class CodecSecondsModel(Model):
+    """Seconds in which one worker encodes, and decodes, a byte of float32."""
+
+    encode: Ratio = 0.0
+    decode: Ratio = 0.0
+
+
 class HardwareModel(Model):
     """Links inside nodes and between them, single exceptions, and the job's sizes and times."""
 
@@ -91,8 +101,11 @@ class HardwareModel(Model):
     switches: list[SwitchModel] = Field(default_factory=list)
     slowdown: dict[RankKey, Factor] = Field(default_factory=dict)
     jitter: Ratio = 0.0
+    codec: dict[CodecName, CodecSecondsModel] = Field(default_factory=dict)
     model_bytes: Size | None = None
     compute: Time | None = None
+    layers: Count | Annotated[list[LayerSize], Field(min_length=1)] | None = None
+    backward: Share = 2 / 3
 
 
 def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardware:
@@ -119,8 +132,11 @@ def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardwa
         switches=_switches(model.switches, cluster.num_nodes, child(place, "switches")),
         slowdown=tuple(sorted((int(worker), factor) for worker, factor in model.slowdown.items())),
         jitter=float(model.jitter),
+        codec=tuple(sorted((name, CodecSeconds(float(m.encode), float(m.decode))) for name, m in model.codec.items())),
         model_bytes=None if model.model_bytes is None else int(model.model_bytes),
         compute=model.compute,
+        layers=tuple(int(size) for size in model.layers) if isinstance(model.layers, list) else model.layers,
+        backward=float(model.backward),
     )
 
 
@@ -149,6 +165,10 @@ def _first(pair: tuple[int, Link]) -> int:
     return pair[0]
 
 
+def _name(pair: tuple[str, CodecSeconds]) -> str:
+    return pair[0]
+
+
 def _link(model: LinkModel, place: str) -> Link:
     if model.bandwidth is None:
         return Link(model.latency, float(model.seconds_per_byte or 0.0))
@@ -174,10 +194,26 @@ def dump_hardware(hardware: Hardware) -> dict[str, Any]:
         result["slowdown"] = {str(w): _text(f, units.FACTORS) for w, f in sorted(hardware.slowdown)}
     if hardware.jitter:
         result["jitter"] = hardware.jitter
+    return result | _dump_job(hardware)
+
+
+def _dump_job(hardware: Hardware) -> dict[str, Any]:
+    """What a hardware value says about codecs and about the job."""
+    result: dict[str, Any] = {}
+    if hardware.codec:
+        result["codec"] = {
+            name: {key: value for key, value in (("encode", c.encode), ("decode", c.decode)) if value}
+            for name, c in sorted(hardware.codec, key=_name)
+        }
     if hardware.model_bytes is not None:
         result["model_bytes"] = _text(hardware.model_bytes, units.SIZES)
     if hardware.compute is not None:
         result["compute"] = _text(hardware.compute, units.TIMES)
+    if hardware.layers is not None:
+        sizes = hardware.layers
+        result["layers"] = sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes]
+    if hardware.backward != Hardware().backward:
+        result["backward"] = hardware.backward
     return result
 
 

@@ -25,6 +25,16 @@ class Lockstep:
         """Whether what comes late is a gradient, so that parameters stay equal, rather than parameters."""
         return False
 
+    @property
+    def warm_up(self) -> int:
+        """First rounds that are in lockstep nevertheless."""
+        return 0
+
+    @property
+    def drops_rest(self) -> bool:
+        """Whether what is still under way at the end is thrown away."""
+        return False
+
     def check(self) -> None:
         """Nothing can be wrong with it."""
 
@@ -43,6 +53,16 @@ class Late:
     @property
     def delays_gradients(self) -> bool:
         """Parameters come late."""
+        return False
+
+    @property
+    def warm_up(self) -> int:
+        """First rounds that are in lockstep nevertheless: none."""
+        return 0
+
+    @property
+    def drops_rest(self) -> bool:
+        """Whether what is still under way at the end is thrown away: nothing."""
         return False
 
     def check(self) -> None:
@@ -100,6 +120,11 @@ class Pipeline(Closed):
     def delays_gradients(self) -> bool:
         """Gradients come late, the same for all."""
         return True
+
+    @property
+    def drops_rest(self) -> bool:
+        """As `drain` says."""
+        return self.drain is Drain.DROP
 
     def check(self) -> None:
         """Refuse a width of 1, and one beyond 2 that nobody insists on.

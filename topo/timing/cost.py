@@ -26,11 +26,15 @@ and of all uplinks on the longer one of its two ways, up from the source or down
 
 `hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the ring
 elsewhere; its two stages are pipelined. It never costs more than the ring.
+
+A codec sends fewer bytes (`topo.timing.traffic`) and takes seconds of its own, which every group pays before and behind
+its wire. A gradient sent layer by layer is several sums, one after the other, each with its own latencies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +42,7 @@ import numpy as np
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.axes import Form
 from preduce.topo.timing import links, loads
+from preduce.topo.timing.coding import PLAIN, Travel
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
     from preduce.topo.phase import Phase
     from preduce.topo.round import Round
     from preduce.topo.schedule import Schedule
+    from preduce.topo.timing.coding import Coding
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +74,37 @@ def communication(
 ) -> Communication:
     """The communication cost of one period, the prologue left out. O(blocks) for rules, O(n·period) otherwise.
 
-    The form of the sums is the schedule's own unless another is asked for.
+    The form of the sums is the schedule's own unless another is asked for. A gradient that is sent layer by layer costs
+    the sum of its segments.
 
     Raises:
         InputError: the model's size is neither given nor part of the hardware.
-        ScheduleError: the strategy has no fixed phases.
+        ScheduleError: the strategy has no fixed phases, or its codec does not go with the form.
     """
-    size, form = bytes_of(hardware, model_bytes), form or schedule.strategy.how.form
+    size, travel = bytes_of(hardware, model_bytes), Travel.of(schedule.strategy.how, hardware, form)
     pace = schedule.strategy.pace
     steps = pace if isinstance(pace, int) else max(pace)
     seconds, sent = [], []
     for index in range(schedule.period):
-        listed = phase_loads(schedule, index, hardware, model_bytes=size, form=form)
-        seconds.append(float(listed.seconds().max(initial=0.0)))
-        sent.append(listed.busiest_node_bytes())
+        listed = phase_loads(schedule, index, hardware, model_bytes=size, travel=travel)
+        seconds.append(float(segment_seconds(listed).sum(axis=0).max(initial=0.0)))
+        sent.append(sum(loaded.busiest_node_bytes() for loaded in listed))
     per_round = float(np.mean(seconds))
     return Communication(tuple(seconds), per_round, per_round / steps, float(np.mean(sent)) / steps)
 
 
 def group_seconds(
-    phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None, form: Form = Form.RING
+    phase: Phase,
+    cluster: Cluster,
+    hardware: Hardware,
+    *,
+    model_bytes: int | None = None,
+    form: Form = Form.RING,
+    coding: Coding = PLAIN,
 ) -> npt.NDArray[np.float64]:
     """Seconds of each group of an explicit phase when all start together, shape (number of groups,). Vectorised."""
     return loads.of_phase(
-        phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), form=form.value
+        phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), form=form.value, coding=coding
     ).seconds()
 
 
@@ -124,8 +137,12 @@ def round_seconds(
     return result
 
 
-def phase_loads(schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, form: Form) -> loads.Loads:
-    """What every group of one phase puts on the links; rules are not expanded.
+def phase_loads(
+    schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
+) -> list[loads.Loads]:
+    """What every group of one phase puts on the links, segment by segment; rules are not expanded.
+
+    Equal segments share one entry's work.
 
     Raises:
         ScheduleError: the strategy has no fixed phases.
@@ -133,13 +150,28 @@ def phase_loads(schedule: Schedule, index: int, hardware: Hardware, *, model_byt
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]
-        return loads.Loads.fixed(
-            round_seconds(edges, cluster, hardware, model_bytes=model_bytes), _round_bytes(edges, cluster, model_bytes)
-        )
+        seconds = round_seconds(edges, cluster, hardware, model_bytes=model_bytes)
+        return [loads.Loads.fixed(seconds, _round_bytes(edges, cluster, model_bytes))]
     rule = schedule.rule(by_node=True)
-    if rule is None:
-        return loads.of_phase(schedule.phase(index), cluster, hardware, model_bytes=model_bytes, form=form.value)
-    return loads.of_rule(rule.phases[index], rule.radices, cluster, hardware, model_bytes=model_bytes, form=form.value)
+
+    @cache
+    def of(share: float) -> loads.Loads:
+        part = share * model_bytes if share != 1.0 else model_bytes
+        form, coding = travel.form.value, travel.coding
+        if rule is None:
+            phase = schedule.phase(index)
+            return loads.of_phase(phase, cluster, hardware, model_bytes=part, form=form, coding=coding)
+        return loads.of_rule(
+            rule.phases[index], rule.radices, cluster, hardware, model_bytes=part, form=form, coding=coding
+        )
+
+    return [of(share) for share in travel.shares]
+
+
+def segment_seconds(listed: list[loads.Loads]) -> npt.NDArray[np.float64]:
+    """Seconds of each segment of each group, shape (segments, groups); equal entries are worked out once."""
+    known = {id(loaded): loaded.seconds() for loaded in listed}
+    return np.stack([known[id(loaded)] for loaded in listed])
 
 
 def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:

@@ -14,22 +14,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from preduce.topo.errors import UnknownError
 from preduce.topo.switches import regular_levels
+from preduce.topo.timing.coding import Travel
 from preduce.topo.timing.compute import ComputeTimes
-from preduce.topo.timing.cost import phase_loads
-from preduce.topo.timing.stages import Stage, of_period, size_or_one
+from preduce.topo.timing.cost import phase_loads, segment_seconds
+from preduce.topo.timing.stages import Stage, in_segments, of_period, size_or_one
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
+    from preduce.topo.strategies.axes import Form, When
 
 MAX_ITERATIONS = 10_000
 TOLERANCE = 1e-10
@@ -80,7 +81,7 @@ def cycle_time(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedPeriod:
-    """The stages of one period, to be timed at any common pace, in lockstep and late, without costing them again.
+    """The stages of one period, to be timed at any common pace and lateness, without costing them again.
 
     `steps` and `paces` (workers,) hold the seconds of one step and the steps of a round.
     """
@@ -88,7 +89,7 @@ class TimedPeriod:
     stages: list[Stage]
     steps: npt.NDArray[np.float64]
     paces: npt.NDArray[np.int64]
-    overlap: bool
+    when: When
 
     @classmethod
     def of(
@@ -102,24 +103,22 @@ class TimedPeriod:
     ) -> TimedPeriod:
         """See `cycle_time` for arguments and refusals."""
         times.check(schedule.num_workers)
-        pace, form = schedule.strategy.pace, form or schedule.strategy.how.form
-        overlap = schedule.strategy.overlap
+        pace, when = schedule.strategy.pace, schedule.strategy.when
         if not _nodes_are_alike(schedule, hardware, times):
             stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
-            return cls(stages, times.fixed(schedule.num_workers), schedule.paces(), overlap)
+            return cls(stages, times.fixed(schedule.num_workers), schedule.paces(), when)
         count = schedule.cluster.workers_per_node or 0
         paces = np.full(count, pace if isinstance(pace, int) else pace[0])
-        return cls(_one_node(schedule, hardware, model_bytes, form), np.full(count, times.base), paces, overlap)
+        return cls(_one_node(schedule, hardware, model_bytes, form), np.full(count, times.base), paces, when)
 
-    def cycle(self, *, pace: int | None = None, overlap: bool | None = None) -> CycleTime:
-        """The steady speed; with another pace for all workers, or in lockstep or late, where asked for.
+    def cycle(self, *, pace: int | None = None, when: When | None = None) -> CycleTime:
+        """The steady speed; with another pace for all workers, or another lateness, where asked for.
 
         Raises:
             UnknownError: the policy iteration did not settle.
         """
         paces = self.paces if pace is None else np.full_like(self.paces, pace)
-        late = self.overlap if overlap is None else overlap
-        means, critical = _howard(self.stages, self.steps * paces, overlap=late)
+        means, critical = _howard(self.stages, self.steps * paces, self.when if when is None else when)
         workers = means / len(self.stages)
         slowest = float(workers.max())
         return CycleTime(slowest, slowest / int(paces.max()), workers, critical)
@@ -139,14 +138,15 @@ def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes
     return set(accumulate(levels, mul)) <= set(accumulate(rule.radices, mul, initial=1))
 
 
-def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, form: Form) -> list[Stage]:
+def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, form: Form | None) -> list[Stage]:
     """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
     rule = schedule.rule(by_node=True)
     assert rule is not None, "nodes that are all alike have a rule"
     size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
+    travel = Travel.of(schedule.strategy.how, hardware, form)
     stages = []
     for index, phase in enumerate(rule.phases):
-        seconds = phase_loads(schedule, index, hardware, model_bytes=sent, form=form).seconds()
+        every = segment_seconds(phase_loads(schedule, index, hardware, model_bytes=sent, travel=travel))
         cell_of = np.full(size, -1, dtype=np.int64)
         members: list[int] = []
         ends, spans = [0], []
@@ -158,23 +158,58 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, f
                 ends.append(len(members))
                 spans.append(span)
         # The costs hold one group of each block, or all of them, block by block; all of one block are equal.
-        counts = [1] * len(spans) if len(seconds) == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
+        count = every.shape[1]
+        counts = [1] * len(spans) if count == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
         first = np.cumsum([0, *counts])[:-1]
-        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), seconds[first], cell_of))
+        seconds, segments = in_segments(every[:, first], travel)
+        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), seconds, cell_of, segments))
     return stages
 
 
+class _Ways(NamedTuple):
+    """For every worker the state at the period's start that it traces back to, and the seconds on the way."""
+
+    origin: npt.NDArray[np.int64]
+    weight: npt.NDArray[np.float64]
+
+
+class _Potential(NamedTuple):
+    """What states at a period's start are worth: the place of their cycle's mean, and their value on it; (states,)."""
+
+    rank: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+    def later(self, one: _Ways, other: _Ways) -> _Ways:
+        """Of two ways the one that arrives later in the long run, the first of equals."""
+        mine, others = self.rank[one.origin], self.rank[other.origin]
+        arrives, departs = self.values[one.origin] + one.weight, self.values[other.origin] + other.weight
+        keep = (mine > others) | ((mine == others) & (arrives >= departs))
+        return _Ways(np.where(keep, one.origin, other.origin), np.where(keep, one.weight, other.weight))
+
+    def ready(self, stage: Stage, ways: _Ways) -> _Ways:
+        """Every worker with its cell's latest; its own if in none."""
+        best = _largest(stage, self.rank[ways.origin], self.values[ways.origin] + ways.weight)
+        own = np.arange(len(ways.origin))
+        pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, own)
+        return _Ways(ways.origin[pick], ways.weight[pick])
+
+
 def _howard(
-    stages: list[Stage], compute: npt.NDArray[np.float64], *, overlap: bool
+    stages: list[Stage], compute: npt.NDArray[np.float64], when: When
 ) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
-    """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest."""
-    count = len(compute)
+    """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest.
+
+    A state is a worker that begins a round or, in a pipeline, one of the operations that it has under way: the newest
+    first, K−1 of them, each with the states of all workers behind the former's.
+    """
+    count = len(compute) * (1 + when.lag if when.delays_gradients else 1)
     means, values = np.full(count, -np.inf), np.zeros(count)
     origin, weight = np.arange(count), np.zeros(count)
     for _ in range(MAX_ITERATIONS):
-        new_origin, new_weight, better = _improve(stages, compute, means, values, overlap=overlap)
+        new_origin, new_weight, better = _improve(stages, compute, means, values, when)
         if not better.any():
-            cycle = _cycle_of(origin, int(means.argmax()))
+            means = means[: len(compute)]
+            cycle = {state % len(compute) for state in _cycle_of(origin, int(means.argmax()))}
             return means, tuple(sorted(cycle))
         # Whoever gains nothing stays with its choice: ties that change hands can go round in circles.
         origin, weight = np.where(better, new_origin, origin), np.where(better, new_weight, weight)
@@ -187,36 +222,43 @@ def _improve(
     compute: npt.NDArray[np.float64],
     means: npt.NDArray[np.float64],
     values: npt.NDArray[np.float64],
-    *,
-    overlap: bool,
+    when: When,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """One period forward, each cell waiting for its largest source by (mean, value).
 
-    Returns for every worker at the period's end the worker at its start whom it traces back to, the seconds on the
-    way, and whether that is strictly better than what the worker had.
+    Returns for every state at the period's end the one at its start that it traces back to, the seconds on the way, and
+    whether that is strictly better than what the state had.
     """
-    count = len(compute)
-    origin, weight = np.arange(count), np.zeros(count)
-    rank = _levels(means)
+    potential = _Potential(_levels(means), values)
+    blocks = np.split(np.arange(len(means)), len(means) // len(compute))
+    states = [_Ways(block, np.zeros(len(compute))) for block in blocks]
     for stage in stages:
-        arrival = weight if overlap else weight + compute
-        best = _largest(stage, rank[origin], values[origin] + arrival)
-        pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, np.arange(count))
-        new_origin, new_weight = origin[pick], arrival[pick] + stage.duration()
-        if overlap:
-            own = weight + compute
-            keep = (rank[origin] > rank[new_origin]) | (
-                (rank[origin] == rank[new_origin]) & (values[origin] + own >= values[new_origin] + new_weight)
-            )
-            new_origin, new_weight = np.where(keep, origin, new_origin), np.where(keep, own, new_weight)
-        origin, weight = new_origin, new_weight
+        states = _forward(stage, compute, states, potential, when)
+    origin = np.concatenate([ways.origin for ways in states])
+    weight = np.concatenate([ways.weight for ways in states])
     if not np.isfinite(means).all():
-        return origin, weight, np.ones(count, dtype=bool)
+        return origin, weight, np.ones(len(means), dtype=bool)
     scale = max(1e-300, float(np.abs(weight).max()))
     raised = means[origin] > means + TOLERANCE * scale
     grown = values[origin] + weight - means > values + TOLERANCE * scale
     level = means[origin] >= means - TOLERANCE * scale
     return origin, weight, raised | (level & grown)
+
+
+def _forward(
+    stage: Stage, compute: npt.NDArray[np.float64], states: list[_Ways], potential: _Potential, when: When
+) -> list[_Ways]:
+    """One round (the equations stand in `topo.timing.rounds`)."""
+    now, *under_way = states
+    computed = _Ways(now.origin, now.weight + compute)
+    sent = _Ways(now.origin, now.weight + stage.before(compute))
+    if under_way:  # the operation begins behind the newest one, and the round ends with the oldest
+        newest = _Ways(under_way[0].origin, under_way[0].weight + stage.duration())
+        sent = potential.later(_Ways(sent.origin, sent.weight + stage.after()), newest)
+        return [potential.later(computed, under_way[-1]), potential.ready(stage, sent), *under_way[:-1]]
+    begin = potential.ready(stage, now if when.lag else sent)
+    end = _Ways(begin.origin, begin.weight + (stage.duration() if when.lag else stage.after()))
+    return [potential.later(computed, end) if when.lag else end]
 
 
 def _levels(means: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
     Whole = npt.NDArray[np.int64]
+
+
+class Crossings(NamedTuple):
+    """Groups and the uplinks that they cross: the group, the switch, and how many workers and nodes are below it.
+
+    `climb` has one entry for every (group, node) incidence: the latencies of the crossed uplinks on the node's way up.
+    """
+
+    group: Whole
+    switch: Whole
+    workers: Floats
+    nodes: Floats
+    climb: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +60,16 @@ class Uplinks:
         shared = hardware.shared_switches(cluster.num_nodes)
         return _uplinks(shared, cluster.num_nodes) if shared else None
 
-    def crossings(self, group: Whole, node: Whole, num_nodes: Whole) -> tuple[Whole, Whole, Floats]:
-        """Which groups cross which uplinks: those with nodes on both sides of the switch.
+    def crossings(self, group: Whole, node: Whole, here: Floats, num_nodes: Whole) -> Crossings:
+        """Which groups cross which uplinks: those with nodes on both sides of the switch. O(incidences · levels).
 
         Args:
             group: of every (group, node) incidence, complete for the groups that cross nodes.
             node: of every incidence.
+            here: workers of the group on the node, of every incidence.
             num_nodes: how many nodes each group has.
-
-        Returns:
-            The group and the switch of every crossing, and for every incidence the latencies of the crossed uplinks on
-            the node's way up. O(incidences · levels).
         """
-        groups: list[Whole] = []
-        switches: list[Whole] = []
+        found: list[tuple[Whole, Whole, Floats, Floats]] = []
         climb = np.zeros(len(group))
         for row in self.above:
             below = np.flatnonzero(row[node] >= 0)
@@ -70,9 +79,11 @@ class Uplinks:
             of, switch = keys // len(self.latency), keys % len(self.latency)
             crossed = counts < num_nodes[of]
             climb[below] += np.where(crossed, self.latency[switch], 0.0)[inverse]
-            groups.append(of[crossed])
-            switches.append(switch[crossed])
-        return np.concatenate(groups), np.concatenate(switches), climb
+            workers = np.bincount(inverse, weights=here[below], minlength=len(keys))
+            found.append((of[crossed], switch[crossed], workers[crossed], counts[crossed].astype(float)))
+        groups, switches, workers_below, nodes_below = zip(*found, strict=True)
+        columns = np.concatenate(groups), np.concatenate(switches)
+        return Crossings(*columns, np.concatenate(workers_below), np.concatenate(nodes_below), climb)
 
     def edges(
         self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32], size: int

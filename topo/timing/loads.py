@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, log2, prod
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from preduce.topo.hardware import Link
 from preduce.topo.rule import representative, representatives
+from preduce.topo.timing.coding import PLAIN
 from preduce.topo.timing.links import Links, check_node
+from preduce.topo.timing.traffic import Shape, all_to_all, of_sum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware
     from preduce.topo.phase import Phase
     from preduce.topo.rule import RulePhase
+    from preduce.topo.timing.coding import Coding
+    from preduce.topo.timing.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,24 @@ class Loads:
         return shared
 
 
-def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str) -> Loads:
-    """The loads of explicit groups. O(size of the phase), vectorised."""
+def of_phase(
+    phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, form: str, coding: Coding = PLAIN
+) -> Loads:
+    """The loads of the sums of explicit groups. O(size of the phase), vectorised."""
+    shape, pairs = _shape_of(phase, cluster)
+    traffic, links = of_sum(shape, form, coding), Links.of(cluster, hardware)
+    return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
+
+
+def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes: float) -> Loads:
+    """The loads of an all_to_all in every group, each worker cutting `num_bytes` into equal pieces. As `of_phase`."""
+    shape, pairs = _shape_of(phase, cluster)
+    traffic, links = all_to_all(shape), Links.of(cluster, hardware)
+    return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=num_bytes)
+
+
+def _shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
+    """The shape of explicit groups, and their (group, node) incidences, shape (count, 2)."""
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
     keys = group * cluster.num_nodes + cluster.node_of()[phase.members]
@@ -107,20 +127,18 @@ def of_phase(phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes:
     most, least = np.zeros(len(phase)), np.full(len(phase), np.inf)
     np.maximum.at(most, pair_group, here)
     np.minimum.at(least, pair_group, here)
-    links = Links.of(cluster, hardware)
-    shape = _Shape(sizes, num_nodes, most, least, here.astype(float))
-    return _assemble(
-        shape,
-        np.stack([pair_group, pair_node], 1),
-        links,
-        num_nics=hardware.num_nics,
-        model_bytes=model_bytes,
-        form=form,
-    )
+    return Shape(sizes, num_nodes, most, least, here.astype(float)), np.stack([pair_group, pair_node], 1)
 
 
 def of_rule(
-    phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str
+    phase: RulePhase,
+    radices: Sequence[int],
+    cluster: Cluster,
+    hardware: Hardware,
+    *,
+    model_bytes: float,
+    form: str,
+    coding: Coding = PLAIN,
 ) -> Loads:
     """The loads of a rule phase at as few nodes as show every cost. O(blocks · nodes with links of their own).
 
@@ -133,7 +151,15 @@ def of_rule(
     for node in {node for switch in hardware.switches for node in switch.nodes}:
         check_node(node, cluster.num_nodes)
     if hardware.shared_switches(cluster.num_nodes):
-        return _of_rule_everywhere(phase, radices, cluster, hardware, model_bytes=model_bytes, form=form)
+        shape, incidence = _everywhere(phase, radices, cluster)
+        return _assemble(
+            shape,
+            incidence,
+            Links.of(cluster, hardware),
+            of_sum(shape, form, coding),
+            num_nics=hardware.num_nics,
+            model_bytes=model_bytes,
+        )
     special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
     for node in special:
         check_node(node, cluster.num_nodes)
@@ -166,7 +192,7 @@ def of_rule(
     links = [(hardware.nic_of(node), hardware.inside_of(node)) for node in special]
     incidence = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     members = np.array(locals_)
-    shape = _Shape(
+    shape = Shape(
         np.array(sizes, dtype=np.int64), np.array(spans, dtype=np.int64), members, members, members[incidence[:, 0]]
     )
     usual = [(hardware.nic, hardware.inside)] * stand_ins
@@ -174,15 +200,14 @@ def of_rule(
         shape,
         incidence,
         Links.of_pairs([*links, *usual], hardware.bus),
+        of_sum(shape, form, coding),
         num_nics=hardware.num_nics,
         model_bytes=model_bytes,
-        form=form,
     )
 
 
-def _of_rule_everywhere(
-    phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware, *, model_bytes: int, form: str
-) -> Loads:
+def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
+    """As `_shape_of`, of the groups of a rule phase on all nodes."""
     nodes = np.arange(cluster.num_nodes)
     sizes, spans, locals_, pairs = [np.zeros(0, int)], [np.zeros(0, int)], [np.zeros(0)], [np.zeros((0, 2), int)]
     shown = 0
@@ -198,64 +223,46 @@ def _of_rule_everywhere(
         locals_.append(np.full(count, float(len(block.local))))
         shown += count
     incidence, members = np.concatenate(pairs), np.concatenate(locals_)
-    shape = _Shape(np.concatenate(sizes), np.concatenate(spans), members, members, members[incidence[:, 0]])
-    links = Links.of(cluster, hardware)
-    return _assemble(shape, incidence, links, num_nics=hardware.num_nics, model_bytes=model_bytes, form=form)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Per group: its workers, its nodes, the most and the least workers that it has on one node.
-
-    `here` holds, per (group, node) incidence, the workers of the group there.
-    """
-
-    sizes: npt.NDArray[np.int64]
-    num_nodes: npt.NDArray[np.int64]
-    most: npt.NDArray[np.float64]
-    least: npt.NDArray[np.float64]
-    here: npt.NDArray[np.float64]
+    shape = Shape(np.concatenate(sizes), np.concatenate(spans), members, members, members[incidence[:, 0]])
+    return shape, incidence
 
 
 def _assemble(
-    shape: _Shape, pairs: npt.NDArray[np.int64], links: Links, *, num_nics: int, model_bytes: int, form: str
+    shape: Shape, pairs: npt.NDArray[np.int64], links: Links, traffic: Traffic, *, num_nics: int, model_bytes: float
 ) -> Loads:
-    """Turn group shapes into bytes and latencies; `pairs` (count, 2) lists the (group, node) incidences that matter."""
+    """Turn traffic into bytes and latencies; `pairs` (count, 2) lists the (group, node) incidences that matter."""
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]
-    k, m, few = shape.sizes.astype(float), shape.num_nodes.astype(float), np.maximum(shape.most, 1.0)
-    crosses = m > 1
-    split = crosses & (few > 1) & (shape.most == shape.least) & (form == "hierarchical")
-    whole = np.full(len(k), 2.0) if form == "tree" else 2 * (k - 1) / k
-    nic_share = np.where(split, 2 * (m - 1) / m, whole)
-    in_share = np.where(few > 1, np.where(split, 2 * (few - 1) / few, whole), 0.0)
-    hops = 2 * np.array([ceil(log2(size)) for size in shape.sizes.tolist()]) if form == "tree" else 2 * (k - 1)
-    worst_inverse, worst_inside, worst_nic = np.zeros(len(k)), np.zeros(len(k)), np.zeros(len(k))
+    groups, few, crosses = len(shape.sizes), shape.inside, shape.crosses
+    worst_inverse, worst_inside, worst_nic = np.zeros(groups), np.zeros(groups), np.zeros(groups)
     np.maximum.at(worst_inverse, pair_group, links.inside_inverse[pair_node])
     np.maximum.at(worst_inside, pair_group, links.inside_latency[pair_node])
     way_up, uplinks = links.nic_latency[pair_node], links.uplinks
     if uplinks is not None:
-        over, switch, climb = uplinks.crossings(pair_group, pair_node, shape.num_nodes)
-        way_up = way_up + climb
+        crossings = uplinks.crossings(pair_group, pair_node, shape.here, shape.num_nodes)
+        way_up = way_up + crossings.climb
     np.maximum.at(worst_nic, pair_group, way_up)
     across = np.maximum(worst_nic, np.where(few > 1, worst_inside, 0.0))
-    flat = hops * np.where(crosses, across, worst_inside)
-    latency = np.where(split, 2 * (few - 1) * worst_inside + 2 * (m - 1) * worst_nic, flat)
+    flat = traffic.flat_hops * np.where(crosses, across, worst_inside)
+    coding = traffic.codec * model_bytes
+    latency = flat + traffic.inside_hops * worst_inside + traffic.nic_hops * worst_nic + coding
     besides = []
     if uplinks is not None:
-        besides.append(_shared_once(latency, over, switch, nic_share[over] * model_bytes, uplinks.inverse[switch]))
-    if links.bus != Link() and len(k):
+        over, switch = crossings.group, crossings.switch
+        shares = traffic.through(over, crossings.workers, crossings.nodes)
+        besides.append(_shared_once(latency, over, switch, shares * model_bytes, uplinks.inverse[switch]))
+    if links.bus != Link() and groups:
         # On the bus each member's messages and bytes count, wherever they go; times are shared like bytes on a NIC.
-        own = hops * links.bus.latency + whole * model_bytes * links.bus.seconds_per_byte
+        own = traffic.messages * links.bus.latency + traffic.sent * model_bytes * links.bus.seconds_per_byte
         busy = shape.here * own[pair_group]
-        besides.append(_shared_once(np.zeros(len(k)), pair_group, pair_node, busy, np.ones(len(busy))))
-    used = crosses[pair_group] if len(k) else np.zeros(0, dtype=bool)
+        besides.append(_shared_once(coding, pair_group, pair_node, busy, np.ones(len(busy))))
+    used = crosses[pair_group] if groups else np.zeros(0, dtype=bool)
     group, node = pair_group[used], pair_node[used]
     return Loads(
         latency,
-        in_share * model_bytes * worst_inverse,
+        traffic.inside * model_bytes * worst_inverse,
         group,
         node,
-        nic_share[group] * model_bytes,
+        traffic.through(group, shape.here[used], np.ones(len(group))) * model_bytes,
         shape.least[group],
         links.nic_inverse[node],
         num_nics,

@@ -3,7 +3,9 @@
 The paper models the time of T iterations from the update l_up, the computing l_comp and the communication l_comm of
 one iteration: one after the other when synchronous, the larger of (update and computing) and communication when the
 gradients are one iteration late. The formulas below are written from that model and the standard cost of a ring
-all-reduce with a term for adding; the numbering of single equations is the paper's range, not checked one by one.
+all-reduce with a term for adding. Checked against a reading of the paper (reference/systems.md, section 3) are equation
+4, the pipeline; 5 and 6, the same with the ring's cost for a gradient in one piece and for one that is sent layer by
+layer. Equation 7 is derived from what it defines, and which of the other formulas is 2 and 3 was not checked.
 Compression is this module's own parameter: it scales the bytes and adds its own seconds to the communication.
 """
 
@@ -94,11 +96,59 @@ def ideal_pipelined_seconds(iteration: Iteration, num_iterations: int, *, width:
     return ceil(num_iterations / width) * (iteration.local + iteration.communicate)
 
 
-def layerwise_seconds(iteration: Iteration, num_iterations: int, *, num_layers: int, latency_part: float) -> float:
-    """Synchronous training that sends each layer's gradient as soon as it is there (as DDP does).
+def pipelined_layers_seconds(
+    local: float,
+    num_iterations: int,
+    *,
+    num_workers: int,
+    num_bytes: float,
+    num_layers: int,
+    latency: float,
+    seconds_per_byte: float,
+    add_seconds_per_byte: float = 0.0,
+    synchronise: float = 0.0,
+) -> float:
+    """Equation 6, a pipeline that sends layer by layer: T·max(l_up + l_for + l_b, 2(p−1)Lα + … + L·S).
+
+    The bytes are those of `ring_seconds` (equation 5 is T·max of them and of what is local), but each of the L layers
+    pays latencies and S. Where the wire is the longer part, sending in one piece is never slower.
+
+    Args:
+        local: l_up + l_for + l_b.
+        num_iterations: T.
+        num_workers: p.
+        num_bytes: n, of all layers.
+        num_layers: L.
+        latency: α, of every message.
+        seconds_per_byte: β.
+        add_seconds_per_byte: γ.
+        synchronise: S, for each layer.
+    """
+    sent = ring_seconds(
+        num_workers, num_bytes, latency=num_layers * latency, seconds_per_byte=seconds_per_byte,
+        add_seconds_per_byte=add_seconds_per_byte, synchronise=num_layers * synchronise,
+    )  # fmt: skip
+    return num_iterations * max(local, sent)
+
+
+def scaling_efficiency(iteration: Iteration, *, width: int = 2) -> float:
+    """Equation 7: the speed-up by p workers over one, divided by p; 1 where nothing is lost.
+
+    One worker takes l_up + l_comp for an iteration, and p workers with as much data each do p iterations' work in the
+    seconds of one of theirs, so it is (l_up + l_comp) / (seconds of one of theirs), which in a full pipeline are
+    max(l_up + l_comp, l_comm). Derived from that definition; the paper's own writing of it was not at hand.
+    """
+    each = iteration.local + iteration.communicate if width == 1 else max(iteration.local, iteration.communicate)
+    return iteration.local / each if each else 1.0
+
+
+def ddp_seconds(iteration: Iteration, num_iterations: int, *, num_layers: int, latency_part: float) -> float:
+    """Synchronous training that sends each layer's gradient as soon as it is there: not the paper's, but what DDP does.
 
     Backward and communication overlap, but each of the L layers pays the latency part of its own all-reduce:
-    T·(l_up + l_for + max(l_back, l_comm + (L−1)·latency_part)).
+    T·(l_up + l_for + max(l_back, l_comm + (L−1)·latency_part)), which leaves out that the first layer is not there when
+    backward begins and the last one not before it ends (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3,
+    describes the overlap; the formula is ours).
     """
     sent = iteration.communicate + (num_layers - 1) * latency_part
     return num_iterations * (iteration.update + iteration.forward + max(iteration.backward, sent))

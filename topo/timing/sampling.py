@@ -9,6 +9,7 @@ import numpy as np
 
 from preduce.topo.document.reader import read_bytes
 from preduce.topo.errors import InputError
+from preduce.topo.timing.rounds import Rounds
 from preduce.topo.timing.stages import of_period
 
 if TYPE_CHECKING:
@@ -65,25 +66,19 @@ def sample(
     stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
     paces = schedule.paces()
     rng = np.random.default_rng(seed)
-    overlap = schedule.strategy.overlap
-    finish: npt.NDArray[np.float64] = np.zeros((num_samples, schedule.num_workers))
+    rounds = Rounds(schedule.strategy.when, (num_samples, schedule.num_workers))
     period = len(stages)
     warm_up = -(-(num_rounds // 4) // period) * period
     counted = -(-(num_rounds - num_rounds // 4) // period) * period
-    at_warm_up = finish
-    worked = np.zeros_like(finish)
+    at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
     for round_ in range(warm_up + counted):
         if round_ == warm_up:
-            at_warm_up, worked = finish, np.zeros_like(finish)
+            at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
         seconds = compute.round_seconds(paces, round_, rng, num_samples=num_samples)
-        stage = stages[round_ % period]
         worked += seconds
-        if overlap:
-            finish = np.maximum(finish + seconds, stage.ready(finish) + stage.duration())
-        else:
-            finish = stage.ready(finish + seconds) + stage.duration()
+        rounds.next(stages[round_ % period], seconds)
     pace = int(paces.max())
-    each = (finish.max(axis=1) - at_warm_up.max(axis=1)) / counted / pace
+    each = (rounds.now.max(axis=1) - at_warm_up.max(axis=1)) / counted / pace
     fastest = paces == pace
     return Sample(
         float(each.mean()) * pace,

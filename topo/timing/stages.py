@@ -10,14 +10,26 @@ import numpy as np
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.timing import loads
+from preduce.topo.timing.coding import Travel
 from preduce.topo.timing.cost import bytes_of, round_seconds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.topo.hardware import Hardware
-    from preduce.topo.phase import Phase
     from preduce.topo.strategies.axes import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The pieces of an operation that are sent one after the other, each as soon as it is there.
+
+    Segment j is ready when the share `ready[j]` of a round's computing is done; from its beginning to the operation's
+    end `left[j, c]` seconds pass in cell c, if nothing has to be waited for. Shapes (segments,) and (segments, cells).
+    """
+
+    ready: npt.NDArray[np.float64]
+    left: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +37,14 @@ class Stage:
     """One round. Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`.
 
     `cell_of` (num_workers,) is the cell that a worker takes part in, −1 for none. The cells are the groups of a phase,
-    or one for each worker and its in-neighbours.
+    or one for each worker and its in-neighbours. With `segments` an operation begins while its round computes.
     """
 
     sources: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64]
     cell_of: npt.NDArray[np.int64]
+    segments: Segments | None = None
 
     def ready(self, arrival: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """When the operation of each worker's cell can begin, shape (..., num_workers); its own arrival if in none."""
@@ -46,6 +59,29 @@ class Stage:
             return np.zeros(len(self.cell_of))
         return np.where(self.cell_of >= 0, self.seconds[self.cell_of], 0.0)
 
+    def before(self, compute: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds from a worker's beginning to compute until its cell, if all the others are ready, ends or begins.
+
+        Until it ends where there are segments: the latest of them decides, and what comes `after` is nothing. Until it
+        begins elsewhere. Shape (..., num_workers) in and out.
+        """
+        if self.segments is None:
+            return compute
+        latest = compute
+        for ready, left in zip(self.segments.ready, self.segments.left, strict=True):
+            latest = np.maximum(latest, compute * ready + np.where(self.cell_of >= 0, left[self.cell_of], 0.0))
+        return latest
+
+    def after(self) -> npt.NDArray[np.float64]:
+        """Seconds from what `before` says to the end of the operation, shape (num_workers,)."""
+        return self.duration() if self.segments is None else np.zeros(len(self.cell_of))
+
+    def first_ready(self, compute: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds from a worker's beginning to compute until it has something to send, shape (..., num_workers)."""
+        if self.segments is None:
+            return compute
+        return np.where(self.cell_of >= 0, compute * self.segments.ready[0], compute)
+
 
 def of_period(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form | None = None
@@ -58,8 +94,8 @@ def of_period(
         InputError: the model's size is needed and missing.
         ScheduleError: the strategy has no fixed phases.
     """
-    form = form or schedule.strategy.how.form
-    return [_stage(schedule, index, hardware, model_bytes, form) for index in range(schedule.period)]
+    travel = Travel.of(schedule.strategy.how, hardware, form)
+    return [_stage(schedule, index, hardware, model_bytes, travel) for index in range(schedule.period)]
 
 
 def of_prologue(
@@ -67,10 +103,10 @@ def of_prologue(
 ) -> Stage:
     """The stage of a prologue round: everybody with everybody."""
     everybody = Schedule("prologue", schedule.cluster, AllReduce())
-    return _stage(everybody, 0, hardware, model_bytes, form or schedule.strategy.how.form)
+    return _stage(everybody, 0, hardware, model_bytes, Travel.of(schedule.strategy.how, hardware, form))
 
 
-def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int | None, form: Form) -> Stage:
+def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int | None, travel: Travel) -> Stage:
     size = size_or_one(hardware, model_bytes)
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]
@@ -82,12 +118,22 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
         seconds = round_seconds(edges, schedule.cluster, hardware, model_bytes=size)
         return Stage(sources[order].astype(np.int64), np.r_[0, np.cumsum(counts)], seconds, own)
     phase = schedule.phase(index)
-    groups = loads.of_phase(phase, schedule.cluster, hardware, model_bytes=size, form=form.value)
-    return _of_groups(phase, groups.seconds())
+    found = {
+        share: loads.of_phase(
+            phase, schedule.cluster, hardware, model_bytes=size * share, form=travel.form.value, coding=travel.coding
+        ).seconds()
+        for share in set(travel.shares)
+    }
+    seconds, segments = in_segments(np.stack([found[share] for share in travel.shares]), travel)
+    return Stage(phase.members.astype(np.int64), phase.offsets, seconds, phase.labels().astype(np.int64), segments)
 
 
-def _of_groups(phase: Phase, seconds: npt.NDArray[np.float64]) -> Stage:
-    return Stage(phase.members.astype(np.int64), phase.offsets, seconds, phase.labels().astype(np.int64))
+def in_segments(seconds: npt.NDArray[np.float64], travel: Travel) -> tuple[npt.NDArray[np.float64], Segments | None]:
+    """(seconds of each operation, its segments if there are several) from those of each segment, (segments, cells)."""
+    if len(seconds) == 1:
+        return seconds[0], None
+    left = np.cumsum(seconds[::-1], axis=0)[::-1]
+    return left[0], Segments(np.array(travel.ready), left)
 
 
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:

@@ -1,0 +1,98 @@
+"""What a codec makes of a sum: fewer bytes on the wire, another way to add them up, and seconds of its own.
+
+16 bits are added up by the backend's own all-reduce and halve every byte of it. 8 bits cannot be added up in 8 bits, so
+a sum is quantise → all_to_all → exact sum → quantise → all_gather (`topo.timing.traffic`): a byte for each number and
+4 bytes of scale for each block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from preduce.topo.hardware import CodecSeconds
+from preduce.topo.strategies.axes import Codec, Sending, Where
+
+if TYPE_CHECKING:
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.strategies.axes import Form, How
+
+FREE = CodecSeconds()
+"""No time."""
+
+SECONDS = {
+    Codec.FLOAT16: CodecSeconds(1e-10, 1e-10),
+    Codec.BFLOAT16: CodecSeconds(1e-10, 1e-10),
+    Codec.INT8: CodecSeconds(1e-9, 1e-10),
+}
+"""What encoding and decoding take per byte of float32 on one ordinary core, where the hardware does not say
+(docs/clusters.md says how they were measured)."""
+
+LAYERS = 8
+"""Segments of a gradient that is sent layer by layer, where the hardware does not say: the weight layers of AlexNet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How the numbers of a sum are written: `wire` bytes for every byte of float32.
+
+    `exchanged` sums go by all_to_all and all_gather rather than by a ring; `across_only` ones are coded only where they
+    cross from node to node. `seconds` are those of encoding and decoding.
+    """
+
+    wire: float = 1.0
+    exchanged: bool = False
+    across_only: bool = False
+    seconds: CodecSeconds = FREE
+
+    @classmethod
+    def of(cls, how: How, hardware: Hardware) -> Coding:
+        """What the hardware makes of a codec; where no link takes time for bytes, coding them takes none either."""
+        if how.codec is Codec.NONE:
+            return PLAIN
+        is_int8 = how.codec is Codec.INT8
+        stated = dict(hardware.codec).get(how.codec.value, SECONDS[how.codec])
+        return cls(
+            wire=1 / 4 + 1 / how.block if is_int8 else 1 / 2,
+            exchanged=is_int8,
+            across_only=how.where is Where.ACROSS_NODES,
+            seconds=FREE if hardware.is_free_of_bytes() else stated,
+        )
+
+
+PLAIN = Coding()
+"""float32 as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Travel:
+    """How a sum travels: its form, its coding, and the shares of the payload that are sent one after the other.
+
+    Segment j of L is ready when the share `ready[j]` of a step's computing is done.
+    """
+
+    form: Form
+    coding: Coding = PLAIN
+    shares: tuple[float, ...] = (1.0,)
+    ready: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def of(cls, how: How, hardware: Hardware, form: Form | None = None) -> Travel:
+        """As a schedule says, in its own form unless another is asked for.
+
+        Segments become ready at equal distances during backward, the last share of a step's computing.
+
+        Raises:
+            ScheduleError: only what crosses nodes is coded, and that other form has no stage across nodes.
+        """
+        chosen = how.form if form is None else form
+        if how.where is Where.ACROSS_NODES and chosen is not how.form:
+            type(how)(form=chosen, codec=how.codec, where=how.where).check()
+        coding = Coding.of(how, hardware)
+        if how.sending is Sending.WHOLE:
+            return cls(chosen, coding)
+        sizes = hardware.layers if isinstance(hardware.layers, tuple) else (1,) * (hardware.layers or LAYERS)
+        count, whole = len(sizes), sum(sizes)
+        shares = tuple(size / whole for size in sizes)
+        ready = tuple(1 - hardware.backward * (1 - place / count) for place in range(1, count + 1))
+        return cls(chosen, coding, shares, ready)

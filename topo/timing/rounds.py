@@ -1,0 +1,87 @@
+"""All workers from round to round in max-plus arithmetic, in lockstep, late, or in a pipeline of gradients.
+
+Write s[t] for when a worker begins to compute round t, c[t] for how long it does, e[t] for the end of its group's
+operation of that round, and let `max` be over the group.
+
+    lockstep   e[t] = max(s[t] + c[t]) + d[t]                             s[t+1] = e[t]
+    late       e[t] = max(s[t]) + d[t]                                    s[t+1] = max(s[t] + c[t], e[t])
+    pipeline   e[t] = max(s[t] + c[t], e[t−1]) + d[t]                     s[t+1] = max(s[t] + c[t], e[t−K+1])
+
+Late, an operation begins when the round begins, on the parameters that are there; in a pipeline when the round's
+gradient is there, and the round ends without it: K−1 rounds later somebody waits. With K = 2 both are one recursion, in
+which the operation of a pipeline belongs to the round before; they differ in the first round, which waits for nothing
+in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to apply or to drop.
+Warm-up rounds of a pipeline are in lockstep and leave nothing under way.
+
+Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
+is there (`Stage.before`), so that in lockstep too it is partly hidden behind the computing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preduce.topo.strategies.axes import When
+    from preduce.topo.timing.stages import Stage
+
+    Floats = npt.NDArray[np.float64]
+
+
+class Moments(NamedTuple):
+    """When a round was begun, computed, when its operation began and ended, and when the next can begin."""
+
+    start: Floats
+    computed: Floats
+    begin: Floats
+    end: Floats
+    finish: Floats
+
+
+class Rounds:
+    """Where all workers are, shape (..., num_workers); `next` takes them through a round.
+
+    `work` seconds of the operation, if any, fall on workers of a group behind its time on the wire.
+    """
+
+    def __init__(self, when: When, shape: tuple[int, ...]) -> None:
+        self.when, self.count = when, 0
+        self.now: Floats = np.zeros(shape)
+        self._last_end: Floats = np.zeros(shape)
+        self._under_way: deque[Floats] = deque()
+
+    def next(self, stage: Stage, compute: Floats, work: float = 0.0) -> Moments:
+        """One round, with seconds of computing of shape (..., num_workers). O(workers) for each run."""
+        start, computed = self.now, self.now + compute
+        extra = np.where(stage.cell_of >= 0, work, 0.0) if work else 0.0
+        if not self.when.delays_gradients or self.count < self.when.warm_up:
+            late = self.when.lag > 0 and not self.when.delays_gradients
+            if late or stage.segments is None:
+                begin = stage.ready(start if late else computed)
+                end = begin + stage.duration()
+            else:
+                begin = stage.ready(start + stage.first_ready(compute))
+                end = stage.ready(start + stage.before(compute))
+            self.now = np.maximum(computed, end) + extra
+            self._last_end = self.now
+        else:
+            begin = stage.ready(np.maximum(start + stage.first_ready(compute), self._last_end))
+            busy = stage.ready(self._last_end) + stage.duration()
+            end = np.maximum(stage.ready(start + stage.before(compute)) + stage.after(), busy) + extra
+            self._last_end = end
+            self._under_way.append(end)
+            late_enough = len(self._under_way) > self.when.lag
+            self.now = np.maximum(computed, self._under_way.popleft()) if late_enough else computed
+        self.count += 1
+        return Moments(start, computed, begin, end, self.now)
+
+    def drained(self) -> Floats:
+        """When all is over: behind the last round, what a pipeline still has under way is awaited, or dropped."""
+        if self.when.drops_rest or not self._under_way:
+            return self.now
+        return np.maximum(self.now, self._under_way[-1])
