@@ -2,7 +2,8 @@
 
 All nodes of the lab share one machine, which a real cluster's do not. What computing and copying cost its few cores is
 therefore added to what the virtual-time engine's stages take on the wire: so many seconds per byte that any worker
-sends and per message, and a fixed time per step. Sleeping and the wire overlap; these seconds do not.
+sends and per message, for each second that codecs compute, and a fixed time per step. Sleeping and the wire overlap;
+these seconds do not.
 """
 
 from __future__ import annotations
@@ -12,24 +13,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.lab.setting import MODEL_LAYERS
 from preduce.runtime.virtual_time.rounds import SharedHost, run_rounds
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.axes import Form
+from preduce.topo.timing.coding import Coding
+from preduce.topo.timing.traffic import Shape, of_sum
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from benchmarks.lab.setting import Setting
+    from preduce.topo.cluster import Cluster
     from preduce.topo.schedule import Schedule
 
 CLOSE = 0.15
 STEPS = 48
 MIN_CELLS = 8
-NAMES = ("NIC latency", "NIC inefficiency", "host s per byte", "host s per message", "host s per step")
-STARTS = ((1e-4, 1.05, 3e-10, 1e-5, 5e-3), (5e-4, 1.05, 1e-9, 1e-6, 1e-2))
-UPPER = (1e-2, 1.3, 1e-8, 1e-3, 1e-1)
+NAMES = (
+    "NIC latency",
+    "NIC inefficiency",
+    "host s per byte",
+    "host s per message",
+    "host s per step",
+    "host s per codec s",
+)
+STARTS = ((1e-4, 1.05, 3e-10, 1e-5, 5e-3, 0.5), (5e-4, 1.05, 1e-9, 1e-6, 1e-2, 0.1))
+UPPER = (1e-2, 1.3, 1e-8, 1e-3, 1e-1, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,7 @@ class Point:
     form: str
     measured: float
     model_bytes: int
+    steps: int = STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +73,64 @@ class Prediction:
         return self.predicted / self.measured - 1
 
 
-def simulated_ms(point: Point, hardware: Hardware, *, steps: int = STEPS) -> float:
+def simulated_ms(point: Point, hardware: Hardware) -> float:
     """Milliseconds per step as the lab counts them, on a cluster whose nodes share nothing but the network."""
     paces = point.schedule.paces()
-    rounds = max(1, steps // int(paces.max()))
+    rounds = max(1, point.steps // int(paces.max()))
     compute, form = point.setting.compute_times(), Form(point.form)
     timeline = simulate(point.schedule, hardware, compute=compute, num_rounds=rounds, form=form)
     return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
 
 
-def traffic(schedule: Schedule) -> list[tuple[float, float]]:
-    """Models and messages that all workers together send in each round of a period.
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """What all workers together do in one round: models and messages sent, codec seconds per byte of the model."""
 
-    A ring of k workers sends 2(k−1) models in 2(k−1) messages of each worker.
-    """
+    models: float
+    messages: float
+    codec: float = 0.0
+
+
+def traffic(schedule: Schedule, form: str) -> list[OnHost]:
+    """Each round of a period. A ring of k workers sends 2(k−1) models in 2(k−1) messages of each worker."""
+    coding = Coding.of(schedule.strategy.how, Hardware(nic=Link(0.0, 1.0)))
     found = []
     for step in schedule.steps():
         if isinstance(step, Phase):
-            sizes = step.sizes.astype(float)
-            found.append((float((2 * (sizes - 1)).sum()), float((2 * sizes * (sizes - 1)).sum())))
+            sizes, sums = step.sizes, of_sum(_shape(step, schedule.cluster), form, coding)
+            found.append(OnHost(*(float((sizes * each).sum()) for each in (sums.sent, sums.messages, sums.codec))))
         else:
-            found.append((float(len(step.targets)), float(len(step.targets))))
+            found.append(OnHost(float(len(step.targets)), float(len(step.targets))))
     return found
 
 
-def predicted_ms(point: Point, values: npt.NDArray[np.float64], *, steps: int = STEPS) -> float:
-    """As `simulated_ms`, with the five fitted figures and one host for all."""
+def _shape(phase: Phase, cluster: Cluster) -> Shape:
+    """How many workers each group has, and on how many nodes."""
+    node_of = cluster.node_of()
+    here = [np.unique(node_of[group], return_counts=True)[1] for group in np.split(phase.members, phase.offsets[1:-1])]
+    return Shape(
+        phase.sizes,
+        np.array([len(counts) for counts in here]),
+        np.array([counts.max() for counts in here], dtype=float),
+        np.array([counts.min() for counts in here], dtype=float),
+        np.concatenate(here).astype(float) if here else np.zeros(0),
+    )
+
+
+def predicted_ms(point: Point, values: npt.NDArray[np.float64]) -> float:
+    """As `simulated_ms`, with the fitted figures and one host for all."""
     setting, schedule = point.setting, point.schedule
     nic = Link(float(values[0]), float(values[1]) * 8e-6 / setting.megabits)
-    on_host = tuple(m * point.model_bytes * float(values[2]) + k * float(values[3]) for m, k in traffic(schedule))
+    moved = traffic(schedule, point.form)
+    per_byte, per_message, per_codec_second = (float(values[index]) for index in (2, 3, 5))
+    on_host = tuple(
+        (t.models * per_byte + t.codec * per_codec_second) * point.model_bytes + t.messages * per_message for t in moved
+    )
     paces = schedule.paces()
-    rounds = max(1, steps // int(paces.max()))
+    rounds = max(1, point.steps // int(paces.max()))
     timeline = run_rounds(
         schedule,
-        Hardware(nic=nic, model_bytes=point.model_bytes),
+        Hardware(nic=nic, model_bytes=point.model_bytes, layers=MODEL_LAYERS[setting.task]),
         setting.compute_times(),
         num_rounds=rounds,
         seed=0,

@@ -3,9 +3,9 @@
     python -m benchmarks.papers.long_run                                      # root; 12 runs, minutes each
     python -m benchmarks.papers.long_run --contestants pipeline --seeds 0 1   # some of them; the others stay
 
-Real workers over gloo and the lab's network, whose links are not shaped, and no step sleeps: what a step computes does not
-depend on how long it takes, because all of these strategies are deterministic given the seed. All run at one learning
-rate. Losses are of the mean model over the lab's 2,048 samples.
+Real workers over gloo and the lab's network, whose links are not shaped, and no step sleeps: what a step computes does
+not depend on how long it takes, because all of these strategies are deterministic given the seed. All run at one
+learning rate. Losses are of the mean model over the lab's 2,048 samples.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from benchmarks.lab.contestants import PICK, contestants
 from benchmarks.lab.plan import Planner
-from benchmarks.lab.setting import MODEL_BYTES, Setting
+from benchmarks.lab.setting import Setting
 from benchmarks.papers.rows import Curve, Results, Row, add, read, value
 from preduce.topo.cluster import Cluster
 
@@ -40,7 +40,7 @@ PAPER = "pipe-sgd"
 PLANNED = Setting(name="40 Mbit/s", rate="40mbit", compute=0.16, task="text")
 """What the pick is planned for."""
 SHAPE = (4, 2)
-STEPS = 1008
+STEPS = 1000
 FIGURE, PLOT = "Loss after a long run of the text model", "long run"
 NAMES = ("flat ring", "pipeline", PICK, f"{PICK}, codec")
 WORDS = {
@@ -80,17 +80,24 @@ def run(schedules: dict[str, Schedule], seeds: Sequence[int], steps: int, limit:
                     folder = scratch / "cell"
                     folder.mkdir()
                     write_schedule(folder / "schedule.json", schedule)
-                    fields: dict[str, Any] = {
-                        "num_nodes": SHAPE[0],
-                        "workers_per_node": SHAPE[1],
-                        "address": "",
-                        "port": 0,
-                    }
                     job = Job(
-                        name=name, folder=str(folder), how="preduce", schedule=str(folder / "schedule.json"), task="text",
-                        data_file=str(scratch / "text.npz"), compute=0.0, steps=steps, every=EVERY, limit=limit,
-                        learning_rate=RATE, seed=seed, **fields,
-                    )  # fmt: skip
+                        name=name,
+                        folder=str(folder),
+                        how="preduce",
+                        num_nodes=SHAPE[0],
+                        workers_per_node=SHAPE[1],
+                        address="",
+                        port=0,
+                        schedule=str(folder / "schedule.json"),
+                        task="text",
+                        data_file=str(scratch / "text.npz"),
+                        compute=0.0,
+                        steps=steps,
+                        every=EVERY,
+                        limit=limit,
+                        learning_rate=RATE,
+                        seed=seed,
+                    )
                     try:
                         crew.run(job)
                         curve = read_cell(job, samples).curve
@@ -115,7 +122,7 @@ def rows_of(curves: Sequence[Curve]) -> tuple[Row, ...]:
 
 def schedules_of(names: Sequence[str]) -> dict[str, Schedule]:
     """What the contestants of the lab would run, the pick planned for nominal links."""
-    planner = Planner({}, model_bytes=MODEL_BYTES["text"])
+    planner = Planner({})
     cluster = Cluster.regular(*SHAPE)
     made = {}
     for contestant in contestants(planner, planner.corrected):
