@@ -23,6 +23,7 @@ from preduce.runtime.transport.hierarchical import chosen_form, formed
 from preduce.runtime.transport.notes import note_stage
 from preduce.runtime.transport.rendezvous import forget
 from preduce.runtime.worker.agreement import Policies, agree, facts_of
+from preduce.runtime.worker.codec import fact_of, with_codec
 from preduce.runtime.worker.ending import Ending
 from preduce.runtime.worker.meeting import Meeting
 from preduce.runtime.worker.paces import refuse_other_paces
@@ -64,6 +65,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         drift_correction: for data that differs between workers: `auto`, or its strength α; plain SGD only.
         form: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's by
             default.
+        codec: how sums are written on the wire: `none`, `float16`, `bfloat16` or `int8`; the schedule's by default.
         world: how to reach the others; found from the process group or the launcher's environment by default.
 
     Raises:
@@ -85,6 +87,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         initial: str = "broadcast",
         drift_correction: float | str | None = None,
         form: str | None = None,
+        codec: str | None = None,
         world: World | None = None,
     ) -> None:
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
@@ -99,6 +102,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         facts["drift correction"] = "none" if alpha is None else f"{alpha:.12g}"
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
         facts["form"] = group_form.value
+        plan = with_codec(self.schedule, group_form, codec, device)
+        facts["codec"] = fact_of(plan.strategy.how)
         agreed = agree(facts, flat.layout(), world, device, timeout)
         alone = isinstance(agreed.world, AloneWorld)
         if alone:
@@ -111,9 +116,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         own_process = world is None and not alone
         heartbeat = Heartbeat(reached.store, reached.rank, agreed.key, beats=own_process, lifelines=agreed.lifelines)
         if not alone:
-            _prepare(reached, self.schedule, heartbeat, own_process=own_process)
+            _prepare(reached, plan, heartbeat, own_process=own_process)
         self.run = _run(
-            self.schedule,
+            plan,
             flat,
             reached,
             recorder=Recorder(reached.rank, trace),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.recorder import Operation
     from preduce.runtime.transport.communicators import Communicator
     from preduce.runtime.transport.waiting import RunningWork
@@ -64,6 +65,7 @@ class PeerReducer(Reducer):
         gradients: bool = False,
         lag: int = 0,
         divisor: int | None = None,
+        codings: Sequence[Coding] | None = None,
     ) -> Reduction:
         """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round.
 
@@ -72,6 +74,7 @@ class PeerReducer(Reducer):
         """
         assert not gradients, "neighbours average parameters"
         assert divisor is None, "by their weights"
+        assert codings is None, "models are not rounded"
         self._refuse_after_abort()
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)

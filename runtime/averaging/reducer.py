@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.averaging.coded import launch_coded
 from preduce.runtime.averaging.gradients import load_gradients
 from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.averaging.verdicts import Verdicts
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
 from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Lookout, OwnWork, pause_after
-from preduce.topo.errors import PeerLostError, StoreLostError, UnavailableError
+from preduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
 from preduce.topo.phase import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.averaging.coded import CodedPart
+    from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.recorder import Operation, Recorder
     from preduce.runtime.transport.communicators import Communicator
@@ -62,6 +65,7 @@ class Reduction:
         """Of gradients, by bucket: the slots that had none here."""
         self.works: list[RunningWork] = []
         self.sides: dict[int, torch.Tensor] = {}
+        self.coded: dict[int, CodedPart] = {}
         self.ok: torch.Tensor | None = None
 
     @property
@@ -111,18 +115,20 @@ class Reducer:
         gradients: bool = False,
         lag: int = 0,
         divisor: int | None = None,
+        codings: Sequence[Coding] | None = None,
     ) -> Reduction:
         """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
         With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. Gradients
-        are divided by the number of members, or by `divisor`; everything else by the number of members.
+        are divided by the number of members, or by `divisor`; everything else by the number of members. With `codings`,
+        one for each bucket, parameters (or gradients) travel coded, and what else is in the arrays as it is.
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
         reduction = self._announced(kind, step, round_, group, lag=lag)
         try:
-            self._start(reduction, gradients=gradients, divisor=divisor)
+            self._start(reduction, gradients=gradients, divisor=divisor, codings=codings)
         except (GoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         return reduction
@@ -159,11 +165,19 @@ class Reducer:
         self.heartbeat.doing(f"entered {operation}")
         return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"), self.buckets)
 
-    def _start(self, reduction: Reduction, *, gradients: bool = False, divisor: int | None = None) -> None:
+    def _start(
+        self,
+        reduction: Reduction,
+        *,
+        gradients: bool = False,
+        divisor: int | None = None,
+        codings: Sequence[Coding] | None = None,
+    ) -> None:
         self._look(reduction.operation)
         for index, bucket in enumerate(reduction.buckets):
+            coding = codings[index] if codings else None
             with self.stream(bucket.device):
-                self._launch(reduction, index, bucket, gradients=gradients, divisor=divisor)
+                self._launch(reduction, index, bucket, gradients=gradients, divisor=divisor, coding=coding)
         self._fills_first()
 
     def _look(self, operation: Operation) -> None:
@@ -268,10 +282,37 @@ class Reducer:
         verdicts = []
         for index, bucket in enumerate(reduction.buckets):
             with self.stream(bucket.device):
-                sums = reduction.sides[index] if index in reduction.sides else reduction.arrays[index][-TAG_LENGTH:]
-                verdicts.append(sums_agree(sums, reduction.tag, reduction.num_members, self.streams.upload))
+                tags = self._tags(reduction, index)
+                verdicts.append(sums_agree(tags, reduction.tag, reduction.num_members, self.streams.upload))
+                if index in reduction.coded and self.streams.runs_ahead:
+                    verdicts.append(reduction.coded[index].stays_in_range())
         reduction.works.clear()
-        self._judge(reduction, verdicts, "its members ran different operations at the same time (their tags differ)")
+        complaint = "its members ran different operations at the same time (their tags differ)"
+        if reduction.coded and self.streams.runs_ahead:
+            complaint += ", or a finite number left the codec's range (use bfloat16)"
+        self._judge(reduction, verdicts, complaint)
+
+    @staticmethod
+    def _tags(reduction: Reduction, index: int) -> torch.Tensor:
+        """The sums of a bucket's tags."""
+        if index in reduction.coded:
+            return reduction.coded[index].take_back()
+        return reduction.sides[index] if index in reduction.sides else reduction.arrays[index][-TAG_LENGTH:]
+
+    def _refuse_beyond_range(self, reduction: Reduction) -> None:
+        """Where the host knows the sums: refuse what left its codec's range, on all members alike.
+
+        Raises:
+            InputError: as said; everything of the operation has ended well otherwise.
+        """
+        operation = reduction.operation
+        try:
+            for part in reduction.coded.values():
+                part.refuse_beyond_range(f"step {operation.step}, round {operation.round}")
+        except InputError as error:
+            self.recorder.end(operation, f"failed: {error}")
+            reduction.release()
+            raise
 
     def commit(self, reduction: Reduction, action: Committing) -> None:
         """Let `action` make the sums of each bucket, by its index, what is live; then the arrays are given back."""
@@ -292,6 +333,7 @@ class Reducer:
             with self.streams.side():
                 reduction.ok = self.verdicts.add(reduction.operation, verdicts, self.streams, complaint)
         elif all(bool(verdict) for verdict in verdicts):
+            self._refuse_beyond_range(reduction)
             self.recorder.end(reduction.operation)
         else:
             raise GoneError(complaint)
@@ -338,7 +380,14 @@ class Reducer:
         self.streams.rejoin()
 
     def _launch(
-        self, reduction: Reduction, index: int, bucket: Bucket, *, gradients: bool, divisor: int | None
+        self,
+        reduction: Reduction,
+        index: int,
+        bucket: Bucket,
+        *,
+        gradients: bool,
+        divisor: int | None,
+        coding: Coding | None,
     ) -> None:
         """Fill the bucket's scratch array and start reducing it.
 
@@ -354,7 +403,7 @@ class Reducer:
             if gradients:
                 reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares)
             else:
-                if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead:
+                if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8
                     torch.div(bucket.flat[:first], shares, out=scratch[:first])
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
@@ -365,6 +414,12 @@ class Reducer:
             beside = self.streams.runs_ahead or not bucket.exact
             if not beside:
                 scratch[-TAG_LENGTH:].copy_(torch.tensor(reduction.tag, dtype=bucket.dtype))
+            if coding is not None:
+                reduction.coded[index], works = launch_coded(
+                    bucket, scratch, reduction.tag, coding=coding, communicator=communicator, streams=self.streams
+                )
+                reduction.works += works
+                return
             reduction.works.append(communicator.all_reduce(scratch[first:]))
             if beside:
                 side = reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)

@@ -9,6 +9,7 @@ import torch
 from preduce.runtime.averaging.commit import replace_where
 from preduce.runtime.averaging.gradients import commit_gradients
 from preduce.runtime.averaging.riders import commit_riders
+from preduce.runtime.codecs.coding import Codings
 from preduce.runtime.strategies.base import Runner
 from preduce.runtime.strategies.group_means import means_of_groups
 from preduce.topo.errors import MissingFeatureError
@@ -31,6 +32,7 @@ class GradientMeans(Runner):
         super().__init__(run)
         self._before: list[torch.Tensor] = []
         self._ok: torch.Tensor | None = None
+        self._codings = Codings.of(run.schedule.strategy.how, len(run.flat.buckets))
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """Replace the gradients by their means over all workers."""
@@ -38,7 +40,8 @@ class GradientMeans(Runner):
         group = self.run.schedule.group_of(self.run.rank, round_)
         assert group is not None, "all-reduce has every worker in its group"
         reducer = self.run.reducer
-        reduction = reducer.begin("gradient average", step, round_, group, gradients=True)
+        codings = None if self._codings is None else self._codings.in_round(round_)
+        reduction = reducer.begin("gradient average", step, round_, group, gradients=True, codings=codings)
         reducer.wait(reduction)
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
@@ -68,8 +71,25 @@ class GradientMeans(Runner):
         self.run.reducer.flush()
 
     def drain(self) -> None:
-        """As `settle`."""
+        """As `settle`; what roundings left over belongs to parameters that the run may not go on from."""
         self.settle()
+        if self._codings is not None:
+            self._codings.clear()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What roundings left over, with error feedback."""
+        return {} if self._codings is None else self._codings.state()
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Put back what `state` gave.
+
+        Raises:
+            InputError: this run feeds no errors back.
+        """
+        if not self.state():
+            super().load_state(state)
+        elif self._codings is not None:
+            self._codings.load_state(state)
 
     def _remember(self) -> None:
         """Keep the parameters, until the step is known to be right."""

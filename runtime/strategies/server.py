@@ -14,6 +14,8 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
 
 if TYPE_CHECKING:
+    import torch
+
     from preduce.runtime.strategies.base import Run
     from preduce.topo.strategies.server import Server
 
@@ -40,7 +42,7 @@ class SynchronousServer(Runner):
         self._mailbox = communicator.mailbox
         world = ThroughServers(base.world, communicator)
         reducer = Reducer(world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
-        same = AllReduce(pace=server.pace, when=server.when, averaging=server.averaging)
+        same = AllReduce(pace=server.pace, when=server.when, how=server.how, averaging=server.averaging)
         schedule = Schedule(run.schedule.name, run.schedule.cluster, same)
         self._inner = all_reduce(same, replace(run, schedule=schedule, reducer=reducer))
         self.averages_gradients = self._inner.averages_gradients
@@ -69,6 +71,14 @@ class SynchronousServer(Runner):
     def resume(self, step: int, round_: int) -> None:
         """As all-reduce."""
         self._inner.resume(step, round_)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As all-reduce."""
+        return self._inner.state()
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """As all-reduce."""
+        self._inner.load_state(state)
 
     def close(self) -> None:
         """End the side thread; whoever still waits for a sum learns it from the notes in the store."""

@@ -70,7 +70,7 @@ class AloneWorld:
     def prepare(self, schedule: Schedule) -> None:
         """No group is needed."""
 
-    def communicator(self, members: Sequence[int]) -> NoReturn:
+    def communicator(self, members: Sequence[int], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as below
         """There are no groups.
 
         Raises:
@@ -86,11 +86,11 @@ class AloneWorld:
         """
         self.communicator([0])
 
-    def has(self, members: Sequence[int]) -> bool:  # noqa: ARG002 - the face of all worlds
+    def has(self, members: Sequence[int], *, name: str = "") -> bool:  # noqa: ARG002 - the face of all worlds
         """There are no groups."""
         return False
 
-    def create(self, members: tuple[int, ...]) -> NoReturn:
+    def create(self, members: tuple[int, ...], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as above
         """There are no groups.
 
         Raises:

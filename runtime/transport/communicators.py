@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from preduce.runtime.transport.torch_api import ProcessGroupGloo, sum_options
-from preduce.topo.errors import UnavailableError
+from preduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, sum_options
+from preduce.topo.errors import MissingFeatureError, UnavailableError
 from preduce.topo.phase import Group
+from preduce.topo.strategies.axes import Where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from preduce.runtime.codecs.coding import Coding
+    from preduce.runtime.transport.staged import StagedSums
     from preduce.runtime.transport.torch_api import Work
     from preduce.runtime.transport.waiting import RunningWork
 
@@ -36,6 +39,10 @@ class Communicator:
         self.members, self.timeout = members, timeout
         self.place = members.index(rank)
         self._backend: Any = backend
+        self.eight_bits: StagedSums | None = None
+        """Sums in eight bits, where the world made a second group for them."""
+        self.is_inside_a_node = False
+        """Whether the world knows that nothing of this group crosses from one node to another."""
 
     @property
     def size(self) -> int:
@@ -47,17 +54,37 @@ class Communicator:
         """Whether this worker is the lowest rank in the group."""
         return self.place == 0
 
-    def all_reduce(self, tensor: torch.Tensor) -> RunningWork:
-        """Start a sum over the group, in place.
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+        """Start a sum over the group, in place; with a `coding` the tensor holds the decoded sum once it is waited for.
+
+        In 16 bits the backend adds the coded numbers. All members end with the same bits.
 
         Raises:
             UnavailableError: the group was destroyed, or a connection of it is broken.
+            MissingFeatureError: a coding in eight bits, for which the group was not made.
         """
+        if coding is not None and not (self.is_inside_a_node and coding.how.where is Where.ACROSS_NODES):
+            return self._coded(tensor, coding)
         try:
             work: Work = self._live().allreduce([tensor], sum_options(self.timeout))
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
         return work
+
+    def _coded(self, tensor: torch.Tensor, coding: Coding) -> RunningWork:
+        """A sum of coded numbers."""
+        if coding.in_eight_bits:
+            if self.eight_bits is None:
+                raise MissingFeatureError(
+                    f"group {Group(self.members)}: was not made for sums in int8; use float16 or bfloat16"
+                )
+            self._live()
+            return self.eight_bits.start(tensor, coding)
+        dtype = coding.dtype
+        if dtype is None or dtype is tensor.dtype:
+            return self.all_reduce(tensor)
+        short = tensor.detach().to(dtype)
+        return ShortWork(tensor, short, self.all_reduce(short))
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
@@ -113,6 +140,21 @@ class Communicator:
             raise UnavailableError(first_line(error)) from None
         return work
 
+    def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
+        """Start collecting equally long tensors of all members in `target`, in order of their places.
+
+        Raises:
+            UnavailableError: the group was destroyed, or a connection of it is broken.
+        """
+        options = AllgatherOptions()
+        if self.timeout is not None:
+            options.timeout = self.timeout
+        try:
+            work: Work = self._live()._allgather_base(target, source, options)  # noqa: SLF001 - as torch.distributed
+        except RuntimeError as error:
+            raise UnavailableError(first_line(error)) from None
+        return work
+
     def _live(self) -> Any:  # noqa: ANN401 - a ProcessGroup or a Backend, which share no typed base
         if self._backend is None:
             raise UnavailableError(f"group {Group(self.members)}: was destroyed after an earlier failure")
@@ -121,7 +163,28 @@ class Communicator:
     def close(self) -> list[object]:
         """Let go of what lies below and return it; when the last reference to it goes, its sockets close."""
         backend, self._backend = self._backend, None
+        if self.eight_bits is not None:
+            self.eight_bits.close()
         return [backend]
+
+
+class ShortWork:
+    """A running sum of a copy in 16 bits, with the face of a torch work; decoded once it is waited for."""
+
+    def __init__(self, tensor: torch.Tensor, short: torch.Tensor, work: RunningWork) -> None:
+        self._tensor, self._short, self._work = tensor, short, work
+        self._decoded = False
+
+    def is_completed(self) -> bool:
+        """Whether the sum is there, well or not."""
+        return self._work.is_completed()
+
+    def wait(self) -> None:
+        """Wait for the sum and write it into the tensor; on CUDA the current stream does, not the host."""
+        self._work.wait()
+        if not self._decoded:
+            self._decoded = True
+            self._tensor.detach().copy_(self._short)
 
 
 def first_line(error: BaseException) -> str:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 from preduce.runtime.transport.bounded import BoundedCall, OverdueError
 from preduce.runtime.transport.communicators import first_line
+from preduce.runtime.transport.eight_bit_sums import FlatEightBitStages
 from preduce.runtime.transport.needed_groups import check_budget, member_sets
 from preduce.runtime.transport.notes import deaths_of
+from preduce.runtime.transport.staged import StagedSums
 from preduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo
 from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, Lookout
 from preduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
 from preduce.topo.errors import StoreLostError, UnavailableError
 from preduce.topo.phase import Group
+from preduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
 
+IN_EIGHT_BITS = "int8"
+"""The name of the second communicators of groups that sum in eight bits."""
 GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for gloo to say by itself that a member did not connect."""
 
@@ -34,7 +39,8 @@ class GlooWorld(GroupTable):
     """Workers that meet in a store and reduce over gloo.
 
     Groups are created by their members only, in the order of their sorted members, which is one total order for all
-    workers: so nobody waits in a cycle. All groups of a worker share one gloo device and use one thread each.
+    workers: so nobody waits in a cycle; the second communicators, in the same order, follow all first ones. All groups
+    of a worker share one gloo device and use one thread each.
     """
 
     def __init__(
@@ -57,11 +63,27 @@ class GlooWorld(GroupTable):
             InputError: more groups, or more file descriptors, than this worker may have.
             UnavailableError: members did not arrive within the timeout.
         """
-        wanted = member_sets(schedule, self.rank) | {tuple(range(self.size))}
-        missing = sorted(wanted - self._groups.keys())
-        check_budget(schedule.name, [part for members in wanted for part in self.parts(members)], self.max_groups)
-        for members in missing:
+        own = member_sets(schedule, self.rank)
+        wanted = own | {tuple(range(self.size))}
+        in_eight_bits = schedule.strategy.how.codec is Codec.INT8
+        second = sorted(members for members in own if in_eight_bits and self.needs_second(members))
+        parts = [part for members in wanted for part in self.parts(members)]
+        check_budget(schedule.name, [*parts, *second], self.max_groups)
+        for members in sorted(wanted - self._groups.keys()):
             self.create(members)
+        for members in second:
+            self._sum_in_eight_bits(members)
+
+    def needs_second(self, members: tuple[int, ...]) -> bool:  # noqa: ARG002 - forms with stages have their own groups
+        """Whether sums in eight bits over these members need a communicator beside that of everything else."""
+        return True
+
+    def _sum_in_eight_bits(self, members: tuple[int, ...]) -> None:
+        """Let a group sum in eight bits: its thread has a communicator that nothing else uses."""
+        communicator = self._groups[members]
+        if communicator.eight_bits is None:
+            beside = self.create(members, name=IN_EIGHT_BITS)
+            communicator.eight_bits = StagedSums(FlatEightBitStages(beside))
 
     def parts(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The members of each gloo group that this worker joins for one group."""
@@ -78,23 +100,25 @@ class GlooWorld(GroupTable):
             if not other.abandoned:
                 other.abandon()
 
-    def create(self, members: tuple[int, ...], *, instance: str = "", within: timedelta | None = None) -> Communicator:
+    def create(
+        self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
+    ) -> Communicator:
         """Make one group; all its members call this, in one order that is the same for all workers.
 
         Args:
             members: of the group, ascending, this worker among them.
+            name: of a further communicator of members who have one, for a thread of its own.
             instance: names one making of a group that may have to be made again.
             within: how long connecting may take, where that is known to be shorter than the world's timeout.
 
         Raises:
             UnavailableError: members did not arrive within the timeout, or the world is abandoned.
         """
-        communicator = self._groups[members] = self._connect(members, self._name(members, instance), within)
-        return communicator
+        return self._keep(members, name, self._connect(members, self._place(members, name, instance), within))
 
-    def _name(self, members: tuple[int, ...], instance: str) -> str:
+    def _place(self, members: tuple[int, ...], name: str, instance: str) -> str:
         """Where in the store the members of a new group meet."""
-        return f"{self._prefix}/{','.join(map(str, members))}{instance and '/'}{instance}"
+        return f"{self._prefix}{name and '-'}{name}/{','.join(map(str, members))}{instance and '/'}{instance}"
 
     def _connect(self, members: tuple[int, ...], name: str, within: timedelta | None) -> Communicator:
         """A new gloo group, warmed up."""

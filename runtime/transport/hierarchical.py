@@ -7,30 +7,31 @@ across the nodes the next one is exchanged inside (the two stages are pipelined,
 
 Each shard is added up by one worker of a node in order of places, and its sum is copied: all members end with the same
 bits, and so does every run.
+
+A codec is for everything, or for what crosses the nodes only; what came across as codes is handed out as codes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import queue
-import threading
-import time
-import weakref
 from typing import TYPE_CHECKING
 
 import torch
 
 from preduce.runtime.transport.communicators import Communicator
+from preduce.runtime.transport.eight_bit_sums import EightBitStages, block_bounds, code_size
 from preduce.runtime.transport.gloo import GlooWorld
+from preduce.runtime.transport.staged import StagedSums, Stages
 from preduce.runtime.transport.through_servers import shard_bounds
-from preduce.runtime.transport.waiting import OwnWork, pause_after
 from preduce.topo.errors import InputError, MissingFeatureError, UnavailableError
-from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.axes import Form, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
+    from preduce.runtime.codecs.coding import Coding
+    from preduce.runtime.transport.eight_bit_sums import Bounds
     from preduce.runtime.transport.waiting import RunningWork
     from preduce.runtime.transport.worlds import World
     from preduce.topo.cluster import Cluster
@@ -102,17 +103,24 @@ class HierarchicalWorld(GlooWorld):
         """See GlooWorld."""
         return [members, *(levels_of(members, self.nodes, self.rank) or ())]
 
-    def create(self, members: tuple[int, ...], *, instance: str = "", within: timedelta | None = None) -> Communicator:
-        """See GlooWorld."""
-        whole = super().create(members, instance=instance, within=within)
+    def needs_second(self, members: tuple[int, ...]) -> bool:
+        """Groups in one stage do."""
+        return levels_of(members, self.nodes, self.rank) is None
+
+    def create(
+        self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
+    ) -> Communicator:
+        """See GlooWorld; a communicator with a name has one stage."""
+        whole = super().create(members, name=name, instance=instance, within=within)
+        whole.is_inside_a_node = len({self.nodes[member] for member in members}) == 1
         levels = levels_of(members, self.nodes, self.rank)
-        if levels is None:
+        if levels is None or name:
             return whole
         made = []
         try:
             for level, part in zip(("inside", "across"), levels, strict=True):
-                name = f"{self._name(members, instance)}/{level}/{','.join(map(str, part))}"
-                made.append(self._connect(part, name, within))
+                where = f"{self._place(members, name, instance)}/{level}/{','.join(map(str, part))}"
+                made.append(self._connect(part, where, within))
         except UnavailableError:
             made.clear()
             self.destroy([members])
@@ -141,33 +149,6 @@ def levels_of(
     return tuple(inside), tuple(sorted(part[place] for part in on_node.values()))
 
 
-class StagedWork(OwnWork):
-    """A running sum of a group's thread."""
-
-    def __init__(self) -> None:
-        self._ended = threading.Event()
-        self._problem: str | None = None
-
-    def end(self, problem: str | None = None) -> None:
-        """Say that it has ended, and what went wrong."""
-        self._problem = problem
-        self._ended.set()
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._ended.is_set()
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until it has ended, at most so long."""
-        return self._ended.wait(seconds)
-
-    def wait(self) -> None:
-        """Wait until it has ended, and raise what a stage raised."""
-        self._ended.wait()
-        if self._problem is not None:
-            raise RuntimeError(self._problem)
-
-
 class HierarchicalCommunicator(Communicator):
     """A group with the same number of members on each of its nodes.
 
@@ -178,95 +159,120 @@ class HierarchicalCommunicator(Communicator):
     def __init__(self, whole: Communicator, inside: Communicator, across: Communicator) -> None:
         (backend,) = whole.close()
         super().__init__(whole.members, whole.members[whole.place], backend, whole.timeout)
-        self._stages = _Stages(inside, across)
-        self._thread: threading.Thread | None = None
+        self.sums = StagedSums(_Levels(inside, across))
+        self._levels = inside, across
 
-    def all_reduce(self, tensor: torch.Tensor) -> RunningWork:
-        """Start a sum over the group, in place.
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+        """Start a sum over the group, in place; see Communicator. A short tensor is never coded.
 
         Raises:
             UnavailableError: the group was destroyed, or a connection of it is broken.
         """
-        if tensor.nbytes < SMALL_BYTES or tensor.numel() < self._stages.inside.size:
+        if tensor.nbytes < SMALL_BYTES or tensor.numel() < self._levels[0].size:
             return super().all_reduce(tensor)
         self._live()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._stages.run, name="preduce-stages", daemon=True)
-            self._thread.start()
-            weakref.finalize(self, self._stages.calls.put, None)
-        work = StagedWork()
-        self._stages.calls.put((tensor.view(-1), work))
-        return work
+        return self.sums.start(tensor, coding)
 
     def close(self) -> list[object]:
         """Let go of what lies below and return it; sums that wait or run end with an error."""
-        self._stages.closed = True
-        self._stages.calls.put(None)
-        return [*super().close(), *self._stages.inside.close(), *self._stages.across.close()]
+        self.sums.close()
+        return [*super().close(), *(backend for level in self._levels for backend in level.close())]
 
 
-class _Stages:
-    """What the thread of a group does; it knows nothing of the group's communicator, so that this can go.
-
-    After a failure every later sum fails: the members may not be at the same place of the order of operations.
-    """
+class _Levels(Stages):
+    """The stages of a sum: inside the node, across nodes, inside the node again."""
 
     def __init__(self, inside: Communicator, across: Communicator) -> None:
+        super().__init__()
         self.inside, self.across = inside, across
-        self.calls: queue.SimpleQueue[tuple[torch.Tensor, StagedWork] | None] = queue.SimpleQueue()
-        self.closed = False
-        self._failure: str | None = None
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._eight_bits = EightBitStages(self.wait)
 
-    def run(self) -> None:
-        """Carry out sums in order of calls until there are no more."""
-        while (call := self.calls.get()) is not None:
-            tensor, work = call
-            if self._failure is None:
-                try:
-                    with torch.no_grad():
-                        self._sum(tensor)
-                except (RuntimeError, UnavailableError) as error:
-                    self._failure = str(error) or type(error).__name__
-            work.end(self._failure)
-            del call, tensor, work
+    def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
+        """A part crosses the nodes while the next one is exchanged inside."""
+        if coding is not None and coding.in_eight_bits:
+            self._in_parts(tensor, coding.how.block, lambda part, index: self._in_eight_bits(part, index, coding))
+            return
+        dtype = None if coding is None else coding.dtype
+        if dtype is None or coding is None or coding.how.where is Where.ACROSS_NODES:
+            self._in_parts(tensor, 1, lambda part, _index: self._plain(part, dtype or part.dtype))
+            return
+        short = tensor.to(dtype)
+        self._in_parts(short, 1, lambda part, _index: self._plain(part, dtype))
+        tensor.copy_(short)
 
-    def _sum(self, tensor: torch.Tensor) -> None:
-        """Three stages for each part; a part crosses the nodes while the next one is exchanged inside."""
-        under_way: tuple[torch.Tensor, RunningWork] | None = None
-        for start, end in shard_bounds(len(tensor), -(-tensor.nbytes // PART_BYTES)):
-            part = tensor[start:end]
-            crossing = self.across.all_reduce(self._added_inside(part))
-            if under_way is not None:
-                self._hand_out(*under_way)
-            under_way = (part, crossing)
-        assert under_way is not None, "there is at least one part"
-        self._hand_out(*under_way)
+    def _in_parts(
+        self, tensor: torch.Tensor, block: int, begin: Callable[[torch.Tensor, int], Callable[[], None]]
+    ) -> None:
+        """`begin` each part, and end it when the next one has begun."""
+        end_last: Callable[[], None] | None = None
+        for index, (start, end) in enumerate(block_bounds(len(tensor), -(-tensor.nbytes // PART_BYTES), block)):
+            if start == end:
+                continue
+            end_this = begin(tensor[start:end], index % 2)
+            if end_last is not None:
+                end_last()
+            end_last = end_this
+        assert end_last is not None, "there is at least one part"
+        end_last()
 
-    def _added_inside(self, part: torch.Tensor) -> torch.Tensor:
+    def _plain(self, part: torch.Tensor, dtype: torch.dtype) -> Callable[[], None]:
+        """Three stages, of which the second, and what it hands out, may have a shorter dtype than the part."""
+        bounds = shard_bounds(len(part), self.inside.size)
+        own = self._added_inside(part, bounds)
+        crossing_sum = own.to(dtype)
+        crossing = self.across.all_reduce(crossing_sum)
+
+        def end() -> None:
+            self.wait(crossing)
+            if dtype is part.dtype:
+                self._hand_out(part, crossing_sum, bounds)
+            else:
+                short = torch.empty_like(part, dtype=dtype)
+                self._hand_out(short, crossing_sum, bounds)
+                part.copy_(short)
+
+        return end
+
+    def _added_inside(self, part: torch.Tensor, bounds: Bounds) -> torch.Tensor:
         """This worker's shard of a part, summed over the node."""
-        lengths, own = self._shards(part)
+        start, end = bounds[self.inside.place]
+        own = part[start:end]
         rows = self._rows(own)
-        work = self.inside.all_to_all(rows.view(-1), part, [len(own)] * self.inside.size, lengths)
-        self._wait(work)
+        work = self.inside.all_to_all(rows.view(-1), part, [len(own)] * self.inside.size, lengths_of(bounds))
+        self.wait(work)
         torch.add(rows[0], rows[1], out=own)
         for row in rows[2:]:
             own.add_(row)
         return own
 
-    def _hand_out(self, part: torch.Tensor, crossing: RunningWork) -> None:
+    def _hand_out(self, part: torch.Tensor, own: torch.Tensor, bounds: Bounds) -> None:
         """Give this worker's shard to its node, and take the others'."""
-        self._wait(crossing)
-        lengths, own = self._shards(part)
         rows = self._rows(own)
         rows.copy_(own.expand_as(rows))
-        self._wait(self.inside.all_to_all(part, rows.view(-1), lengths, [len(own)] * self.inside.size))
+        self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
-    def _shards(self, part: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-        """(the length of each member's shard, this worker's)."""
-        bounds = shard_bounds(len(part), self.inside.size)
-        start, end = bounds[self.inside.place]
-        return [after - before for before, after in bounds], part[start:end]
+    def _in_eight_bits(self, part: torch.Tensor, index: int, coding: Coding) -> Callable[[], None]:
+        """Codes cross the nodes, and are handed out inside as they came: nobody rounds once more."""
+        stages, block, inside, across = self._eight_bits, coding.how.block, self.inside, self.across
+        bounds = block_bounds(len(part), inside.size, block)
+        place = f"part {index} "
+        if coding.how.where is Where.ACROSS_NODES:
+            own = self._added_inside(part, bounds)
+        else:
+            own = stages.total(stages.scatter(inside, part, coding, f"{place}inside"), block)
+        crossing = stages.scatter(across, own, coding, f"{place}across")
+
+        def end() -> None:
+            finer = [block_bounds(end - start, across.size, block) for start, end in bounds]
+            size = max(code_size(shard, block) for shard in finer)
+            code = stages.own_code(stages.total(crossing, block), size, coding, f"{place}across", across)
+            row = stages.gather(across, code, f"{place}across")  # [nodes, bytes]
+            codes = stages.gather(inside, row.view(-1), f"{place}inside").view(inside.size, across.size, size)
+            for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):
+                stages.decode(shard, list(mine), part[start:stop], block)
+
+        return end
 
     def _rows(self, own: torch.Tensor) -> torch.Tensor:
         """Room for one shard of each member of the node; used again by every stage."""
@@ -275,15 +281,7 @@ class _Stages:
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         return self._scratch[:needed].view(own.dtype).view(self.inside.size, len(own))
 
-    def _wait(self, work: RunningWork) -> None:
-        """Wait for one stage, without being in the library when the interpreter ends (see `transport.waiting`).
 
-        Raises:
-            RuntimeError: the stage failed or timed out, or the group is closed meanwhile.
-        """
-        start = time.monotonic()
-        while not work.is_completed():
-            if self.closed:
-                raise RuntimeError("the group was destroyed while its sum was running")
-            time.sleep(pause_after(time.monotonic() - start))
-        work.wait()
+def lengths_of(bounds: Bounds) -> list[int]:
+    """The length of each part."""
+    return [end - start for start, end in bounds]

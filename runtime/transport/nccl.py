@@ -71,8 +71,8 @@ class NcclWorld(GroupTable):
         for members in sorted(wanted - self._groups.keys()):
             self.create(members)
 
-    def create(self, members: tuple[int, ...]) -> Communicator:
-        """Make one group; all its members call this, in one order that is the same for all workers.
+    def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
+        """Make one group, or a further communicator of its members; all call it, in one order that all workers share.
 
         Raises:
             UnavailableError: members did not arrive within the timeout, or the world is abandoned.
@@ -83,7 +83,7 @@ class NcclWorld(GroupTable):
         options = make.Options()
         options.is_high_priority_stream = False
         options._timeout = self.timeout * PATIENCE  # noqa: SLF001 - torch's own way to set it
-        store = PrefixStore(f"{self._prefix}/{','.join(map(str, members))}", self.store)
+        store = PrefixStore(f"{self._prefix}{name and '-'}{name}/{','.join(map(str, members))}", self.store)
 
         def connect() -> Communicator | UnavailableError:
             try:
@@ -100,8 +100,7 @@ class NcclWorld(GroupTable):
             raise UnavailableError(f"group {Group(members)}: NCCL could not connect it ({first_line(error)})") from None
         if isinstance(made, UnavailableError):
             raise made
-        self._groups[members] = made
-        return made
+        return self._keep(members, name, made)
 
     def abandon(self) -> None:
         """Abort all groups of this world together: one by one can deadlock in NCCL.
@@ -111,13 +110,11 @@ class NcclWorld(GroupTable):
         """
         self.abandoned = True
         atexit.unregister(self.abandon)
-        self.destroy(list(self._groups))
+        self.destroy(self._members())
 
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
         """Abort some groups at once; the others stay as they are."""
-        taken = [self._groups.pop(members, None) for members in list(doomed)]  # another thread may destroy them, too
-        communicators = [communicator for communicator in taken if communicator is not None]
-        backends = [backend for communicator in communicators for backend in communicator.close()]
+        backends = [backend for communicator in self._taken(doomed) for backend in communicator.close()]
         if backends:
             ending = threading.Thread(target=_abort, args=(backends,), name="preduce-destroy-group", daemon=True)
             ending.start()

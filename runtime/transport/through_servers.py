@@ -2,7 +2,8 @@
 
 It has the face of a communicator, so that a synchronous server reuses tags, deadlines and commits of group operations.
 A shard is added in rank order as soon as the next rank's part is there, so that the sum is the same in every run.
-Each worker moves its model once out and once in; each host its shard n − 1 times out and in.
+Each worker moves its model once out and once in; each host its shard n − 1 times out and in. Coded pieces are decoded,
+added in float32 and coded once more; the host's own worker takes the code, too.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from preduce.runtime.codecs.frames import decoded, encoded
 from preduce.runtime.transport.communicators import Communicator
 from preduce.runtime.transport.mailbox import Mailbox, Message
+from preduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
+    from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.transport.streams import Streams
     from preduce.runtime.transport.torch_api import Store
     from preduce.runtime.transport.waiting import RunningWork, SignsOfLife
@@ -57,28 +61,33 @@ class ServerCommunicator(Communicator):
         self.mailbox = Mailbox(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
         self.mailbox.start()
 
-    def all_reduce(self, tensor: torch.Tensor) -> RunningWork:
-        """Start a sum over all workers, in place."""
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+        """Start a sum over all workers, in place; with a `coding` pieces travel coded to the hosts and back."""
         number, self._next = self._next, self._next + 1
-        work = self._running[number] = ServerWork(self, number, tensor)
+        work = self._running[number] = ServerWork(self, number, tensor, coding)
         for host, (start, end) in zip(self.hosts, shard_bounds(tensor.numel(), len(self.hosts)), strict=True):
-            self.mailbox.send(
-                host, f"push {tensor.dtype}".replace("torch.", ""), (number,), [to_bytes(tensor[start:end])]
-            )
+            piece = tensor[start:end]
+            if coding is None:
+                kind, frame = f"push {tensor.dtype}".replace("torch.", ""), to_bytes(piece)
+            else:
+                kind = f"push coded {coding.how.codec} {coding.how.block}"
+                frame = to_bytes(encoded(piece, coding, f"to host {host}", self.members[self.place]))
+            self.mailbox.send(host, kind, (number, end - start), [frame])
         return work
 
     def _deliver(self, message: Message) -> None:
         if message.kind == "sum":
             self._running[message.numbers[0]].parts[message.source] = message.payload[0]
             return
-        (number,) = message.numbers
-        dtype = getattr(torch, message.kind.removeprefix("push "))
+        number, length = message.numbers
         total = self._sums.setdefault(number, _Sum())
-        total.add(message.source, from_bytes(message.payload[0], dtype))
+        total.add(message.source, _pushed(message, length))
         if total.count == self.size:
             del self._sums[number]
             assert total.value is not None, "something was added"
-            frame = to_bytes(total.value)
+            coding = self._running[number].coding  # this worker has pushed, too
+            value = total.value if coding is None else encoded(total.value, coding, "sum", self.members[self.place])
+            frame = to_bytes(value)
             for rank in self.members:
                 self.mailbox.send(rank, "sum", (number,), [frame])
 
@@ -90,8 +99,10 @@ class ServerCommunicator(Communicator):
 class ServerWork:
     """A running sum, with the face of a torch work."""
 
-    def __init__(self, owner: ServerCommunicator, number: int, tensor: torch.Tensor) -> None:
-        self.owner, self.number, self.tensor = owner, number, tensor
+    def __init__(
+        self, owner: ServerCommunicator, number: int, tensor: torch.Tensor, coding: Coding | None = None
+    ) -> None:
+        self.owner, self.number, self.tensor, self.coding = owner, number, tensor, coding
         self.parts: dict[int, Any] = {}
 
     def is_completed(self) -> bool:
@@ -104,8 +115,24 @@ class ServerWork:
         owner.mailbox.until(self.is_completed, owner.heartbeat, owner.members, 0)
         for host, (start, end) in zip(owner.hosts, shard_bounds(self.tensor.numel(), len(owner.hosts)), strict=True):
             if end > start:  # a host of a short array may have nothing
-                self.tensor[start:end].copy_(from_bytes(self.parts[host], self.tensor.dtype))
+                self.tensor[start:end].copy_(self._answer(host, end - start))
         owner.done(self.number)
+
+    def _answer(self, host: int, length: int) -> torch.Tensor:
+        """What a host answered, as numbers."""
+        if self.coding is None:
+            return from_bytes(self.parts[host], self.tensor.dtype)
+        how = self.coding.how
+        return decoded(from_bytes(self.parts[host], torch.uint8), length, how.codec, how.block)
+
+
+def _pushed(message: Message, length: int) -> torch.Tensor:
+    """The numbers of a worker's piece; in float32 if they came coded."""
+    _, *form = message.kind.split()
+    if len(form) == 1:
+        return from_bytes(message.payload[0], getattr(torch, form[0]))
+    _, codec, block = form
+    return decoded(from_bytes(message.payload[0], torch.uint8), length, Codec(codec), int(block))
 
 
 class _Sum:
@@ -140,8 +167,10 @@ class ThroughServers:
         """See World."""
         self._world.prepare(schedule)
 
-    def communicator(self, members: Sequence[int]) -> Communicator:
-        """The hosts' sums, for the group of all workers."""
+    def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
+        """The hosts' sums, for the group of all workers; what has a name is the given world's."""
+        if name:
+            return self._world.communicator(members, name=name)
         assert len(members) == self.size, "only the group of all workers passes through the hosts"
         return self._communicator
 
@@ -149,13 +178,13 @@ class ThroughServers:
         """The group of all workers."""
         return self._communicator
 
-    def has(self, members: Sequence[int]) -> bool:
+    def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether these are all workers."""
-        return len(members) == self.size
+        return self._world.has(members, name=name) if name else len(members) == self.size
 
-    def create(self, members: tuple[int, ...]) -> Communicator:
+    def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
         """The group of all workers, which is there."""
-        return self.communicator(members)
+        return self._world.create(members, name=name) if name else self.communicator(members)
 
     def streams(self, device: torch.device) -> Streams:
         """See World."""

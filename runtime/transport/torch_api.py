@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket, Store, Work
+from torch._C._distributed_c10d import AllgatherOptions, GradBucket, Store, Work
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
 __all__ = [
+    "AllgatherOptions",
     "GradBucket",
     "PrefixStore",
     "ProcessGroupGloo",

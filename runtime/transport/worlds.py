@@ -46,14 +46,17 @@ class World(Protocol):
     def prepare(self, schedule: Schedule) -> None:
         """Make and warm up every group that the schedule needs; all workers call it."""
 
-    def has(self, members: Sequence[int]) -> bool:
-        """Whether the group with these members was made."""
+    def has(self, members: Sequence[int], *, name: str = "") -> bool:
+        """Whether the group with these members, or their further communicator of this name, was made."""
 
-    def create(self, members: tuple[int, ...]) -> Communicator:
-        """Make one group; all its members call this, in one order that is the same for all workers."""
+    def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
+        """Make one group, or a further communicator of its members for a thread of its own.
 
-    def communicator(self, members: Sequence[int]) -> Communicator:
-        """The group with these members (ascending), which contain this worker."""
+        All members call this, in one order that is the same for all workers.
+        """
+
+    def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
+        """The group with these members (ascending), which contain this worker, or their communicator of this name."""
 
     def streams(self, device: torch.device) -> Streams:
         """Where the operations on tensors of a device run."""
@@ -77,6 +80,8 @@ class GroupTable(ABC):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self._groups: dict[tuple[int, ...], Communicator] = {}
+        self._further: dict[tuple[tuple[int, ...], str], Communicator] = {}
+        """Communicators beside those of the groups, by members and name; destroyed together with them."""
         self._streams: dict[torch.device, Streams] = {}
         self._instances = 0
         self.abandoned = False
@@ -87,25 +92,42 @@ class GroupTable(ABC):
     def prepare(self, schedule: Schedule) -> None:
         """See World."""
 
-    def communicator(self, members: Sequence[int]) -> Communicator:
-        """The group with these members.
+    def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
+        """The group with these members, or their further communicator of this name.
 
         Raises:
             UnavailableError: the groups were destroyed, or this one was never made.
         """
-        communicator = self._groups.get(tuple(members))
+        key = tuple(members)
+        communicator = self._further.get((key, name)) if name else self._groups.get(key)
         if communicator is None:
             why = "was destroyed after an earlier failure" if self.abandoned else "was not made at start"
-            raise UnavailableError(f"group {Group(tuple(members))}: {why}")
+            raise UnavailableError(f"group {Group(key)}{name and ' '}{name}: {why}")
         return communicator
 
     @abstractmethod
-    def create(self, members: tuple[int, ...]) -> Communicator:
+    def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
         """See World."""
 
-    def has(self, members: Sequence[int]) -> bool:
-        """Whether the group with these members was made."""
-        return tuple(members) in self._groups
+    def has(self, members: Sequence[int], *, name: str = "") -> bool:
+        """Whether the group with these members, or their further communicator of this name, was made."""
+        key = tuple(members)
+        return (key, name) in self._further if name else key in self._groups
+
+    def _keep(self, members: tuple[int, ...], name: str, communicator: Communicator) -> Communicator:
+        """Enter a new communicator into the table."""
+        if name:
+            self._further[members, name] = communicator
+        else:
+            self._groups[members] = communicator
+        return communicator
+
+    def _taken(self, doomed: Iterable[tuple[int, ...]]) -> list[Communicator]:
+        """Take all communicators of these members out of the table; another thread may do so, too."""
+        sets = set(doomed)
+        taken = [self._groups.pop(members, None) for members in sets]
+        taken += [self._further.pop(key, None) for key in list(self._further) if key[0] in sets]
+        return [communicator for communicator in taken if communicator is not None]
 
     def streams(self, device: torch.device) -> Streams:
         """The device's streams, made once: a side stream is shared by all operations of this worker."""
@@ -133,13 +155,15 @@ class GroupTable(ABC):
         milliseconds; one with a running operation only when that ends, so each is left to a thread.
         """
         self.abandoned = True
-        self.destroy(list(self._groups))
+        self.destroy(self._members())
+
+    def _members(self) -> set[tuple[int, ...]]:
+        """The members of everything in the table."""
+        return {*self._groups, *(members for members, _ in self._further)}
 
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
         """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
-        taken = [self._groups.pop(members, None) for members in doomed]  # another thread may destroy them, too
-        communicators = [communicator for communicator in taken if communicator is not None]
-        backends = [[backend] for communicator in communicators for backend in communicator.close()]
+        backends = [[backend] for communicator in self._taken(doomed) for backend in communicator.close()]
         name = "preduce-destroy-group"
         endings = [threading.Thread(target=_drop, args=(held,), name=name, daemon=True) for held in backends]
         backends.clear()
@@ -152,7 +176,7 @@ class GroupTable(ABC):
     def destroy_with(self, ranks: Iterable[int]) -> None:
         """Destroy the groups that a lost worker was in."""
         gone = frozenset(ranks)
-        self.destroy([members for members in self._groups if not gone.isdisjoint(members)])
+        self.destroy([members for members in self._members() if not gone.isdisjoint(members)])
 
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None

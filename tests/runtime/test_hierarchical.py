@@ -150,8 +150,8 @@ def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
             for one in running:
                 with pytest.raises(RuntimeError):
                     one.wait()
-        group._thread.join(10)
-        assert not group._thread.is_alive()
+        group.sums.thread.join(10)
+        assert not group.sums.thread.is_alive()
         assert not ours.has(everyone)
         return time.monotonic() - start
 

@@ -77,6 +77,11 @@ class Strategy(Closed, ABC):
             )
         if self.how.codec is not Codec.NONE and (reason := self.refuses_codec(cluster)):
             raise ScheduleError(f"how.codec: is {self.how.codec}; {reason}")
+        if self.how.error_feedback and not self.averages_gradients:
+            raise ScheduleError(
+                "how.error_feedback: is true; only gradients that are averaged over all workers in each step have a "
+                "next sum of the same numbers, to which what rounding took can be added; leave it out"
+            )
 
     def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
         """Why nothing that this strategy sends may be rounded; empty where it may."""

@@ -1,0 +1,127 @@
+"""Coded operations: what a reducer does besides where the numbers of an operation travel coded.
+
+Parameters or gradients go coded; what follows them in the array (riders, presence, notes, the tag) goes as it is, in a
+second operation, together with one number: how many members gave something that was infinite or no number already.
+Where none did and the sum has such numbers all the same, they left the codec's range, and all members learn it from
+what they all have: the sum's bits and that number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.transport.tags import TAG_LENGTH
+from preduce.topo.codec_numbers import LARGEST
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.codecs.coding import Coding
+    from preduce.runtime.transport.communicators import Communicator
+    from preduce.runtime.transport.streams import Streams
+    from preduce.runtime.transport.waiting import RunningWork
+
+
+@dataclass(slots=True)
+class CodedPart:
+    """One bucket's array of a running operation, of which the first `bucket.size` numbers travel coded."""
+
+    bucket: Bucket
+    array: torch.Tensor
+    coding: Coding
+    beside: torch.Tensor
+    """What goes uncoded and holds, at its end, the number of members that gave what is not finite."""
+    with_rest: bool
+    """Whether `beside` has the rest of the array too, with the tag at its end; otherwise it begins with the tag."""
+    worst: tuple[str, float] | None
+    """This worker's share that is beyond the codec's range, with the name of its parameter."""
+
+    def take_back(self) -> torch.Tensor:
+        """Put what went beside into the array; its sums of tags."""
+        if not self.with_rest:
+            return self.beside[:TAG_LENGTH]
+        self.array[self.bucket.size :].copy_(self.beside[:-1])
+        return self.array[-TAG_LENGTH:]
+
+    def stays_in_range(self) -> torch.Tensor:
+        """Whether no finite number became infinite on its way, as a 0-d bool tensor on the array's device."""
+        return torch.isfinite(self.array[: self.bucket.size]).all() | (self.beside[-1] > 0)
+
+    def refuse_beyond_range(self, where: str) -> None:
+        """Refuse a sum that left the codec's range; to be called where the host may look.
+
+        Raises:
+            InputError: as said, on all members alike.
+        """
+        values = self.array[: self.bucket.size]
+        if _peak(values) < math.inf:
+            return
+        given = bool(self.beside[-1] > 0)
+        bad = ~torch.isfinite(values)
+        names = [slot.names[0] for slot in self.bucket.slots if bool(slot.view(bad).any())]
+        self._clear_padding()
+        if given:
+            return
+        name, share = self.worst or (names[0] if names else "?", None)
+        largest, codec = LARGEST[self.coding.how.codec], self.coding.how.codec
+        given_here = "another worker's, or the sum" if share is None else f"this worker's, {share:g}"
+        others = " or ".join(other for other in ("bfloat16", "int8") if other != codec)
+        raise InputError(
+            f"{where}: {name!r}: a share of its mean is beyond {codec}'s largest number {largest:g} ({given_here}); "
+            f"use the codec {others}, or scale the loss down"
+        )
+
+    def _clear_padding(self) -> None:
+        """Where a block of numbers became NaN so did what lies between parameters, which nobody writes again."""
+        end = 0
+        for slot in self.bucket.slots:
+            self.array[end : slot.start].zero_()
+            end = slot.start + slot.parameter.numel()
+        self.array[end : self.bucket.size].zero_()
+
+
+def launch_coded(
+    bucket: Bucket,
+    array: torch.Tensor,
+    tag: tuple[int, ...],
+    *,
+    coding: Coding,
+    communicator: Communicator,
+    streams: Streams,
+) -> tuple[CodedPart, list[RunningWork]]:
+    """Start summing a filled array, coded up to `bucket.size`; the part, and what to wait for."""
+    values, rest = array[: bucket.size], array[bucket.size :]
+    works: list[RunningWork] = []
+    with_rest = bucket.exact and not streams.runs_ahead
+    worst = None
+    if streams.runs_ahead:
+        given = (~torch.isfinite(values).all()).float().view(1)
+    else:
+        peak = _peak(values)
+        given = torch.tensor([0.0 if peak < math.inf else 1.0])
+        if LARGEST[coding.how.codec] < peak < math.inf:
+            worst = _worst(bucket, array)
+    if with_rest:
+        beside = torch.cat((rest, given.to(rest.dtype)))
+    else:
+        beside = torch.cat((streams.upload(tag, torch.float32), given))
+    works.append(communicator.all_reduce(values, coding))
+    if not with_rest and len(rest):
+        works.append(communicator.all_reduce(rest))
+    works.append(communicator.all_reduce(beside))
+    return CodedPart(bucket, array, coding, beside, with_rest, worst), works
+
+
+def _peak(values: torch.Tensor) -> float:
+    """The largest absolute value; infinite or NaN where one of them is."""
+    return float(torch.maximum(values.amax(), values.amin().neg())) if len(values) else 0.0
+
+
+def _worst(bucket: Bucket, array: torch.Tensor) -> tuple[str, float]:
+    """The parameter with the largest number, and that number."""
+    peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in bucket.slots if slot.parameter.numel()]
+    return max(peaks, key=lambda found: found[1])

@@ -1,0 +1,125 @@
+"""Coding: how one sum is written on the wire, and what its roundings left over for the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.codecs.eight_bits import noise
+from preduce.topo.strategies.axes import Codec, How, Rounding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
+
+
+class Leftovers:
+    """What roundings took from the numbers of one repeated sum: each is added to the same numbers of the next sum.
+
+    Every place where this worker rounds (its own contribution; a shard's sum, which it hands out) has a name. The
+    source of error feedback: Seide et al., Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def add_to(self, place: str, values: torch.Tensor) -> None:
+        """Add what the last rounding at this place left over, in place."""
+        kept = self._kept.get(place)
+        if kept is not None and kept.shape == values.shape:
+            values.add_(kept)
+
+    def keep(self, place: str, values: torch.Tensor, decoded: torch.Tensor) -> None:
+        """Remember the difference between numbers and their code; zero where one of them is not finite."""
+        kept = self._kept.get(place)
+        if kept is None or kept.shape != values.shape:
+            kept = self._kept[place] = torch.empty_like(values)
+        torch.sub(values, decoded, out=kept)
+        kept.nan_to_num_(0.0, 0.0, 0.0)
+
+    def clear(self) -> None:
+        """Forget everything: the numbers that follow have nothing to do with those before."""
+        self._kept.clear()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The live tensors by place."""
+        return dict(self._kept)
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put back copies of what `state` gave."""
+        self._kept = {place: kept.clone() for place, kept in state.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How one sum is coded.
+
+    `draw` names this sum among all of a run, alike on all members, also when the run is resumed: stochastic rounding
+    draws by it, and by the place and the worker that rounds.
+    """
+
+    how: How
+    draw: tuple[int, ...] = ()
+    leftovers: Leftovers | None = None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype in which numbers travel; None where they travel as bytes."""
+        return DTYPES.get(self.how.codec)
+
+    @property
+    def in_eight_bits(self) -> bool:
+        """Whether the codec is int8."""
+        return self.how.codec is Codec.INT8
+
+    def noise(self, count: int, place: str, rank: int) -> torch.Tensor | None:
+        """What stochastic rounding adds at a place; None to round to nearest."""
+        if self.how.rounding is Rounding.NEAREST:
+            return None
+        return noise(count, "codec", *self.draw, place, rank)
+
+
+class Codings:
+    """The codings of the sums that one runner repeats, one for each bucket and round.
+
+    Args:
+        how: what the schedule asks for.
+        num_buckets: arrays of one operation.
+    """
+
+    def __init__(self, how: How, num_buckets: int) -> None:
+        self.how, self.num_buckets = how, num_buckets
+        self._leftovers = [Leftovers() for _ in range(num_buckets if how.error_feedback else 0)]
+
+    @classmethod
+    def of(cls, how: How, num_buckets: int) -> Codings | None:
+        """None where nothing is coded."""
+        return None if how.codec is Codec.NONE else cls(how, num_buckets)
+
+    def in_round(self, round_: int) -> list[Coding]:
+        """One for each bucket."""
+        leftovers: list[Leftovers | None] = [*self._leftovers] or [None] * self.num_buckets
+        return [Coding(self.how, (round_, index), left) for index, left in enumerate(leftovers)]
+
+    def clear(self) -> None:
+        """Forget what is left over: the run goes on from other parameters."""
+        for left in self._leftovers:
+            left.clear()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What is left over, for a checkpoint; one entry more, so that nothing left over is told from no feedback."""
+        if not self._leftovers:
+            return {}
+        named = {"feedback": torch.ones(())}
+        for index, left in enumerate(self._leftovers):
+            named |= {f"feedback/{index}/{place}": kept for place, kept in left.state().items()}
+        return named
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put back what `state` gave."""
+        for index, left in enumerate(self._leftovers):
+            prefix = f"feedback/{index}/"
+            left.load({n.removeprefix(prefix): kept for n, kept in state.items() if n.startswith(prefix)})

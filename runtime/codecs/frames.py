@@ -1,0 +1,45 @@
+"""Frames: coded numbers as one array of bytes, for transports that carry bytes and add nothing up themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.codecs.coding import DTYPES
+from preduce.runtime.codecs.eight_bits import EightBits
+from preduce.topo.codec_numbers import int8_bytes
+from preduce.topo.strategies.axes import Codec
+
+if TYPE_CHECKING:
+    from preduce.runtime.codecs.coding import Coding
+
+
+def encoded(values: torch.Tensor, coding: Coding, place: str, rank: int) -> torch.Tensor:
+    """The code of some numbers, uint8; with error feedback `values` change, and what is left over is kept.
+
+    Args:
+        values: one-dimensional.
+        coding: how they are coded.
+        place: where this worker rounds (see `Coding.noise`, `Leftovers`).
+        rank: this worker.
+    """
+    if coding.leftovers is not None:
+        coding.leftovers.add_to(place, values)
+    dtype = coding.dtype
+    if dtype is not None:
+        return values.to(dtype).view(torch.uint8)
+    code = torch.zeros(int8_bytes(len(values), coding.how.block), dtype=torch.uint8)
+    EightBits(coding.how.block).encode(values, code, coding.noise(len(values), place, rank))
+    if coding.leftovers is not None:
+        coding.leftovers.keep(place, values, decoded(code, len(values), coding.how.codec, coding.how.block))
+    return code
+
+
+def decoded(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
+    """The numbers of a code, in float32."""
+    if codec is not Codec.INT8:
+        return code.view(DTYPES[codec]).to(torch.float32)
+    values = torch.empty(count)
+    EightBits(block).decode(code, values)
+    return values

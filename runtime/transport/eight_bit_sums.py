@@ -1,0 +1,158 @@
+"""Sums in eight bits: quantise, all-to-all, add in float32, quantise again, all-gather.
+
+Each member adds up one shard, in order of places, and hands out its code; it takes the decoded numbers itself, too, so
+that all members end with the same bits. Two roundings at any number of members; a ring would round at every hop.
+Each member sends (k-1)/k of the code of its whole tensor twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.codecs.eight_bits import EightBits
+from preduce.runtime.transport.staged import Stages
+from preduce.topo.codec_numbers import int8_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.runtime.codecs.coding import Coding
+    from preduce.runtime.transport.communicators import Communicator
+    from preduce.runtime.transport.waiting import RunningWork
+
+Bounds = list[tuple[int, int]]
+
+
+def block_bounds(length: int, num_parts: int, block: int) -> Bounds:
+    """`num_parts` nearly equal parts of an array, in whole blocks (the last one may be shorter); some may be empty."""
+    num_blocks = -(-length // block)
+    cuts = [min(length, num_blocks * part // num_parts * block) for part in range(num_parts + 1)]
+    return list(itertools.pairwise(cuts))
+
+
+def code_size(bounds: Bounds, block: int) -> int:
+    """Bytes of the longest part's code."""
+    return max(int8_bytes(end - start, block) for start, end in bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Codes on their way to the members that add them."""
+
+    group: Communicator
+    work: RunningWork | None
+    """None where there are no numbers at all."""
+    sent: torch.Tensor
+    received: torch.Tensor
+    count: int
+    """Numbers of this member's shard."""
+
+
+class EightBitStages:
+    """The stages, for the thread that carries them out; it keeps the arrays that they need.
+
+    Args:
+        wait: waits for one operation.
+    """
+
+    def __init__(self, wait: Callable[[RunningWork], None]) -> None:
+        self._wait = wait
+        self._codecs: dict[int, EightBits] = {}
+        self._rooms: dict[str, torch.Tensor] = {}
+
+    def scatter(self, group: Communicator, values: torch.Tensor, coding: Coding, place: str) -> Scatter:
+        """Start sending each member the code of its shard; `place` names what may be under way at the same time."""
+        bounds = block_bounds(len(values), group.size, coding.how.block)
+        sizes = [int8_bytes(end - start, coding.how.block) for start, end in bounds]
+        sent = self._room(f"{place} sent", sum(sizes))
+        self.encode(values, bounds, list(torch.split(sent, sizes)), coding=coding, place=place, group=group)
+        received = self._room(f"{place} received", sizes[group.place] * group.size)
+        start, end = bounds[group.place]
+        work = group.all_to_all(received, sent, [sizes[group.place]] * group.size, sizes) if len(values) else None
+        return Scatter(group, work, sent, received, end - start)
+
+    def total(self, scatter: Scatter, block: int) -> torch.Tensor:
+        """The sum of this member's shard, in float32, added in order of places."""
+        if scatter.work is not None:
+            self._wait(scatter.work)
+        codec, count = self._codec(block), scatter.count
+        total, part = torch.empty(count), torch.empty(count)
+        for index, code in enumerate(scatter.received.view(scatter.group.size, int8_bytes(count, block))):
+            codec.decode(code, part if index else total)
+            if index:
+                total.add_(part)
+        return total
+
+    def encode(
+        self,
+        values: torch.Tensor,
+        bounds: Bounds,
+        codes: list[torch.Tensor],
+        *,
+        coding: Coding,
+        place: str,
+        group: Communicator,
+    ) -> None:
+        """Write the codes of parts of `values`; with error feedback what was left over goes in and the rest is kept."""
+        codec, left = self._codec(coding.how.block), coding.leftovers
+        if left is not None:
+            left.add_to(place, values)
+        noise = coding.noise(len(values), place, group.members[group.place])
+        for (start, end), code in zip(bounds, codes, strict=True):
+            codec.encode(values[start:end], code, None if noise is None else noise[start:end])
+        if left is not None:
+            decoded = torch.empty_like(values)
+            self.decode(bounds, codes, decoded, coding.how.block)
+            left.keep(place, values, decoded)
+
+    def decode(self, bounds: Bounds, codes: list[torch.Tensor], values: torch.Tensor, block: int) -> None:
+        """Write the numbers of the parts' codes into `values`; codes may be followed by unused bytes."""
+        codec = self._codec(block)
+        for (start, end), code in zip(bounds, codes, strict=True):
+            codec.decode(code[: int8_bytes(end - start, block)], values[start:end])
+
+    def own_code(self, total: torch.Tensor, size: int, coding: Coding, place: str, group: Communicator) -> torch.Tensor:
+        """The code of a shard's sum, at the beginning of an array of `size` bytes, which is the same for all."""
+        code = self._room(f"{place} code", size)
+        own = code[: int8_bytes(len(total), coding.how.block)]
+        self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{place} sum", group=group)
+        return code
+
+    def gather(self, group: Communicator, code: torch.Tensor, place: str) -> torch.Tensor:
+        """The arrays of all members, [members, bytes]."""
+        gathered = self._room(f"{place} gathered", group.size * len(code))
+        self._wait(group.all_gather(gathered, code))
+        return gathered.view(group.size, -1)
+
+    def _codec(self, block: int) -> EightBits:
+        if block not in self._codecs:
+            self._codecs[block] = EightBits(block)
+        return self._codecs[block]
+
+    def _room(self, name: str, num_bytes: int) -> torch.Tensor:
+        """An array that is used again by every sum."""
+        if name not in self._rooms or len(self._rooms[name]) < num_bytes:
+            self._rooms[name] = torch.zeros(num_bytes, dtype=torch.uint8)
+        return self._rooms[name][:num_bytes]
+
+
+class FlatEightBitStages(Stages):
+    """Sums over one group that nothing else uses."""
+
+    def __init__(self, group: Communicator) -> None:
+        super().__init__()
+        self.group = group
+        self._eight_bits = EightBitStages(self.wait)
+
+    def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
+        """See Stages."""
+        assert coding is not None, "what is not coded goes by the group's own reduction"
+        group, stages, block = self.group, self._eight_bits, coding.how.block
+        bounds = block_bounds(len(tensor), group.size, block)
+        total = stages.total(stages.scatter(group, tensor, coding, "flat"), block)
+        code = stages.own_code(total, code_size(bounds, block), coding, "flat", group)
+        stages.decode(bounds, list(stages.gather(group, code, "flat")), tensor, block)

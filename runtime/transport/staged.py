@@ -1,0 +1,114 @@
+"""Staged sums: sums of several stages, carried out one after the other by a thread of their group.
+
+A stage begins when the one before it has ended, so somebody has to wait between them: the thread, which has groups of
+its own for it, so that nothing else comes between its operations.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.transport.waiting import OwnWork, pause_after
+
+if TYPE_CHECKING:
+    from preduce.runtime.codecs.coding import Coding
+    from preduce.runtime.transport.waiting import RunningWork
+
+
+class StagedWork(OwnWork):
+    """A running sum of a group's thread."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._problem: str | None = None
+
+    def end(self, problem: str | None = None) -> None:
+        """Say that it has ended, and what went wrong."""
+        self._problem = problem
+        self._ended.set()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._ended.is_set()
+
+    def ended_within(self, seconds: float) -> bool:
+        """Wait until it has ended, at most so long."""
+        return self._ended.wait(seconds)
+
+    def wait(self) -> None:
+        """Wait until it has ended, and raise what a stage raised."""
+        self._ended.wait()
+        if self._problem is not None:
+            raise RuntimeError(self._problem)
+
+
+class Stages(ABC):
+    """What the thread does; it knows nothing of the group's communicator, so that this can go.
+
+    After a failure every later sum fails: the members may not be at the same place of the order of operations.
+    """
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[tuple[torch.Tensor, Coding | None, StagedWork] | None] = queue.SimpleQueue()
+        self.closed = False
+        self._failure: str | None = None
+
+    @abstractmethod
+    def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
+        """Sum a one-dimensional tensor over the group, in place."""
+
+    def run(self) -> None:
+        """Carry out sums in order of calls until there are no more."""
+        while (call := self.calls.get()) is not None:
+            tensor, coding, work = call
+            if self._failure is None:
+                try:
+                    with torch.no_grad():
+                        self.sum(tensor, coding)
+                except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
+                    self._failure = str(error) or type(error).__name__
+            work.end(self._failure)
+            del call, tensor, coding, work
+
+    def wait(self, work: RunningWork) -> None:
+        """Wait for one stage, without being in the library when the interpreter ends (see `transport.waiting`).
+
+        Raises:
+            RuntimeError: the stage failed or timed out, or the group is closed meanwhile.
+        """
+        start = time.monotonic()
+        while not work.is_completed():
+            if self.closed:
+                raise RuntimeError("the group was destroyed while its sum was running")
+            time.sleep(pause_after(time.monotonic() - start))
+        work.wait()
+
+
+class StagedSums:
+    """The sums of a group that run in stages; the thread begins with the first one and ends with this object."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+        self.thread: threading.Thread | None = None
+
+    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> StagedWork:
+        """Start a sum over the group, in place."""
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.stages.run, name="preduce-stages", daemon=True)
+            self.thread.start()
+            weakref.finalize(self, self.stages.calls.put, None)
+        work = StagedWork()
+        self.stages.calls.put((tensor.view(-1), coding, work))
+        return work
+
+    def close(self) -> None:
+        """Sums that wait or run end with an error."""
+        self.stages.closed = True
+        self.stages.calls.put(None)

@@ -1,0 +1,75 @@
+"""The codec that a run uses: the schedule's, or the one that the user asks for instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from preduce.topo.errors import InputError, MissingFeatureError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.axes import Codec, How, Where
+
+if TYPE_CHECKING:
+    import torch
+
+    from preduce.topo.strategies.axes import Form
+
+
+def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.device) -> Schedule:
+    """The schedule as it is run: with the codec that the user asks for, if there is one.
+
+    Args:
+        schedule: as it was read.
+        form: of the groups that will be made.
+        codec: what the user asks for; None for the schedule's own.
+        device: of the parameters.
+
+    Raises:
+        InputError: no such codec, or a strategy that may not round what it sends.
+        MissingFeatureError: the run-time cannot do it.
+    """
+    strategy = schedule.strategy
+    how = strategy.how
+    if codec is not None:
+        try:
+            chosen = Codec(codec)
+        except ValueError:
+            raise InputError(f"codec: {codec!r} is not one of {', '.join(one.value for one in Codec)}") from None
+        how = _changed(how, chosen)
+    if how.codec is Codec.NONE:
+        return schedule if how == strategy.how else _with_how(schedule, how)
+    if how.where is Where.ACROSS_NODES and form is not how.form:
+        raise InputError(
+            f"form: is {form}; the schedule's codec {how.codec} is for what crosses the nodes, and only {how.form} has "
+            "such a stage; leave form out, or give a codec too, which is then for everything"
+        )
+    if how.codec is Codec.INT8 and device.type == "cuda":
+        raise MissingFeatureError("codec: 'int8' runs on CPU over gloo only; use bfloat16 or float16 on GPUs")
+    if not strategy.averages_gradients and not strategy.refuses_codec(schedule.cluster):
+        raise MissingFeatureError(
+            f"codec: {how.codec.value!r} for parameters cannot be executed by this version; leave it out"
+        )
+    return schedule if how == strategy.how else _with_how(schedule, how)
+
+
+def _changed(how: How, codec: Codec) -> How:
+    """The same with another codec: settings that it does not have go."""
+    if codec is how.codec:
+        return how
+    return How(form=how.form, codec=codec, sending=how.sending)
+
+
+def _with_how(schedule: Schedule, how: How) -> Schedule:
+    """The schedule with another way for its payload; refused as in a file where the strategy has none."""
+    return Schedule(schedule.name, schedule.cluster, replace(schedule.strategy, how=how))
+
+
+def fact_of(how: How) -> str:
+    """What all workers must have in common about their payload, beside its form, as a short text."""
+    if how.codec is Codec.NONE:
+        return f"none, sending {how.sending}"
+    text = f"{how.codec} {how.where}"
+    if how.codec is Codec.INT8:
+        text += f", rounding {how.rounding}, block {how.block}"
+        text += ", error feedback" if how.error_feedback else ", no error feedback"
+    return f"{text}, sending {how.sending}"
