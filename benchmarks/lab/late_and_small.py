@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Make = Callable[[Cluster, Setting], Schedule | None]
 
+WARM_UP = 8
+"""Steps in lockstep before gradients come late."""
 HIERARCHICAL_INT8 = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=Where.ACROSS_NODES)
 
 
@@ -55,6 +57,7 @@ def entries() -> list[dict[str, Any]]:
         ("pipeline, layers", How(sending=Sending.LAYERS), late),
         ("pipeline, float16", How(codec=Codec.FLOAT16), late),
         ("pipeline, int8", How(codec=Codec.INT8), late),
+        ("pipeline, layers, int8", How(codec=Codec.INT8, sending=Sending.LAYERS), late),
         ("pipeline, hierarchical", How(form=Form.HIERARCHICAL), late),
         ("pipeline, hierarchical, float16", replace(HIERARCHICAL_INT8, codec=Codec.FLOAT16), late),
         ("pipeline, hierarchical, int8", HIERARCHICAL_INT8, late),
@@ -68,6 +71,9 @@ def entries() -> list[dict[str, Any]]:
         }
         for name, how, rest in made
     ]
+    for name, how in (("pipeline, warm-up", How()), ("pipeline, int8, warm-up", How(codec=Codec.INT8))):
+        make = everyone(name.replace(", ", "-"), how, Pipeline(warm_up=WARM_UP))
+        found.append({"name": name, "make": make, "family": "late", "twin": "pipeline, warm-up"})
     for name, how in (
         ("server on one host, synchronous", How()),
         ("server on one host, synchronous, int8", How(codec=Codec.INT8)),

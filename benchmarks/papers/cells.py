@@ -33,13 +33,15 @@ RAW = RESULTS.parent / "raw"
 class Experiment:
     """Contestants side by side in one setting, on (nodes, workers per node).
 
-    `steps` of each worker in a cell; without it as many as reach the loss. `limit` seconds end a cell.
+    `steps` of each worker in a cell; without it as many as reach the loss, `target` or the task's own. `limit` seconds
+    end a cell.
     """
 
     setting: Setting
     shape: tuple[int, int]
     contestants: tuple[str, ...]
     steps: int | None = None
+    target: float | None = None
     limit: float = 75.0
     repetitions: int = 3
 
@@ -127,7 +129,7 @@ def _campaign(experiment: Experiment, network: Network, crew: Crew, scratch: Pat
         minutes=(end - time.monotonic()) / 60,
         steps=experiment.steps,
         limit=experiment.limit,
-        target=None,
+        target=experiment.target,
         rate=None,
         full=False,
         no_profile=True,
