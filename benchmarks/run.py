@@ -101,6 +101,10 @@ BENCHMARKS = (
         "-o benchmarks/results/overhead.md", 240,
     ),
     Benchmark(
+        "mailbox", "a message between workers costs little more than a bare ZeroMQ send", "mailbox.messages",
+        "--megabytes 2 --repetitions 15 -o {out}.md", "-o benchmarks/results/mailbox.md", 120,
+    ),
+    Benchmark(
         "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator.run",
         "--runs 60 --kills 4 --rounds 30 --repeat 1 --output {out}", "", 300,
     ),

@@ -20,7 +20,7 @@ from preduce.topo.document.writer import write_file
 from preduce.topo.errors import FileProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 RING_LENGTH = 256
 MAX_TRACE_EVENTS = 200_000
@@ -68,7 +68,12 @@ class Recorder:
         self._events: list[dict[str, Any]] = []
         self._dropped = 0
         self._warned = False
+        self._facts: dict[str, Callable[[], object]] = {}
         self._lock = threading.Lock()
+
+    def attach(self, name: str, facts: Callable[[], object]) -> None:
+        """Let the files that are written hold what `facts` returns then, as JSON, under a name."""
+        self._facts[name] = facts
 
     def now(self) -> float:
         """Seconds since the epoch, monotonic."""
@@ -133,6 +138,7 @@ class Recorder:
         if self.directory is None:
             return None
         content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self.last()]}
+        content |= {name: facts() for name, facts in self._facts.items()}
         return self._written(self.directory / f"operations-{self.rank:05d}.json", content)
 
     def write_trace(self) -> Path | None:
@@ -144,8 +150,9 @@ class Recorder:
             {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": 0, "args": {"name": "step"}},
             {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": 1, "args": {"name": "communication"}},
         ]
+        other = {"droppedEvents": self._dropped} | {name: facts() for name, facts in self._facts.items()}
         with self._lock:
-            content = {"traceEvents": names + self._events, "otherData": {"droppedEvents": self._dropped}}
+            content = {"traceEvents": names + self._events, "otherData": other}
         return self._written(self.directory / f"trace-{self.rank:05d}.json", content)
 
     def _written(self, path: Path, content: object) -> Path | None:

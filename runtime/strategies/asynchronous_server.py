@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.strategies.base import Runner
-from preduce.runtime.transport.mailbox import Mailbox, Message
+from preduce.runtime.strategies.one_sided import OneSided
+from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
 from preduce.runtime.transport.notes import Notes
-from preduce.runtime.transport.through_servers import from_bytes, shard_bounds, to_bytes
+from preduce.runtime.transport.through_servers import shard_bounds
 from preduce.runtime.transport.waiting import GoneError, Lookout, pause_after
 from preduce.topo.errors import InputError
-from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from preduce.runtime.recorder import Operation
     from preduce.runtime.strategies.base import Run
+    from preduce.runtime.transport.mailbox import Mailbox, Message
     from preduce.topo.strategies.server import Server
 
 
-class AsynchronousServer(Runner):
+class AsynchronousServer(OneSided):
     """After each round a worker sends its progress to the hosts, which add it at once, and gets the newest model back.
 
     For plain SGD the progress of a step is −rate · gradient, so this is asynchronous SGD; optimizer state stays with
@@ -34,18 +34,9 @@ class AsynchronousServer(Runner):
         InputError: a policy that asks for optimizer state to travel.
     """
 
-    drains_together = True
-
     def __init__(self, server: Server, run: Run) -> None:
-        super().__init__(run)
-        if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
-            raise InputError("optimizer_state='average': stays with each worker of an asynchronous server; use 'local'")
+        super().__init__(server, run, "an asynchronous server", self._deliver)
         self.server = server
-        base = run.reducer
-        paces = run.schedule.paces()
-        normalises = server.averaging is Averaging.STEP_NORMALISED
-        self._factor = float(paces.mean()) / run.pace if normalises else 1.0
-        self.needs_round_start = self._factor != 1.0
         self._bounds = [shard_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
         """For each bucket the part of every host."""
         self._base: list[torch.Tensor] = []
@@ -57,15 +48,6 @@ class AsynchronousServer(Runner):
         if run.rank in server.hosts:
             own = server.hosts.index(run.rank)
             self._shard = _Shard([bounds[own] for bounds in self._bounds], run.schedule.num_workers, server.staleness)
-        self._mailbox = Mailbox(
-            base.world.store,
-            run.rank,
-            f"{base.key} server",
-            self._deliver,
-            max_bytes=max(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
-            timeout=base.timeout,
-        )
-        self._lookout = Lookout(base.heartbeat, range(run.schedule.num_workers))
         self._mailbox.start()
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
@@ -106,14 +88,6 @@ class AsynchronousServer(Runner):
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
         """From the first step on: whatever changed since the last answer is sent."""
         return bool(self._base)
-
-    def close(self) -> None:
-        """End the side thread."""
-        self._mailbox.close()
-
-    def abandon(self) -> None:
-        """The same after a failure, at once."""
-        self._mailbox.abandon()
 
     def _open(self, round_: int) -> None:
         if self._base:
@@ -177,10 +151,13 @@ class AsynchronousServer(Runner):
         self._answers = {}
         for index, host in enumerate(self.server.hosts):
             frames = [
-                to_bytes(part[bounds[index][0] : bounds[index][1]])
+                frame_of(part[bounds[index][0] : bounds[index][1]])  # this round's progress is written no more
                 for part, bounds in zip(progress, self._bounds, strict=kind == "push")
             ]
-            self._mailbox.send(host, kind, (self._generation, self._number, round_), frames)
+            try:
+                self._mailbox.send(host, kind, (self._generation, self._number, round_), frames)
+            except GoneError as error:
+                raise base.failure(self._pending, error) from None
 
     def _refresh(self) -> None:
         """Take the answer in flight, then ask for the newest model."""
@@ -203,7 +180,7 @@ class AsynchronousServer(Runner):
             for place, (bucket, bounds) in enumerate(zip(self.run.flat.buckets, self._bounds, strict=True)):
                 for host, (start, end) in zip(self.server.hosts, bounds, strict=True):
                     if end > start:
-                        bucket.flat[start:end].copy_(from_bytes(self._answers[host][place], bucket.dtype))
+                        bucket.flat[start:end].copy_(tensor_of(self._answers[host][place], bucket.dtype))
                 if progress is not None:
                     bucket.flat.add_(progress[place])
         self._remember()
@@ -248,6 +225,7 @@ class _Shard:
         self._applied: list[int] = []
         self._early: list[Message] = []
         self._waiting: dict[int, tuple[int, int]] = {}
+        self._snapshots = Snapshots()
 
     def take(self, generation: int, round_: int, arrays: list[torch.Tensor]) -> None:
         """From the main thread: start again from these parameters at the next message `open`."""
@@ -279,7 +257,7 @@ class _Shard:
             self._applied[message.source] = number
             for part, frame in zip(self._parts, message.payload, strict=True):
                 if part.numel():
-                    part.add_(from_bytes(frame, part.dtype))
+                    part.add_(tensor_of(frame, part.dtype))
             self._clocks[message.source] = round_ + 1
             self._waiting[message.source] = (number, round_ + 1)
         else:
@@ -294,7 +272,7 @@ class _Shard:
             if self._staleness is None or round_ - slowest <= self._staleness
         ]
         if ready:
-            frames = [to_bytes(part) for part in self._parts]
+            frames = self._snapshots.take(self._parts)  # the next push changes them
             for rank, number in ready:
                 del self._waiting[rank]
                 mailbox.send(rank, "model", (number,), frames)

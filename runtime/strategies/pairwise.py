@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.strategies.base import Runner
-from preduce.runtime.transport.mailbox import Mailbox, Message
-from preduce.runtime.transport.through_servers import from_bytes, to_bytes
-from preduce.runtime.transport.waiting import GoneError, Lookout
+from preduce.runtime.strategies.one_sided import OneSided
+from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from preduce.runtime.transport.waiting import GoneError
 from preduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, pairing_of
 from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.topo.errors import InputError
-from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preduce.runtime.recorder import Operation
     from preduce.runtime.strategies.base import Run
+    from preduce.runtime.transport.mailbox import Mailbox, Message
     from preduce.topo.strategies.pairwise import Pairwise
 
 
-class PairMeans(Runner):
+class PairMeans(OneSided):
     """After each round an active worker meets a random passive neighbour; passive workers never wait.
 
     The worker's model x lives beside the live parameters and is only touched under a lock: the training loop adds the
@@ -39,37 +37,20 @@ class PairMeans(Runner):
         InputError: a policy that asks for optimizer state to travel.
     """
 
-    drains_together = True
-
     def __init__(self, strategy: Pairwise, run: Run) -> None:
-        super().__init__(run)
-        if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
-            raise InputError("optimizer_state='average': stays with each worker of a pair; use 'local'")
-        self.strategy, self.rank = strategy, run.rank
         pairing = pairing_of(strategy, run.schedule.num_workers)
+        self.pair = _Pair(run.rank, pairing)
+        super().__init__(strategy, run, "a pair", self.pair.receive)
+        self.strategy, self.rank = strategy, run.rank
         self.is_active = run.rank in strategy.active
         self.neighbors = pairing.graph.targets[run.rank]
-        paces = run.schedule.paces()
-        normalises = strategy.averaging is Averaging.STEP_NORMALISED
-        self._factor = float(paces.mean()) / run.pace if normalises else 1.0
-        self.needs_round_start = self._factor != 1.0
         self._random = random.Random(f"{strategy.seed} {run.rank}")
         self._starts: list[torch.Tensor] = []
         self._generation = 0
         self._pauses = 0
         self._number = 0
         self._pending: Operation | None = None
-        self.pair = _Pair(self, pairing)
-        base = run.reducer
-        self._mailbox = self.pair.mailbox = Mailbox(
-            base.world.store,
-            run.rank,
-            f"{base.key} pairwise",
-            self.pair.receive,
-            max_bytes=max(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
-            timeout=base.timeout,
-        )
-        self._lookout = Lookout(base.heartbeat, range(run.schedule.num_workers))
+        self.pair.mailbox = self._mailbox
         self._mailbox.start()
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
@@ -113,14 +94,6 @@ class PairMeans(Runner):
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
         """From the first step on: whatever changed since the last adoption is added to the model."""
         return bool(self._starts)
-
-    def close(self) -> None:
-        """End the side thread."""
-        self._mailbox.close()
-
-    def abandon(self) -> None:
-        """The same after a failure, at once."""
-        self._mailbox.abandon()
 
     def _open(self) -> None:
         if self._starts:
@@ -182,10 +155,10 @@ class PairMeans(Runner):
 class _Pair:
     """One worker's model and its side of the pairing; driven by the side thread, `add` by the training loop."""
 
-    def __init__(self, owner: PairMeans, machine: Pairing) -> None:
-        self.rank = owner.rank
+    def __init__(self, rank: int, machine: Pairing) -> None:
+        self.rank = rank
         self.machine = machine
-        self.state, _ = self.machine.start(owner.rank)
+        self.state, _ = self.machine.start(rank)
         self.lock = threading.Lock()
         self.mailbox: Mailbox
         self.opening: tuple[int, list[torch.Tensor]] | None = None
@@ -195,7 +168,8 @@ class _Pair:
         self.averaged: list[int] = []
         """With whom this worker averaged, in order."""
         self.pauses: dict[int, int] = {}
-        self._sent: list[torch.Tensor] = []
+        self._snapshots = Snapshots()
+        self._sent: list[memoryview] = []
         self._asked = 0
         self._untouched = False
         self._last: dict[int, int] = {}
@@ -241,9 +215,8 @@ class _Pair:
                 case Send(to, Ask()):
                     with self.lock:
                         self._untouched = True
-                        self._sent = [part.clone() for part in self.model]
-                    frames = [to_bytes(part) for part in self._sent]
-                    self.mailbox.send(to, "ask", message.numbers[:2], frames)
+                        self._sent = self._snapshots.take(self.model)
+                    self.mailbox.send(to, "ask", message.numbers[:2], self._sent)
                 case Send(to, Answer()):
                     self.mailbox.send(to, "answer", message.numbers[:2], self._meet(message))
                 case Note(("averaged", int(partner))):
@@ -253,14 +226,14 @@ class _Pair:
                         self.answered = message.numbers[1]
 
     def _meet(self, message: Message) -> list[Any]:
-        """Make the model the mean of itself and the asker's; the mean is the answer."""
-        theirs = [from_bytes(frame, part.dtype) for frame, part in zip(message.payload, self.model, strict=True)]
+        """Make the model the mean of itself and the asker's; the mean is the answer, in the memory of the question."""
         if message.numbers[0] != self.generation:
-            return [to_bytes(part) for part in theirs]  # the asker starts afresh, too, and drops the answer
+            return list(message.payload)  # the asker starts afresh, too, and drops the answer
+        means = [tensor_of(frame, model.dtype) for frame, model in zip(message.payload, self.model, strict=True)]
         with self.lock:
-            for model, part in zip(self.model, theirs, strict=True):
-                model.add_(part).mul_(0.5)
-            return [to_bytes(model) for model in self.model]
+            for model, mean in zip(self.model, means, strict=True):
+                model.copy_(mean.add_(model).mul_(0.5))
+        return [frame_of(mean) for mean in means]
 
     def _take(self, message: Message) -> None:
         """Take the mean; what the training loop added meanwhile stays."""
@@ -268,9 +241,9 @@ class _Pair:
             return
         with self.lock:
             for model, sent, frame in zip(self.model, self._sent, message.payload, strict=True):
-                mean = from_bytes(frame, model.dtype)
+                mean = tensor_of(frame, model.dtype)
                 if self._untouched:
                     model.copy_(mean)
                 else:
-                    model.add_(mean.sub_(sent))
+                    model.add_(mean.sub_(tensor_of(sent, model.dtype)))
         self._sent = []

@@ -36,10 +36,11 @@ class SynchronousServer(Runner):
             server.hosts,
             base.heartbeat,
             key=f"{base.key} server",
-            max_bytes=max(bucket.array_length * bucket.dtype.itemsize for bucket in base.buckets),
+            max_bytes=sum(bucket.array_length * bucket.dtype.itemsize for bucket in base.buckets),
             timeout=base.timeout,
         )
         self._mailbox = communicator.mailbox
+        base.recorder.attach("mailbox", self._mailbox.traffic_facts)
         world = ThroughServers(base.world, communicator)
         reducer = Reducer(world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
         same = AllReduce(pace=server.pace, when=server.when, how=server.how, averaging=server.averaging)

@@ -2,7 +2,13 @@
 
 pyzmq carries them and not gloo: a gloo send blocks until its receive is posted, cannot be polled, and one receive that
 times out destroys the group. Every worker binds one inbox and connects to a peer when it first writes to it. A side
-thread owns all sockets; it hands arriving messages to the strategy and sends what the strategy answers.
+thread reads the inbox and hands what arrives to the strategy. Whoever sends gives his message to libzmq himself, one
+at a time: to wake another thread for that would take longer than a small message does.
+
+What may be on its way to a worker is bounded (see `credit`): the receiver grants what it has dealt with, so that a slow
+or stopped one makes its senders wait, until it goes on, is known to be gone, or the timeout has passed. The side thread
+itself never waits for room, or two workers could wait for each other: what `deliver` sends is held back, and as much as
+the bound again may be, which is a matter of the protocol; more ends the side thread with an error. Nothing is dropped.
 
 Only workers of the run can connect and write (see `admission`); whatever else arrives is dropped unread. If the side
 thread ends for any reason but `close`, whoever waits or sends is told.
@@ -14,10 +20,11 @@ import json
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.transport.admission import Admission
+from preduce.runtime.transport.credit import Account, Bound, Tally
 from preduce.runtime.transport.doorbell import Doorbell
 from preduce.runtime.transport.notes import Notes
 from preduce.runtime.transport.own_host import own_host
@@ -36,6 +43,8 @@ LINGER_MILLISECONDS = 1000
 MAX_HEADER_BYTES = 4096
 MAX_LISTS = 2
 """A header is one list with one list inside it."""
+GRANT = ""
+"""The kind of a message that only says what was dealt with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,23 @@ class Message:
     numbers: tuple[int, ...] = ()
     payload: tuple[Any, ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its arrays."""
+        return sum(memoryview(frame).nbytes for frame in self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What went between a worker and one peer so far, and what is held up; bytes are those of arrays."""
+
+    sent: Tally
+    received: Tally
+    on_the_way: Tally
+    """Sent, and not granted yet."""
+    waiting: Tally
+    """Not sent, for want of a grant."""
+
 
 class Mailbox:
     """The messages of one worker; `deliver` runs in the side thread, everything else may be called from any thread.
@@ -55,8 +81,11 @@ class Mailbox:
         store: where workers leave their addresses.
         rank: this worker.
         key: which mailbox of the run, equal on all workers.
-        deliver: called with each message.
-        max_bytes: larger frames close the sender's connection.
+        deliver: called with each message; when it returns, the message is dealt with and the sender may send another.
+        max_bytes: of the arrays of one message; larger frames close the sender's connection.
+        timeout: seconds that anybody waits for a message, or for room to send one.
+        bound: what may be on the way to each peer; by default 64 messages and twice `max_bytes`.
+        heartbeat: where who waits for room learns that the receiver is gone; without it, only the timeout ends that.
 
     Raises:
         MissingFeatureError: pyzmq is not installed.
@@ -64,18 +93,31 @@ class Mailbox:
     """
 
     def __init__(
-        self, store: Store, rank: int, key: str, deliver: Callable[[Message], None], *, max_bytes: int, timeout: float
+        self,
+        store: Store,
+        rank: int,
+        key: str,
+        deliver: Callable[[Message], None],
+        *,
+        max_bytes: int,
+        timeout: float,
+        bound: Bound | None = None,
+        heartbeat: SignsOfLife | None = None,
     ) -> None:
         self.rank, self.timeout = rank, timeout
+        self.bound = bound or Bound.of_largest(max_bytes)
+        self._heartbeat = heartbeat
+        self._accounts: dict[int, Account[Message]] = {}
         self._notes = Notes(store, f"mailbox/{key}")
         self._deliver = deliver
         self._zmq = _zmq()
-        self._outgoing: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+        self._to_oneself: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
         self._peers: dict[int, Any] = {}
         self._changed = threading.Condition()
+        """Its lock is that of the accounts and of the sockets in `_peers`."""
         self._failure: BaseException | None = None
-        self._closing = False
+        self._closing = self._has_ended = False
         self._linger_milliseconds = LINGER_MILLISECONDS
         self._context = self._zmq.Context(io_threads=1)
         self._bell = Doorbell()
@@ -108,17 +150,45 @@ class Mailbox:
         self._notes.write(f"address/{self.rank}", f"{self._place}:{self._port}")
 
     def send(self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = ()) -> None:
-        """Put a message on its way; the payload's memory must not change any more. To oneself costs no copy.
+        """Put a message on its way, as soon as there is room for it at the receiver; in `deliver`, never wait for that.
+
+        The payload travels from its own memory, which must not change any more (`arrays.Snapshots` knows when it may).
+        To oneself nothing is copied at all.
 
         Raises:
-            UnavailableError: the receiver never left its address, or the side thread has ended.
+            UnavailableError: the receiver never left its address, or the side thread has ended; in `deliver`, as many
+                messages wait for the receiver as may.
+            GoneError: the receiver can no longer make room, or did not within the timeout.
         """
+        assert kind != GRANT, "grants are sent by the side thread"
         if self._failure is not None:
             raise UnavailableError(f"a message could not be delivered ({self._failure})")
         if to != self.rank and to not in self._addresses:
             self._addresses[to] = self._address(to)
-        self._outgoing.put((to, Message(self.rank, kind, tuple(numbers), tuple(payload))))
-        self._bell.ring()
+        message = Message(self.rank, kind, tuple(numbers), tuple(payload))
+        assert self.bound.holds(message.num_bytes), "max_bytes is that of the largest message"
+        if threading.current_thread() is self._thread:
+            self._send_or_hold(to, message)
+        else:
+            self._send_when_room(to, message)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the side thread ended by an error: no message comes any more."""
+        return self._failure is not None
+
+    def traffic(self) -> dict[int, Traffic]:
+        """What went between this worker and each other one so far; itself not counted."""
+        with self._changed:
+            return {
+                peer: Traffic(account.sent.copy(), account.received.copy(), account.on_the_way, account.waiting)
+                for peer, account in sorted(self._accounts.items())
+                if peer != self.rank
+            }
+
+    def traffic_facts(self) -> dict[str, Any]:
+        """The same as JSON, by rank: what the recorder writes into traces and reports of failures."""
+        return {str(peer): asdict(traffic) for peer, traffic in self.traffic().items()}
 
     def until(
         self, done: Callable[[], bool], heartbeat: SignsOfLife, members: Sequence[int], round_: int | None
@@ -128,18 +198,82 @@ class Mailbox:
         Raises:
             GoneError: a member can no longer answer, the timeout passed, or delivery failed.
         """
+        self._wait(done, heartbeat, members, round_)
+
+    def _wait(
+        self,
+        done: Callable[[], bool],
+        heartbeat: SignsOfLife | None,
+        members: Sequence[int],
+        round_: int | None,
+        purpose: str = "",
+    ) -> None:
+        """Wait for what the side thread brings about; `done` is asked under the lock."""
         start = time.monotonic()
-        lookout = Lookout(heartbeat, members, round_)
+        lookout = None if heartbeat is None else Lookout(heartbeat, members, round_)
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: done() or self._failure is not None, GLANCE_SECONDS):
                     if self._failure is not None:
                         raise GoneError(f"a message could not be delivered ({self._failure})")
                     return
-            if (why := lookout.gone()) is not None:
+            if lookout is not None and (why := lookout.gone()) is not None:
                 raise GoneError(why)
+            if self._closing and purpose:
+                raise GoneError(f"the run ended while this worker waited {purpose}")
             if time.monotonic() > start + self.timeout:
-                raise GoneError(heartbeat.waits_for(members, self.timeout))
+                if heartbeat is None:
+                    raise GoneError(f"this worker waited {purpose} for {self.timeout:g} s")
+                silent = heartbeat.waits_for(members, self.timeout)
+                raise GoneError(f"{silent} (while this worker waited {purpose})" if purpose else silent)
+
+    def _account(self, peer: int) -> Account[Message]:
+        """What is owed to and by a peer; under the lock."""
+        account = self._accounts.get(peer)
+        if account is None:
+            account = self._accounts[peer] = Account(self.bound)
+        return account
+
+    def _send_when_room(self, to: int, message: Message) -> None:
+        """For all threads but the side thread: wait until the receiver has room.
+
+        Raises:
+            GoneError: as `send`.
+        """
+        num_bytes = message.num_bytes
+
+        def taken() -> bool:
+            account = self._account(to)
+            if room := account.has_room(num_bytes):
+                account.take(num_bytes)
+                self._go(to, message)
+            return room
+
+        with self._changed:
+            if taken():
+                return
+        self._wait(taken, self._heartbeat, (to,), None, f"for room to send worker {to} {size_text(message.num_bytes)}")
+
+    def _send_or_hold(self, to: int, message: Message) -> None:
+        """For the side thread: let a message wait for which there is no room.
+
+        Raises:
+            UnavailableError: as `send`.
+        """
+        num_bytes = message.num_bytes
+        with self._changed:
+            account = self._account(to)
+            if self._closing:  # the last messages go out whatever was granted
+                self._go(to, message)
+            elif account.has_room(num_bytes):
+                account.take(num_bytes)
+                self._go(to, message)
+            elif not account.hold(message, num_bytes):
+                waiting = account.waiting
+                raise UnavailableError(
+                    f"worker {to} takes nothing: {waiting.messages} messages with {size_text(waiting.num_bytes)} wait "
+                    f"for it already, and at most {self.bound.messages} with {size_text(self.bound.num_bytes)} may"
+                )
 
     def poke(self) -> None:
         """Let those who wait look again, after a change that no message brought."""
@@ -186,32 +320,58 @@ class Mailbox:
                         self._admission.answer()
                     else:
                         self._bell.quiet()
-                self._flush()
-            self._flush()
+                self._read_own()
+            with self._changed:  # nobody waits for grants any more
+                for to, account in self._accounts.items():
+                    for message in account.release():
+                        self._go(to, message)
+            self._read_own()
         except BaseException as error:  # noqa: BLE001 - the main thread raises it where it waits
             self._failure = error
             self.poke()
         finally:
+            with self._changed:
+                self._has_ended = True
             self._context.destroy(linger=self._linger_milliseconds)
 
-    def _flush(self) -> None:
-        """Carry out what is queued, messages to oneself included, until nothing is left."""
+    def _read_own(self) -> None:
+        """Deal with messages to oneself until none is left."""
         while True:
             try:
-                to, message = self._outgoing.get_nowait()
+                message = self._to_oneself.get_nowait()
             except queue.Empty:
                 return
-            if to == self.rank:
-                self._hand_over(message)
-                continue
+            self._hand_over(message)
+
+    def _go(self, to: int, message: Message) -> None:
+        """Let a message go for which there is room; under the lock, so that what was counted first goes first.
+
+        Given to libzmq it never blocks, and there is no more of it than what was granted.
+
+        Raises:
+            UnavailableError: libzmq refuses it.
+        """
+        if to == self.rank:
+            self._to_oneself.put(message)
+            self._bell.ring()
+            return
+        if self._has_ended:
+            return
+        try:
             if to not in self._peers:
-                peer = self._peers[to] = self._context.socket(self._zmq.PUSH)
-                peer.setsockopt(self._zmq.SNDHWM, 0)
-                peer.setsockopt(self._zmq.IPV6, self._addresses[to].startswith("tcp://["))
-                self._admission.introduce(peer)
-                peer.connect(self._addresses[to])
-            header = json.dumps([self.rank, message.kind, message.numbers]).encode()
+                self._peers[to] = self._connected(self._addresses[to])
+            header = json.dumps([self.rank, message.kind, message.numbers, *self._account(to).tell()]).encode()
             self._peers[to].send_multipart([self._admission.sealed(header), *message.payload], copy=False)
+        except self._zmq.ZMQError as error:
+            raise UnavailableError(f"worker {to}: a message could not be sent ({error})") from None
+
+    def _connected(self, address: str) -> Any:  # noqa: ANN401 - pyzmq's socket
+        peer = self._context.socket(self._zmq.PUSH)
+        peer.setsockopt(self._zmq.SNDHWM, 0)
+        peer.setsockopt(self._zmq.IPV6, address.startswith("tcp://["))
+        self._admission.introduce(peer)
+        peer.connect(address)
+        return peer
 
     def _receive(self) -> None:
         while True:
@@ -220,27 +380,55 @@ class Mailbox:
             except self._zmq.Again:
                 return
             message = self._message_in(frames)
-            if message is not None:
+            if message is not None and message.kind != GRANT:
                 self._hand_over(message)
 
     def _hand_over(self, message: Message) -> None:
+        """Let the strategy deal with a message, and tell the sender in time that it has."""
         self._deliver(message)
-        self.poke()
+        source, num_bytes = message.source, message.num_bytes
+        with self._changed:
+            account = self._account(source)
+            account.received.add(num_bytes)
+            if source == self.rank:
+                self._granted(source, *account.tell())
+            is_due = account.owes()
+            self._changed.notify_all()
+        if is_due:
+            if source not in self._addresses:
+                self._addresses[source] = self._address(source)
+            with self._changed:
+                self._go(source, Message(self.rank, GRANT))
+
+    def _granted(self, peer: int, messages: int, num_bytes: int) -> None:
+        """Let go what waited for a grant; under the lock."""
+        for message in self._account(peer).grant(messages, num_bytes):
+            self._go(peer, message)
+        self._changed.notify_all()
 
     def _message_in(self, frames: Sequence[Any]) -> Message | None:
-        """The message that some frames hold; None for what no worker of this run wrote."""
+        """The message that some frames hold, after its grant was taken; None for what no worker of this run wrote."""
         if len(frames[0].buffer) > MAX_HEADER_BYTES:
             return None
         header = self._admission.opened(bytes(frames[0].buffer))
         if header is None or header.count(b"[") > MAX_LISTS or b"{" in header:
             return None
         try:
-            source, kind, numbers = json.loads(header)
+            source, kind, numbers, messages, num_bytes = json.loads(header)
             payload = tuple(frame.buffer for frame in frames[1:])
-            return Message(int(source), str(kind), tuple(int(number) for number in numbers), payload)
-        except (ValueError, TypeError, UnicodeDecodeError):
+            message = Message(int(source), str(kind), tuple(int(number) for number in numbers), payload)
+            grant = int(messages), int(num_bytes)
+        except (ValueError, TypeError, OverflowError, UnicodeDecodeError):
             return None
+        with self._changed:
+            self._granted(message.source, *grant)
+        return message
 
 
 def _zmq() -> Any:  # noqa: ANN401 - the module
     return load("zmq", "messages between workers (strategies server and pairwise)")
+
+
+def size_text(num_bytes: int) -> str:
+    """A number of bytes as reports say it."""
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes} bytes"

@@ -2,8 +2,11 @@
 
 It has the face of a communicator, so that a synchronous server reuses tags, deadlines and commits of group operations.
 A shard is added in rank order as soon as the next rank's part is there, so that the sum is the same in every run.
-Each worker moves its model once out and once in; each host its shard n − 1 times out and in. Coded pieces are decoded,
-added in float32 and coded once more; the host's own worker takes the code, too.
+Coded pieces are decoded, added in float32 and coded once more; the host's own worker takes the code, too.
+
+Each worker moves its model once out and once in; each host its shard n − 1 times out and in. Nothing is copied beside
+that: uncoded parts travel from the array that is summed, which holds still until its sum is there, and are added up where the
+first one arrived.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from preduce.runtime.codecs.frames import decoded, encoded
+from preduce.runtime.transport.arrays import frame_of, tensor_of
 from preduce.runtime.transport.communicators import Communicator
 from preduce.runtime.transport.mailbox import Mailbox, Message
+from preduce.topo.codec_numbers import SCALE_BYTES
 from preduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
@@ -28,17 +33,6 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.waiting import RunningWork, SignsOfLife
     from preduce.runtime.transport.worlds import World
     from preduce.topo.schedule import Schedule
-
-
-def to_bytes(tensor: torch.Tensor) -> memoryview:
-    """A copy of a tensor in host memory, as bytes."""
-    copy = tensor.detach().to("cpu", copy=True).contiguous()
-    return copy.view(torch.uint8).numpy().data
-
-
-def from_bytes(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """The numbers in a frame, as a tensor of its own memory."""
-    return torch.frombuffer(bytearray(frame), dtype=dtype) if len(frame) else torch.empty(0, dtype=dtype)
 
 
 def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:
@@ -58,7 +52,9 @@ class ServerCommunicator(Communicator):
         self._next = 0
         self._sums: dict[int, _Sum] = {}
         self._running: dict[int, ServerWork] = {}
-        self.mailbox = Mailbox(world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout)
+        self.mailbox = Mailbox(
+            world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout, heartbeat=heartbeat
+        )
         self.mailbox.start()
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
@@ -68,10 +64,10 @@ class ServerCommunicator(Communicator):
         for host, (start, end) in zip(self.hosts, shard_bounds(tensor.numel(), len(self.hosts)), strict=True):
             piece = tensor[start:end]
             if coding is None:
-                kind, frame = f"push {tensor.dtype}".replace("torch.", ""), to_bytes(piece)
+                kind, frame = f"push {tensor.dtype}".replace("torch.", ""), frame_of(piece)
             else:
                 kind = f"push coded {coding.how.codec} {coding.how.block}"
-                frame = to_bytes(encoded(piece, coding, f"to host {host}", self.members[self.place]))
+                frame = frame_of(encoded(piece, coding, f"to host {host}", self.members[self.place]))
             self.mailbox.send(host, kind, (number, end - start), [frame])
         return work
 
@@ -80,14 +76,14 @@ class ServerCommunicator(Communicator):
             self._running[message.numbers[0]].parts[message.source] = message.payload[0]
             return
         number, length = message.numbers
-        total = self._sums.setdefault(number, _Sum())
+        total = self._sums.setdefault(number, _Sum(self.mailbox.rank))
         total.add(message.source, _pushed(message, length))
         if total.count == self.size:
             del self._sums[number]
             assert total.value is not None, "something was added"
             coding = self._running[number].coding  # this worker has pushed, too
             value = total.value if coding is None else encoded(total.value, coding, "sum", self.members[self.place])
-            frame = to_bytes(value)
+            frame = frame_of(value)
             for rank in self.members:
                 self.mailbox.send(rank, "sum", (number,), [frame])
 
@@ -106,39 +102,49 @@ class ServerWork:
         self.parts: dict[int, Any] = {}
 
     def is_completed(self) -> bool:
-        """Whether all hosts have answered."""
-        return len(self.parts) == len(self.owner.hosts)
+        """Whether all hosts have answered, or cannot because the mailbox failed, which `wait` then says."""
+        return self._has_all() or self.owner.mailbox.has_failed
 
     def wait(self) -> None:
         """Wait for the hosts and put their sums into the tensor."""
         owner = self.owner
-        owner.mailbox.until(self.is_completed, owner.heartbeat, owner.members, 0)
+        owner.mailbox.until(self._has_all, owner.heartbeat, owner.members, 0)
         for host, (start, end) in zip(owner.hosts, shard_bounds(self.tensor.numel(), len(owner.hosts)), strict=True):
             if end > start:  # a host of a short array may have nothing
                 self.tensor[start:end].copy_(self._answer(host, end - start))
         owner.done(self.number)
 
+    def _has_all(self) -> bool:
+        return len(self.parts) == len(self.owner.hosts)
+
     def _answer(self, host: int, length: int) -> torch.Tensor:
         """What a host answered, as numbers."""
         if self.coding is None:
-            return from_bytes(self.parts[host], self.tensor.dtype)
+            return tensor_of(self.parts[host], self.tensor.dtype)
         how = self.coding.how
-        return decoded(from_bytes(self.parts[host], torch.uint8), length, how.codec, how.block)
+        return decoded(_code_of(self.parts[host]), length, how.codec, how.block)
 
 
 def _pushed(message: Message, length: int) -> torch.Tensor:
     """The numbers of a worker's piece; in float32 if they came coded."""
     _, *form = message.kind.split()
     if len(form) == 1:
-        return from_bytes(message.payload[0], getattr(torch, form[0]))
+        return tensor_of(message.payload[0], getattr(torch, form[0]))
     _, codec, block = form
-    return decoded(from_bytes(message.payload[0], torch.uint8), length, Codec(codec), int(block))
+    return decoded(_code_of(message.payload[0]), length, Codec(codec), int(block))
+
+
+def _code_of(frame: Any) -> torch.Tensor:  # noqa: ANN401 - any buffer
+    """A code in a frame's own memory; a copy where that begins at an odd place."""
+    code = tensor_of(frame, torch.uint8)
+    return code.clone() if code.data_ptr() % SCALE_BYTES else code
 
 
 class _Sum:
-    """A shard that is being added up in rank order."""
+    """A shard that is being added up in rank order, in the memory in which the first part came."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
         self.value: torch.Tensor | None = None
         self.count = 0
         self._early: dict[int, torch.Tensor] = {}
@@ -148,7 +154,10 @@ class _Sum:
         self._early[rank] = part
         while self.count in self._early:
             part = self._early.pop(self.count)
-            self.value = part if self.value is None else self.value.add_(part)
+            if self.value is None:  # the host's own part is the array that waits for the sum
+                self.value = part.clone() if self.count == self.owner else part
+            else:
+                self.value.add_(part)
             self.count += 1
 
 

@@ -1,0 +1,63 @@
+"""What runners share in which nobody waits for a common operation: a mailbox, a lookout, progress since a start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.runtime.strategies.base import Runner
+from preduce.runtime.transport.mailbox import Mailbox
+from preduce.runtime.transport.waiting import Lookout
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.base import Averaging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.runtime.strategies.base import Run
+    from preduce.runtime.transport.mailbox import Message
+    from preduce.topo.strategies.base import Strategy
+
+
+class OneSided(Runner):
+    """A runner whose workers write to each other's mailboxes; `deliver` takes what comes, in the side thread.
+
+    Args:
+        strategy: whose kind names the mailbox.
+        run: the worker's part of the run.
+        place: with whom optimizer state would have to be averaged, for the refusal.
+        deliver: called with each message from `start` on.
+
+    Raises:
+        InputError: a policy that asks for optimizer state to travel.
+    """
+
+    drains_together = True
+
+    def __init__(self, strategy: Strategy, run: Run, place: str, deliver: Callable[[Message], None]) -> None:
+        super().__init__(run)
+        if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
+            raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
+        normalises = strategy.averaging is Averaging.STEP_NORMALISED
+        self._factor = float(run.schedule.paces().mean()) / run.pace if normalises else 1.0
+        """By which a round's progress is multiplied."""
+        self.needs_round_start = self._factor != 1.0
+        reducer = run.reducer
+        self._lookout = Lookout(reducer.heartbeat, range(run.schedule.num_workers))
+        self._mailbox = Mailbox(
+            reducer.world.store,
+            run.rank,
+            f"{reducer.key} {strategy.kind}",
+            deliver,
+            max_bytes=sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
+            timeout=reducer.timeout,
+            heartbeat=reducer.heartbeat,
+        )
+        reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
+
+    def close(self) -> None:
+        """End the side thread."""
+        self._mailbox.close()
+
+    def abandon(self) -> None:
+        """The same after a failure, at once."""
+        self._mailbox.abandon()

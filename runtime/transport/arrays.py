@@ -1,0 +1,88 @@
+"""Arrays as messages carry them: views of memory that is there already, and snapshots in memory that is used again.
+
+A message leads from a tensor to a tensor of another process. What cannot be avoided is the kernel's copy out of the one
+and into the other. Everything else is a view: libzmq sends from the array's own memory and receives into memory of its
+own, which nobody else has and which the receiver may therefore use and overwrite.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+MAX_SPARE = 2
+"""So many snapshots that nobody uses are kept for the next ones."""
+
+
+def frame_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of an array: its own memory where that is the host's, so that it must not change while it is sent."""
+    return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().data
+
+
+def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
+    """The numbers in a frame, in its own memory; a copy only of those that begin at an odd place (small ones do)."""
+    if not len(frame):
+        return torch.empty(0, dtype=dtype)
+    place = np.frombuffer(frame, dtype=np.uint8)
+    return torch.frombuffer(place.copy() if place.ctypes.data % dtype.itemsize else frame, dtype=dtype)
+
+
+class Snapshots:
+    """Copies of arrays that change while they are sent, in memory that is used again.
+
+    A snapshot's memory is free when nobody has its frames any more: not the sender, no message that waits, not libzmq
+    (of which pyzmq's `MessageTracker` would tell, but of nobody else), and nobody who got it as a message to itself. So
+    however long a peer takes, what is on its way does not change.
+    """
+
+    def __init__(self) -> None:
+        self._taken: list[_Snapshot] = []
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
+        """The bytes of these arrays as they are now, which stay so as long as anybody has them.
+
+        All calls of one instance give arrays of the same sizes. Not to be called by two threads at a time.
+        """
+        snapshot = self._free() or _Snapshot([tensor.nbytes for tensor in tensors])
+        self._taken.append(snapshot)
+        return snapshot.of(tensors)
+
+    def __len__(self) -> int:
+        """How many snapshots have memory now, in use or not."""
+        return len(self._taken)
+
+    def _free(self) -> _Snapshot | None:
+        """A snapshot that nobody has any more, taken out; a few others are kept, the rest gives its memory back."""
+        free = [snapshot for snapshot in self._taken if snapshot.is_free()]
+        used = [snapshot for snapshot in self._taken if snapshot not in free]
+        self._taken = used + free[1 : 1 + MAX_SPARE]
+        return free[0] if free else None
+
+
+class _Snapshot:
+    """The memory of one snapshot, and who has it."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._homes = [np.empty(size, dtype=np.uint8) for size in sizes]
+        self._lent: list[weakref.ref[npt.NDArray[np.uint8]]] = []
+
+    def is_free(self) -> bool:
+        """Whether nobody has any of its frames."""
+        return all(view() is None for view in self._lent)
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
+        """Copy these arrays in. A frame, and whatever is made from it, keeps a view alive that is only its own."""
+        for home, tensor in zip(self._homes, tensors, strict=True):
+            if len(home):
+                torch.frombuffer(home, dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+        views = [home.view() for home in self._homes]
+        self._lent = [weakref.ref(view) for view in views]
+        return [view.data for view in views]

@@ -1,0 +1,425 @@
+"""What may be on its way is bounded, nothing is lost or reordered, and an array that is in flight does not change."""
+
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preduce.runtime.transport import arrays
+from preduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from preduce.runtime.transport.credit import Account, Bound, Tally
+from preduce.runtime.transport.mailbox import Mailbox
+from preduce.runtime.transport.waiting import GoneError
+from preduce.topo.errors import UnavailableError
+
+pytest.importorskip("zmq")
+MB = 10**6
+
+
+class Signs:
+    """Signs of life of workers of whom nobody is gone, until somebody says so."""
+
+    why = None
+    asked = 0
+
+    def gone(self, members, round_=None):
+        self.asked += 1
+        return self.why
+
+    def news(self):
+        return self.asked
+
+    def watch(self, members):
+        pass
+
+    def waits_for(self, members, seconds):
+        return f"waits for worker {members[0]} for more than {seconds:g} s"
+
+
+class Boxes:
+    """Mailboxes of one run, each with a function that takes its messages."""
+
+    def __init__(self, *deliver, max_bytes=MB, timeout=20, signs=None, **options):
+        store = dist.HashStore()
+        self.boxes = [
+            Mailbox(store, rank, "b", take, max_bytes=max_bytes, timeout=timeout, heartbeat=signs, **options)
+            for rank, take in enumerate(deliver)
+        ]
+
+    def __enter__(self):
+        for box in self.boxes:
+            box.start()
+        return self.boxes
+
+    def __exit__(self, *error):
+        for box in self.boxes:
+            box.abandon()
+
+
+def soon(done, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "did not come about in time"
+        time.sleep(0.002)
+
+
+def resident():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def ignore(message):
+    pass
+
+
+SIZES = st.integers(0, 50)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.sampled_from(["send", "deliver", "grant", "old grant"]), SIZES), max_size=80),
+)
+def test_no_order_of_messages_and_grants_passes_the_bound_loses_or_stops_anything(messages, events):
+    """Two accounts and what lies between them; afterwards everything that is due arrives, and all has come in order."""
+    bound = Bound(messages, 100)
+    sender, receiver = Account(bound), Account(bound)
+    wire, grants, came, count, refused = [], [(0, 0)], [], 0, set()
+
+    def deliver():
+        if wire:
+            number, size = wire.pop(0)
+            came.append(number)
+            receiver.received.add(size)
+            if receiver.owes():
+                grants.append(receiver.tell())
+
+    def grant(which):
+        wire.extend(sender.grant(*grants[which]))
+
+    for event, size in events:
+        if event == "send":
+            if sender.has_room(size):
+                sender.take(size)
+                wire.append((count, size))
+            elif not sender.hold((count, size), size):
+                refused.add(count)
+            count += 1
+        elif event == "deliver":
+            deliver()
+        else:
+            grant(-1 if event == "grant" else size % len(grants))
+        assert len(wire) <= bound.messages
+        assert sum(size for _, size in wire) <= bound.num_bytes
+        assert sender.on_the_way.messages <= bound.messages
+        assert sender.on_the_way.num_bytes <= bound.num_bytes
+        assert sender.waiting.messages <= bound.messages
+        assert sender.waiting.num_bytes <= bound.num_bytes
+    grant(-1)
+    while wire:
+        deliver()
+        grant(-1)
+    assert came == [number for number in range(count) if number not in refused]
+    assert sender.waiting == Tally(0, 0)
+
+
+def test_a_grant_for_what_was_never_sent_gives_no_room():
+    account = Account(Bound(2, 100))
+    account.take(50)
+    account.grant(10**9, 10**9)
+    for _ in range(2):
+        account.take(50)
+    assert not account.has_room(0)
+    with pytest.raises(AssertionError):
+        account.take(0)
+
+
+def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
+    """Without grants libzmq would read on, and hold all 400 MB here: its side thread runs, the strategy does not."""
+    gate, came = threading.Event(), []
+
+    def stopped(message):
+        gate.wait()
+        came.append(message.numbers[0])
+
+    with Boxes(ignore, stopped, max_bytes=4 * MB, bound=Bound(4, 16 * MB)) as (sender, _):
+        tensor = torch.zeros(4 * MB, dtype=torch.uint8)
+        sender.send(1, "first", (0,), [frame_of(tensor)])
+        time.sleep(0.2)
+        before = resident()
+
+        def send():
+            for number in range(1, 100):
+                sender.send(1, "more", (number,), [frame_of(torch.zeros(4 * MB, dtype=torch.uint8).add_(1))])
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        time.sleep(1)
+        held = sender.traffic()[1]
+        assert held.sent == Tally(4, 16 * MB)
+        assert held.on_the_way == Tally(4, 16 * MB)
+        # On the way are 16 MB, and they may lie with sender and receiver; the next message stands ready.
+        assert resident() - before < 45 * MB
+        gate.set()
+        sending.join(20)
+        soon(lambda: len(came) == 100)
+    assert came == list(range(100))
+
+
+def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_goes_on_where_it_was(tmp_path):
+    """SIGSTOP, with real sockets between; the sender's error names the receiver, and nothing is lost for all that."""
+    script = tmp_path / "receiver.py"
+    script.write_text(
+        "import sys, time, torch.distributed as dist\n"
+        "from preduce.runtime.transport.mailbox import Mailbox\n"
+        "store, came = dist.TCPStore('127.0.0.1', int(sys.argv[1])), []\n"
+        "box = Mailbox(store, 1, 'b', came.append, max_bytes=10**6, timeout=20)\n"
+        "box.start()\n"
+        "while not came or came[-1].kind != 'last': time.sleep(0.01)\n"
+        "print([message.numbers[0] for message in came])\n"
+        "box.close()\n"
+    )
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    child = subprocess.Popen([sys.executable, str(script), str(store.port)], stdout=subprocess.PIPE, text=True)
+    sender = Mailbox(store, 0, "b", ignore, max_bytes=MB, timeout=60, bound=Bound(8, 4 * MB), heartbeat=Signs())
+    sender.start()
+    try:
+        sender.send(1, "first", (0,), [b"x"])
+        sender.timeout = 1.0
+        child.send_signal(signal.SIGSTOP)
+        before, number = resident(), 1
+        while sender.traffic()[1].on_the_way.num_bytes + MB <= 4 * MB:
+            sender.send(1, "more", (number,), [np.zeros(MB, dtype=np.uint8)])
+            number += 1
+        started = time.monotonic()
+        with pytest.raises(GoneError, match=r"waits for worker 1 .* for room to send worker 1 1\.0 MB"):
+            sender.send(1, "more", (number,), [np.zeros(MB, dtype=np.uint8)])
+        assert 1 <= time.monotonic() - started < 2
+        assert 4 <= number <= 6
+        assert resident() - before < 10 * MB
+        child.send_signal(signal.SIGCONT)
+        sender.timeout = 20
+        sender.send(1, "last", (number,), [b"x"])
+        output, _ = child.communicate(timeout=20)
+    finally:
+        child.kill()
+        sender.abandon()
+    assert output.strip() == str(list(range(number + 1))), "what was not sent took no number"
+
+
+def test_waiting_for_room_ends_when_the_receiver_is_known_to_be_gone():
+    gate, signs = threading.Event(), Signs()
+    with Boxes(ignore, lambda message: gate.wait(), signs=signs, bound=Bound(1, 2 * MB)) as (sender, _):
+        sender.send(1, "one")
+        signs.why = "worker 1 was killed"
+        started = time.monotonic()
+        with pytest.raises(GoneError, match="worker 1 was killed"):
+            sender.send(1, "two")
+        assert time.monotonic() - started < 5
+        gate.set()
+
+
+def test_waiting_for_room_ends_when_the_run_does():
+    gate, errors = threading.Event(), queue.SimpleQueue()
+    with Boxes(ignore, lambda message: gate.wait(), bound=Bound(1, 2 * MB)) as (sender, _):
+        sender.send(1, "one")
+
+        def send():
+            try:
+                sender.send(1, "two")
+            except GoneError as error:
+                errors.put(str(error))
+
+        threading.Thread(target=send).start()
+        time.sleep(0.1)
+        sender.abandon()
+        assert "the run ended while this worker waited for room to send worker 1 0 bytes" in errors.get(timeout=5)
+        gate.set()
+
+
+def test_answers_never_wait_but_more_of_them_than_the_bound_are_an_error_that_names_the_peer():
+    """What a worker sends to one that does not read: the bound is on its way, as much waits, and the next is told."""
+    gate, asked = threading.Event(), []
+
+    def tell(message):
+        asked.append(message)
+        boxes[0].send(1, "news", message.numbers)
+
+    with Boxes(tell, lambda message: gate.wait(), ignore, bound=Bound(3, 100)) as boxes:
+        for number in range(6):
+            boxes[2].send(0, "tell", (number,))
+        soon(lambda: len(asked) == 6)
+        assert boxes[0].traffic()[1].on_the_way.messages == 3
+        assert boxes[0].traffic()[1].waiting.messages == 3
+        boxes[2].send(0, "tell", (6,))
+        soon(lambda: boxes[0].has_failed)
+        with pytest.raises(UnavailableError, match="worker 1 takes nothing: 3 messages with 0 bytes wait for it"):
+            boxes[0].send(1, "more")
+        gate.set()
+
+
+def test_two_workers_that_answer_each_other_under_the_smallest_bound_do_not_lock():
+    count, done = 200, [threading.Event(), threading.Event()]
+    answers = [[], []]
+
+    def deliver(rank):
+        def take(message):
+            if message.kind == "ask":
+                boxes[rank].send(1 - rank, "answer", message.numbers, message.payload)
+            else:
+                answers[rank].append((message.numbers[0], bytes(message.payload[0])))
+                done[rank].set() if len(answers[rank]) == count else None
+
+        return take
+
+    def ask(rank):
+        for number in range(count):
+            boxes[rank].send(1 - rank, "ask", (number,), [bytes([rank]) * 50])
+            soon(lambda number=number: len(answers[rank]) >= number)  # one question at a time, as protocols ask
+
+    with Boxes(deliver(0), deliver(1), bound=Bound(2, 100)) as boxes:
+        threads = [threading.Thread(target=ask, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        assert all(event.wait(20) for event in done)
+        for thread in threads:
+            thread.join(5)
+    for rank in (0, 1):
+        assert answers[rank] == [(number, bytes([rank]) * 50) for number in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_lost_or_reordered_and_every_byte_is_counted_under_random_pauses(seed):
+    rng = random.Random(seed)
+    bound = Bound(rng.choice([1, 3, 64]), rng.choice([6000, 100_000]))
+    heard = [[], [], []]
+    plans = [[(rng.randrange(3), rng.choice([0, 1, 40, 3000])) for _ in range(150)] for _ in range(3)]
+
+    def deliver(rank):
+        own = random.Random(f"{seed} {rank}")
+
+        def take(message):
+            if own.random() < 0.05:
+                time.sleep(own.random() * 0.02)
+            heard[rank].append((message.source, message.numbers[0], len(message.payload[0])))
+
+        return take
+
+    def work(rank):
+        for number, (to, size) in enumerate(plans[rank]):
+            boxes[rank].send(to, "m", (number,), [bytes(size)])
+
+    with Boxes(*map(deliver, range(3)), max_bytes=3000, bound=bound) as boxes:
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        soon(lambda: sum(map(len, heard)) == 450)
+        traffic = [box.traffic() for box in boxes]
+    for rank in range(3):
+        for source in range(3):
+            mine = [(number, size) for peer, number, size in heard[rank] if peer == source]
+            wanted = [(n, size) for n, (to, size) in enumerate(plans[source]) if to == rank]
+            assert mine == wanted
+            if rank != source:
+                counted = Tally(len(wanted), sum(size for _, size in wanted))
+                assert traffic[source].get(rank, None) is None or traffic[source][rank].sent == counted
+                assert traffic[rank].get(source, None) is None or traffic[rank][source].received == counted
+                assert wanted == [] or rank in traffic[source]
+
+
+def reuse(snapshots, seed):
+    """Send arrays that are overwritten at once to receivers that pause and keep messages; how many came changed."""
+    rng = random.Random(seed)
+    changed, count, kept = [], [0], []
+
+    def take(message):
+        if rng.random() < 0.1:
+            time.sleep(0.01)
+        kept.append(message)
+        if len(kept) > 3:
+            for old in kept:
+                numbers = torch.cat([tensor_of(frame, torch.float32) for frame in old.payload])
+                changed.append(bool((numbers != old.numbers[0]).any()))
+            count[0] += len(kept)
+            kept.clear()
+
+    model = [torch.zeros(60_000), torch.zeros(7), torch.zeros(0)]
+    with Boxes(take, ignore, take, max_bytes=MB, bound=Bound(4, 4 * MB)) as boxes:
+        for number in range(40):
+            for part in model:
+                part.fill_(number)
+            frames = snapshots.take(model)
+            for to in (0, 2):  # to itself, where nothing is copied, and through the network
+                boxes[0].send(to, "model", (number,), frames)
+            del frames
+        soon(lambda: count[0] >= 72)
+    return sum(changed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_array_that_is_used_again_never_changes_what_is_in_flight(seed):
+    snapshots = Snapshots()
+    assert reuse(snapshots, seed) == 0
+    assert len(snapshots) < 30, "memory was used again"
+
+
+def test_that_property_can_fail(monkeypatch):
+    """Whoever takes memory for free that is in flight is found out."""
+    monkeypatch.setattr(arrays._Snapshot, "is_free", lambda snapshot: True)
+    assert reuse(Snapshots(), 0) > 0
+
+
+def test_a_snapshot_is_free_when_the_last_part_of_a_frame_is_forgotten():
+    snapshots = Snapshots()
+    part = tensor_of(snapshots.take([torch.arange(10.0)])[0][8:20], torch.float32)[1:]
+    for number in range(5):
+        snapshots.take([torch.full((10,), float(number))])
+    assert part.tolist() == [3.0, 4.0]
+    assert len(snapshots) == 2
+    del part
+    snapshots.take([torch.zeros(10)])
+    assert len(snapshots) <= 2
+
+
+def test_a_frame_that_begins_at_an_odd_place_is_read_rightly():
+    numbers = torch.arange(5, dtype=torch.float64)
+    frame = bytearray(b"x") + bytes(frame_of(numbers))
+    assert tensor_of(memoryview(frame)[1:], torch.float64).tolist() == numbers.tolist()
+    aligned = frame_of(numbers)
+    tensor_of(aligned, torch.float64).add_(1)
+    assert numbers.tolist() == [1, 2, 3, 4, 5], "a view, not a copy"
+
+
+def test_what_waits_for_room_goes_out_when_the_mailbox_closes():
+    """As before there was a bound: closing sends what is queued."""
+    gate, came = threading.Event(), []
+
+    def slow(message):
+        gate.wait()
+        came.append(message.numbers[0])
+
+    def burst(message):
+        for number in range(4):
+            boxes[0].send(1, "part", (number,))
+
+    with Boxes(burst, slow, bound=Bound(2, 100)) as boxes:
+        boxes[0].send(0, "go")
+        soon(lambda: boxes[0].traffic().get(1) is not None and boxes[0].traffic()[1].waiting.messages == 2)
+        boxes[0].close()
+        gate.set()
+        soon(lambda: len(came) == 4)
+    assert came == [0, 1, 2, 3]
