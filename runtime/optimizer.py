@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from preduce.runtime.averaging.applier import Applier
 from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from preduce.runtime.averaging.mean_model import average_everywhere, own_values_kept
 from preduce.runtime.averaging.reducer import Reducer
@@ -121,6 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             plan,
             flat,
             reached,
+            self.optimizer,
             recorder=Recorder(reached.rank, trace),
             heartbeat=heartbeat,
             key=agreed.key,
@@ -255,7 +257,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round.
 
-        What was in flight is dropped and the run goes on from the model as the next step finds it, so load that too.
+        What was in flight is dropped (of a pipeline's gradients with a warning) and the run goes on from the model as
+        the next step finds it, so load that too.
 
         Raises:
             InputError: the state was saved inside a round, and the schedule measures rounds from their beginning.
@@ -344,6 +347,7 @@ def _run(
     schedule: Schedule,
     flat: FlatModel,
     world: World,
+    optimizer: torch.optim.Optimizer,
     *,
     recorder: Recorder,
     heartbeat: Heartbeat,
@@ -357,7 +361,7 @@ def _run(
         buffers = Reducer(world, flat.buffer_buckets, recorder, heartbeat, key=f"{key} buffers", timeout=timeout)
         mean_reducers.append(buffers)
     alone = isinstance(world, AloneWorld)
-    return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers), alone=alone)
+    return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers), Applier(optimizer, flat), alone=alone)
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

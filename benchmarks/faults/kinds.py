@@ -16,7 +16,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Phase
 from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Form, GroupPhases, How, Late
+from preduce.topo.strategies import Form, GroupPhases, How, Late, Pipeline
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.generated import Division, Generated
 from preduce.topo.strategies.neighbor import Neighbor
@@ -39,7 +39,7 @@ class Kind:
     """A schedule with what is known of its results.
 
     `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
-    are decided while the run lasts. `steps_a_round` is the pace.
+    are decided while the run lasts. `steps_a_round` is the pace, `lag` the steps by which gradients are late.
     """
 
     strategy: Strategy
@@ -47,6 +47,7 @@ class Kind:
     law: str
     late: bool = False
     gradients: bool = False
+    lag: int = 0
     steps_a_round: int = 1
     num_nodes: int = 1
 
@@ -66,7 +67,7 @@ class Kind:
         for step in range(steps):
             ends = (step + 1) % self.steps_a_round == 0
             w = self.rounds[step // self.steps_a_round % len(self.rounds)] if ends else np.eye(WORKERS)
-            own = np.eye(WORKERS)
+            own = np.eye(WORKERS) * (step >= self.lag)
             x[step + 1] = w @ x[step] + own if self.late else w @ (x[step] + own)
         return x
 
@@ -100,6 +101,7 @@ KINDS = {
     "static": Kind(Static(phases=_phases()), _PAIR_MEANS, "reference"),
     "static late": Kind(Static(phases=_phases(), when=Late()), _PAIR_MEANS, "reference", late=True),
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
+    "allreduce pipeline": Kind(AllReduce(when=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
     "allreduce late": Kind(AllReduce(when=Late()), (ALL,), "reference", late=True),
     "hierarchical": Kind(

@@ -147,7 +147,7 @@ def _torn(rank: int, records: list[Record]) -> list[str]:
 
 def _by_reference(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
     last = max((record.step for listed in records.values() for record in listed), default=0)
-    states = kind.states(last + 1)
+    states = kind.states(last + 1 + kind.lag)
     problems = []
     for rank, listed in records.items():
         own = np.eye(WORKERS)[rank]
@@ -157,7 +157,7 @@ def _by_reference(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                 "enters": [before],
                 "leaves": [after],
                 "finishes": [before],
-                "finished": [states[s].mean(axis=0)],
+                "finished": [states[s + kind.lag].mean(axis=0)],  # what is late is applied at the end
             }.get(record.what, [before, after, states[s].mean(axis=0)] + ([] if kind.gradients else [before + own]))
             if not any(_same(_values(record), allowed) for allowed in may):
                 problems.append(f"worker {rank} {record.what} step {s} with {_values(record)}, not {may}")

@@ -13,12 +13,12 @@ import torch
 from benchmarks.gpu.simulated import Fault, Shared, run_ranks
 from preduce.runtime.averaging import neighbor_reducer, reducer
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies import gradient_means, group_means
+from preduce.runtime.strategies import gradient_means, group_means, pipeline
 from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Group, Phase
 from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Late, Lockstep
+from preduce.topo.strategies import GroupPhases, Late, Lockstep, Pipeline
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.neighbor import Neighbor
@@ -50,11 +50,15 @@ class Cell:
     buffers: str = "average"
     optimizer: str = "sgd"
     rounds: int = 5
+    width: int = 1
+    """Of a pipeline of gradients."""
 
     @property
     def schedule(self) -> Schedule:
         """Its schedule for four workers."""
         when: Any = Late() if self.overlap else Lockstep()
+        if self.width > 1:
+            when = Pipeline(width=self.width, wider=self.width > 2)
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":
@@ -80,6 +84,9 @@ CELLS = [
     Cell("static, paces, normalised", paces=(1, 2, 1, 3), normalised=True),
     Cell("static, overlap, paces, normalised", overlap=True, paces=(1, 2, 1, 3), normalised=True),
     Cell("allreduce of gradients", kind="allreduce"),
+    Cell("allreduce of gradients, pipeline", kind="allreduce", width=2),
+    Cell("allreduce of gradients, pipeline, mixed", kind="allreduce", width=2, dtypes=(torch.float32, torch.bfloat16)),
+    Cell("allreduce of gradients, pipeline of 3, Adam", kind="allreduce", width=3, optimizer="adam"),
     Cell("allreduce of parameters", kind="allreduce", paces=2),
     Cell("allreduce of parameters, overlap", kind="allreduce", paces=2, overlap=True),
     Cell("neighbor", kind="neighbor"),
@@ -202,6 +209,7 @@ def late(place: str, seconds: float) -> Iterator[None]:
         for name in ("commit_mean", "commit_delayed"):
             before(group_means, name)
         before(gradient_means, "commit_gradients")
+        before(pipeline, "commit_gradients")
     try:
         yield
     finally:
@@ -295,10 +303,10 @@ def judge_fault(cell: Cell, kind: str, fault: Fault, *, timeout: float = 2.0) ->
         values = torch.cat([value.double().flatten().cpu() for value in result["values"].values()])
         if not bool(values.isfinite().all()):
             return f"{cell.name}, {fault.kind}: rank {rank} holds what is not finite"
-    before = replace(cell, rounds=fault.at)
+    before = replace(cell, rounds=fault.at + cell.width - 1)  # a pipeline applies it so many steps later
     for rank, result in enumerate(results):
         # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.
-        local = result["steps"] - fault.at
+        local = result["steps"] - before.rounds
         choices = [0] if cell.schedule.strategy.averages_gradients else [local, local + 1]
         wanted = [run_cell(before, "plain", finish=False, local=choice)[rank] for choice in choices]
         gap = min(distance([result], [one], parameters_only=True) for one in wanted)

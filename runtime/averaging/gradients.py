@@ -83,6 +83,16 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
         torch._foreach_copy_(gradients, averages)
 
 
+def clear_gradients(buckets: Iterable[Bucket]) -> None:
+    """Make every gradient zero, and give one to each parameter that is trained and has none."""
+    for bucket in buckets:
+        for slot in bucket.slots:
+            if slot.parameter.grad is not None:
+                slot.parameter.grad.detach_().zero_()
+            elif slot.parameter.requires_grad:
+                slot.parameter.grad = torch.zeros_like(slot.parameter)
+
+
 def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
     """Divide an optimizer's gradients by a GradScaler's scale, in place."""
     inverse = scale.double().reciprocal().float()

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from preduce.runtime.strategies.all_reduce import all_reduce
 from preduce.runtime.strategies.generated import GeneratedMeans
-from preduce.runtime.strategies.gradient_means import all_reduce
 from preduce.runtime.strategies.group_means import means_of_groups
 from preduce.runtime.strategies.neighbor import NeighborMeans
 from preduce.runtime.strategies.pairwise import PairMeans

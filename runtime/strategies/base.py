@@ -13,6 +13,7 @@ from preduce.topo.errors import InputError
 if TYPE_CHECKING:
     import torch
 
+    from preduce.runtime.averaging.applier import Applier
     from preduce.runtime.averaging.flat_model import FlatModel
     from preduce.runtime.averaging.reducer import Reducer
     from preduce.topo.schedule import Schedule
@@ -28,6 +29,8 @@ class Run:
     reducer: Reducer
     mean_reducers: tuple[Reducer, ...]
     """Reducers of everything that the mean model holds: parameters, and buffers that do not ride along with them."""
+    applier: Applier
+    """The wrapped optimizer, for strategies that have a mean gradient to apply."""
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
 
@@ -62,6 +65,12 @@ class Runner(ABC):
     needs_round_start: bool = False
     """Whether what a round's end does depends on the parameters with which the round began."""
 
+    late_scaled: bool = False
+    """Whether the gradients that `before_step` put in place came from an earlier step under a GradScaler."""
+
+    harm_of_loading: str = "would send the difference to the others as progress"
+    """What would come of a model that is loaded by itself where `takes_for_progress` says so."""
+
     outlives_lost_workers: bool = False
     """Whether the run goes on when workers are lost; means over all are then over those that are left."""
 
@@ -77,6 +86,9 @@ class Runner(ABC):
 
     def settle(self) -> None:
         """Wait for what is in flight, so that the live parameters of all workers may be averaged; the run goes on."""
+
+    def conclude(self) -> None:
+        """Called where all workers have ended their data after the same round: apply what is still late, if at all."""
 
     def drain(self) -> None:
         """Wait for what is in flight and drop it: the run ends, or goes on from other parameters."""

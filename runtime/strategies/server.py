@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from preduce.runtime.averaging.reducer import Reducer
+from preduce.runtime.strategies.all_reduce import all_reduce
 from preduce.runtime.strategies.asynchronous_server import AsynchronousServer
 from preduce.runtime.strategies.base import Runner
-from preduce.runtime.strategies.gradient_means import all_reduce
 from preduce.runtime.transport.through_servers import ServerCommunicator, ThroughServers
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce

@@ -98,6 +98,7 @@ class Ending:
         runner.leave()
         lost = runner.lost if runner.outlives_lost_workers else None
         members = self.stepper.uneven_inputs.meet(round_, lost)
+        runner.conclude()
         runner.settle()
         runner.drain()
         runner.connect(members, "finish")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from preduce.runtime.averaging.gradient_watch import GradientWatch
-from preduce.runtime.averaging.gradients import averaged_are_finite, unscale
+from preduce.runtime.averaging.gradients import unscale
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,11 +73,17 @@ class Stepper:
                 "skip: average_gradients() has put this step's gradients into those of all workers, who apply them; "
                 "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere"
             )
+        if scale is not None and self._averaged and self.run.schedule.strategy.when.delays_gradients:
+            raise InputError(
+                "average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
+                "when they come back; call scaler.unscale_(optimizer) before it"
+            )
         self._declare(round_)
+        self.run.applier.scaled = found_inf is not None
         if found_inf is not None and scale is not None:
             unscale(self.optimizer, scale)
         if self.runner.averages_gradients:
-            loss = self._step_with_mean_gradients(closure, skip=skip, scaled=found_inf is not None)
+            loss = self._step_with_mean_gradients(closure, skip=skip)
         else:
             self.runner.before_step(step, round_, first=step % self.run.pace == 0)
             loss = None
@@ -88,22 +94,26 @@ class Stepper:
             self.runner.end_round(step, round_)
         return loss
 
-    def _step_with_mean_gradients(self, closure: Callable[[], Any] | None, *, skip: bool, scaled: bool) -> Any:  # noqa: ANN401 - as above
+    def _step_with_mean_gradients(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - as above
         """The closure is evaluated here, before the averaging; all workers take the same step, or none does."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if self._watch is not None and not skip and not self._averaged:
-            self._watch.look(unscaled=scaled)
+            self._watch.look(unscaled=self.run.applier.scaled)
         if skip:
             self.optimizer.zero_grad(set_to_none=False)
         if not self._averaged:
             self.runner.before_step(self.steps, self.round, first=True)
         self._averaged = False
-        if not scaled or averaged_are_finite(self.run.flat.buckets):
-            self.optimizer.step()
+        self._apply()
         return loss
+
+    def _apply(self) -> None:
+        """Step with the means that are in place."""
+        applier = self.run.applier
+        applier.step(check_finite=applier.scaled or self.runner.late_scaled)
 
     @property
     def has_local_gradients(self) -> bool:
@@ -137,8 +147,8 @@ class Stepper:
         if flat.loads.count != self._loads:
             if self.runner.takes_for_progress(self.round, first=first):
                 raise InputError(
-                    f"model: was loaded after a step, and strategy {self.run.schedule.strategy.kind!r} would send the "
-                    "difference to the others as progress; call optimizer.load_state_dict(...) beside "
+                    f"model: was loaded after a step, and strategy {self.run.schedule.strategy.kind!r} "
+                    f"{self.runner.harm_of_loading}; call optimizer.load_state_dict(...) beside "
                     "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to go on from there"
                 )
             self._loads = flat.loads.count
@@ -154,7 +164,8 @@ class Stepper:
             if self.runner.averages_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
                 self.runner.before_step(step, round_, first=True)
-                self.optimizer.step()
+                self._apply()
             self._steps = (round_ + 1) * self.run.pace
             self.runner.end_round(step, round_)
             self.runner.leave()
+        self.runner.conclude()

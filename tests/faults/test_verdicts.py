@@ -25,7 +25,8 @@ def line(what, instant, step, values, more=None):
 
 def healthy(name):
     """What four workers of a kind with a reference write in a run without faults."""
-    states = KINDS[name].states(STEPS)
+    lag = KINDS[name].lag
+    states = KINDS[name].states(STEPS + lag)
     diaries = []
     for rank in range(WORKERS):
         lines = [line("begins", 0.0, 0, states[0][rank], 1)]
@@ -33,7 +34,7 @@ def healthy(name):
             lines.append(line("enters", step, step, states[step][rank]))
             lines.append(line("leaves", step + 0.5, step, states[step + 1][rank], []))
         lines.append(line("finishes", STEPS, STEPS, states[STEPS][rank]))
-        lines.append(line("finished", STEPS, STEPS, states[STEPS].mean(axis=0)))
+        lines.append(line("finished", STEPS, STEPS, states[STEPS + lag].mean(axis=0)))
         diaries.append(lines)
     return diaries
 
@@ -59,7 +60,8 @@ WITH_REFERENCE = [name for name, kind in KINDS.items() if kind.law == "reference
 @pytest.mark.parametrize("name", WITH_REFERENCE)
 def test_the_reference_alone_keeps_every_sum_of_progress(name):
     states = KINDS[name].states(STEPS)
-    assert np.allclose(states.mean(axis=1), np.arange(STEPS + 1)[:, None] / WORKERS)
+    steps = np.maximum(np.arange(STEPS + 1) - KINDS[name].lag, 0)
+    assert np.allclose(states.mean(axis=1), steps[:, None] / WORKERS)
 
 
 @pytest.mark.parametrize("name", WITH_REFERENCE)

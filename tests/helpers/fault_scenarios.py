@@ -33,7 +33,8 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases
+from preduce.topo.strategies import GroupPhases, Pipeline
+from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.server import Server
@@ -73,6 +74,7 @@ def of_kind(kind) -> Schedule:
     kinds = {
         "static": pairs,
         "allreduce": everyone,
+        "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(when=Pipeline())),
         "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
         "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
         "asynchronous server": lambda: Schedule("server", cluster, Server(hosts=(0, 1), synchronous=False)),
@@ -176,6 +178,7 @@ def fenced() -> None:
 
 BY_LAUNCHER = {
     "fenced": (4, fenced),
+    "stopped, pipeline": (4, lambda: trained(of_kind("pipeline"), 1, signal.SIGSTOP, timeout=3)),
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
     "row": (
         5,
@@ -183,7 +186,7 @@ BY_LAUNCHER = {
     ),
     **{
         f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
-        for kind in ("static", "allreduce", "pairwise", "server", "asynchronous server")
+        for kind in ("static", "allreduce", "pipeline", "pairwise", "server", "asynchronous server")
     },
 }
 WITHOUT_LAUNCHER = {

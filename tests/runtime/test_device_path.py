@@ -35,9 +35,12 @@ def one_thread():
         ("static, overlap", "fill"),
         ("static, overlap, mixed", "sum"),
         ("allreduce of gradients", "commit"),
+        ("allreduce of gradients, pipeline, mixed", "sum"),
+        ("allreduce of gradients, pipeline of 3, Adam", "commit"),
         ("neighbor, overlap", "fill"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:preduce. schedule .* has a pipeline of 3")
 def test_a_device_that_is_late_changes_no_bit(name, place):
     assert compare(BY_NAME[name], "pretended", place=place, seconds=LATE) == 0
 
@@ -54,14 +57,21 @@ def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
     assert compare(BY_NAME["static"], "pretended", place="commit", seconds=LATE) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["static, overlap", "allreduce of gradients", "static, drift correction"])
+@pytest.mark.parametrize(
+    "name",
+    ["static, overlap", "allreduce of gradients", "allreduce of gradients, pipeline", "static, drift correction"],
+)
 def test_no_step_waits_for_the_device(name):
     assert [result["host waits"] for result in run_cell(BY_NAME[name], "pretended")] == [0] * cells.RANKS
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*(("static, overlap", kind) for kind in cells.FAULTS), ("allreduce of gradients", "NaN payload")],
+    [
+        *(("static, overlap", kind) for kind in cells.FAULTS),
+        ("allreduce of gradients", "NaN payload"),
+        ("allreduce of gradients, pipeline", "NaN payload"),
+    ],
 )
 def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
     assert judge_fault(BY_NAME[name], "pretended", Fault(kind, 2)) is None

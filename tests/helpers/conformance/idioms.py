@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 STEPS = 6
 GRADIENTS = [name for name, kind in KINDS.items() if kind.gradients]
 PROGRESS = [name for name, kind in KINDS.items() if kind.in_turn or kind.late]
+PIPELINES = [name for name, kind in KINDS.items() if kind.lag]
 _building = threading.Lock()
 
 
@@ -28,6 +29,8 @@ class Outcome:
     verdict: str
     words: str = ""
     why: str = ""
+    compared: bool = False
+    """Of a warning: whether the numbers are plain torch's all the same."""
 
 
 EQUAL = Outcome("equal")
@@ -385,7 +388,14 @@ def saving(cell):
     cell.note(other)
 
 
-@idiom("rollback", "model and optimizer loaded from two rounds ago")
+@idiom(
+    "rollback",
+    "model and optimizer loaded from two rounds ago",
+    late=(
+        PIPELINES,
+        Outcome("warned", "in flight, are dropped", "what is given up includes them", compared=True),
+    ),
+)
 def rollback(cell):
     model = network()
     optimizer = cell.wrap(sgd(model), model)
@@ -411,6 +421,10 @@ def rollback(cell):
     "model loaded alone",
     "`model.load_state_dict` in mid-run, without the optimizer's",
     progress=(PROGRESS, Outcome("refused", "would send the difference to the others as progress", "load both")),
+    late=(
+        PIPELINES,
+        Outcome("refused", "would apply gradients to it that were taken at other", "load both"),
+    ),
 )
 def loading(cell):
     model = network()

@@ -16,6 +16,7 @@ from preduce.topo.strategies import (
     Late,
     Neighbor,
     Pairwise,
+    Pipeline,
     Round,
     Server,
     Static,
@@ -34,6 +35,8 @@ class Kind:
     pace: int = 1
     gradients: bool = False
     late: bool = False
+    lag: int = 0
+    """Steps by which gradients are late."""
     free: str = ""
     """`server`, `pairwise` or `generated`: whom a worker averages with, and when, is known while it runs only."""
 
@@ -54,6 +57,7 @@ RING_EDGES = [(i, (i + 1) % N, Fraction(1, 4)) for i in range(N)]
 
 KINDS = {
     "allreduce": Kind(AllReduce(), gradients=True),
+    "allreduce, pipeline": Kind(AllReduce(when=Pipeline()), gradients=True, lag=1),
     "allreduce, pace 2": Kind(AllReduce(pace=2), pace=2),
     "allreduce, late": Kind(AllReduce(when=Late()), late=True),
     "static": Kind(

@@ -62,6 +62,8 @@ class PlainOptimizer:
         self.start = None
         """Late: where the round began. Free kinds: where progress is counted from."""
         self.averaged = False
+        self.late = []
+        """Mean gradients that are still to be applied, oldest first."""
         self.taken = 0
         """Groups of a generated schedule that this worker has done."""
 
@@ -85,10 +87,24 @@ class PlainOptimizer:
             theirs = self.table.exchange(
                 self.rank, [None if p.grad is None else p.grad.clone() for p in self.parameters]
             )
-            for index, p in enumerate(self.parameters):
+            means = []
+            for index in range(len(self.parameters)):
                 present = [gradients[index] for gradients in theirs if gradients[index] is not None]
-                p.grad = sum(present) / N if present else None
+                means.append(sum(present) / N if present else None)
+            self.late.append(means)
+            zeros = [torch.zeros_like(p) for p in self.parameters]
+            self.hand_over(self.late.pop(0) if len(self.late) > self.kind.lag else zeros)
             self.averaged = True
+
+    def hand_over(self, gradients):
+        for p, gradient in zip(self.parameters, gradients, strict=True):
+            p.grad = gradient
+
+    def apply_what_is_late(self):
+        for gradients in self.late:
+            self.hand_over(gradients)
+            self.inner.step()
+        self.late = []
 
     def skip(self):
         if self.kind.gradients:
@@ -130,6 +146,7 @@ class PlainOptimizer:
                 self.skip()
             else:
                 self.step(apply=False)
+        self.apply_what_is_late()
 
     @contextlib.contextmanager
     def mean_model(self):
@@ -140,6 +157,7 @@ class PlainOptimizer:
         self.put(own)
 
     def finish(self):
+        self.apply_what_is_late()
         self.settle()
         self.put(sum(self.table.exchange(self.rank, self.get())) / N)
 
@@ -149,7 +167,7 @@ class PlainOptimizer:
     def load_state_dict(self, state):
         self.inner.load_state_dict(copy.deepcopy(state["inner"]))
         self.follow(at_end=False)
-        self.steps, self.start = state["steps"], None
+        self.steps, self.start, self.late = state["steps"], None, []
 
     # What a kind does
 

@@ -56,7 +56,9 @@ def test_an_idiom_equals_plain_torch_or_says_why_not(ranks, idiom, kind):
     said = [str(warning.message) for warning in caught if "preduce" in str(warning.message)]
     if outcome.verdict == "warned":
         assert any(outcome.words in text for text in said)
-        return
+        if not outcome.compared:
+            return
+        said = []
     assert said == []
     expected = run_reference(loop, KINDS[kind], [groups for _, groups in results])
     for (mine, _), wanted in zip(results, expected, strict=True):

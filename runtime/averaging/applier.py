@@ -1,0 +1,76 @@
+"""Applier: the wrapped optimizer, as whoever holds a mean gradient asks it to take a step.
+
+The means of a step that all workers take alike come from `before_step`, late ones from the end of a pipeline; a
+strategy that gets means while nobody calls `step()` asks for the step itself. In all cases the same holds: a step whose
+gradients are not finite is taken by nobody where a GradScaler was at work, and one whose gradients turn out to be no
+means, which only a device knows, is undone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.averaging.commit import replace_where
+from preduce.runtime.averaging.gradients import averaged_are_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.runtime.averaging.flat_model import FlatModel
+
+
+class Applier:
+    """Takes the wrapped optimizer's steps with mean gradients."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatModel) -> None:
+        self.optimizer, self._flat = optimizer, flat
+        self.scaled = False
+        """Whether a GradScaler scaled the loss of this worker's last step."""
+        self._before: list[torch.Tensor] = []
+        self._ok: torch.Tensor | None = None
+
+    def apply(self, put: Callable[[], torch.Tensor | None], *, check_finite: bool) -> bool:
+        """Take a step of its own, between those that the training loop asks for; whether it was taken.
+
+        Args:
+            put: writes mean gradients into the parameters' gradients and returns the device's verdict on them, None
+                where the host knows already that all is well.
+            check_finite: leave the step out unless all gradients are finite.
+        """
+        self.remember(put())
+        taken = self.step(check_finite=check_finite)
+        self.undo()
+        return taken
+
+    def step(self, *, check_finite: bool) -> bool:
+        """Step with the gradients that are in place; with `check_finite` only if all are finite, equally on all."""
+        if check_finite and not averaged_are_finite(self._flat.buckets):
+            return False
+        self.optimizer.step()
+        return True
+
+    def remember(self, ok: torch.Tensor | None) -> None:
+        """Keep the parameters until the coming step is known to be right, where only the device knows whether it is."""
+        self._ok = ok
+        if ok is None:
+            return
+        with torch.no_grad():
+            if not self._before:
+                self._before = [torch.empty_like(bucket.flat) for bucket in self._flat.buckets]
+            for before, bucket in zip(self._before, self._flat.buckets, strict=True):
+                before.copy_(bucket.flat)
+
+    def undo(self) -> None:
+        """Undo the step where the device found that the gradients are no means.
+
+        Without this even gradients of zero would let momentum and weight decay move the parameters.
+        """
+        if self._ok is None:
+            return
+        wrong = ~self._ok
+        with torch.no_grad():
+            for bucket, before in zip(self._flat.buckets, self._before, strict=True):
+                replace_where(bucket.flat, before, wrong)
+        self._ok = None

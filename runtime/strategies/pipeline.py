@@ -1,0 +1,221 @@
+"""Strategy `allreduce` with a pipeline: Pipe-SGD (Li et al., NeurIPS 2018, Algorithm 1).
+
+While the sum of a step's gradients travels, the next K - 1 steps are computed: x[s+1] = x[s] - U(g[s-K+1]), where g[s]
+is the mean gradient taken at x[s], K the width and U whatever the wrapped optimizer does, momentum and decay included.
+All workers apply the same gradients in the same order, so their models stay equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.averaging.gradients import clear_gradients, commit_gradients
+from preduce.runtime.averaging.reducer import Reduction
+from preduce.runtime.averaging.riders import commit_riders, snapshot_riders
+from preduce.runtime.strategies.base import Runner
+from preduce.runtime.strategies.gradient_means import KIND, GradientMeans
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.axes import WIDER, Drain, Total
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.strategies.base import Run
+    from preduce.topo.strategies.axes import Pipeline
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """The gradients of one step on their way to the step that applies them."""
+
+    step: int
+    reduction: Reduction
+    riders: list[list[torch.Tensor | None]] = field(default_factory=list)
+    """What rode along, by bucket, as it was when they left; empty where only gradients are taken from the sums."""
+    scaled: bool = False
+    """Whether a GradScaler was at work, so that a gradient that is not finite must be looked for."""
+    waited: bool = False
+
+
+class GradientPipeline(Runner):
+    """Every worker steps with the mean gradient of K - 1 steps ago, whose sum ran while it computed.
+
+    A step waits for the oldest sum, lets the newest gradients go and then applies the oldest: at most K - 1 operations
+    are in flight, in K arrays of model size. Where nothing has come back yet (the first K - 1 steps, those after the
+    warm-up, and after a load) a gradient of zero goes through the optimizer, as in Algorithm 1; parameters that nobody
+    trains get one, too. BatchNorm buffers that ride along become x + (mean of K - 1 steps ago - own value then); they
+    ride with every (K - 1)-th gradient, as correcting them again before a correction has arrived would oscillate.
+    """
+
+    averages_gradients = True
+    harm_of_loading = "would apply gradients to it that were taken at other parameters"
+
+    def __init__(self, when: Pipeline, run: Run) -> None:
+        super().__init__(run)
+        self.when = when
+        self._lockstep = GradientMeans(run, divisor=1 if when.total is Total.SUM else None)
+        self._flights: deque[_Flight] = deque()
+        if when.width > 2 and run.rank == 0:
+            text = f"preduce: schedule {run.schedule.name!r} has a pipeline of {when.width}: {WIDER}"
+            warnings.warn(text, stacklevel=5)
+
+    def before_step(self, step: int, round_: int, *, first: bool) -> None:
+        """Let this step's gradients go and put those of K - 1 steps ago in their place; in lockstep in the warm-up."""
+        assert first, "gradients are averaged in each step"
+        if round_ < self.when.warm_up:
+            self._lockstep.before_step(step, round_, first=True)
+            return
+        arrived = None
+        if len(self._flights) == self.when.lag:
+            arrived = self._flights.popleft()
+            self._wait(arrived)
+            self._commit_riders(arrived)  # before this step's leave: they are to be what the others will see corrected
+        self._send(step, round_)
+        if arrived is None:
+            clear_gradients(self.run.flat.buckets)
+            self.late_scaled = False
+        else:
+            self._commit(arrived)
+            self.run.applier.remember(arrived.reduction.ok)
+            self.late_scaled = arrived.scaled
+
+    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+        """Undo the step where the device found that the gradients are no means."""
+        if self._flights and self._flights[-1].step == step:
+            self._flights[-1].scaled = self.run.applier.scaled
+        self.run.applier.undo()
+
+    def settle(self) -> None:
+        """Wait for the sums in flight, which stay for the steps that apply them."""
+        for flight in list(self._flights):
+            self._wait(flight)
+        self.run.reducer.flush()
+
+    def conclude(self) -> None:
+        """Apply the gradients that are still late, one after the other, or drop them, as the schedule says."""
+        while self._flights:
+            flight = self._flights.popleft()
+            self._wait(flight)
+            self._commit_riders(flight)
+            if self.when.drain is Drain.APPLY:
+                self.run.applier.apply(lambda one=flight: self._commit(one), check_finite=flight.scaled)  # type: ignore[misc]
+            else:
+                flight.reduction.release()
+
+    def drain(self) -> None:
+        """Drop the gradients in flight, and say so: what is loaded next has not seen them."""
+        self.settle()
+        if self._flights:
+            first, last = self._flights[0].step, self._flights[-1].step
+            which = f"step {first}" if first == last else f"steps {first} to {last}"
+            warnings.warn(
+                f"preduce: the gradients of {which}, which were in flight, are dropped: the load came after them",
+                stacklevel=5,
+            )
+        for flight in self._flights:
+            flight.reduction.release()
+        self._flights.clear()
+        self.late_scaled = False
+        self._lockstep.drain()
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+        """While gradients are in flight, which a model that was loaded by itself has not seen."""
+        return bool(self._flights)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The sums in flight with all that belongs to them; `settle` has waited for them."""
+        named = self._lockstep.state()
+        for place, flight in enumerate(self._flights):
+            named[f"late/{place}/facts"] = torch.tensor([flight.step, int(flight.scaled), len(flight.riders)])
+            for index, (bucket, sums) in enumerate(zip(flight.reduction.buckets, flight.reduction.arrays, strict=True)):
+                named[f"late/{place}/sums/{index}"] = sums[: bucket.tail + len(bucket.slots)]
+                absent = flight.reduction.absent[index]
+                named[f"late/{place}/absent/{index}"] = torch.tensor(sorted(absent), dtype=torch.int64)
+            for index, values in enumerate(flight.riders):
+                named |= {f"late/{place}/rider/{index}/{at}": v for at, v in enumerate(values) if v is not None}
+        return named
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Put back what `state` gave: sums that have arrived and wait to be applied.
+
+        Raises:
+            InputError: it is not what a pipeline saves.
+        """
+        late = {name: tensor for name, tensor in state.items() if name.startswith("late/")}
+        if rest := {name: tensor for name, tensor in state.items() if name not in late}:
+            self._lockstep.load_state(rest)
+        try:
+            count = len({name.split("/")[1] for name in late})
+            flights = [self._restored(state, f"late/{place}") for place in range(count)]
+        except (KeyError, IndexError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"load_checkpoint: the file holds {', '.join(sorted(late)[:3])} and so on, which are not the late "
+                f"gradients of this model ({error})"
+            ) from None
+        self._flights = deque(flights)
+
+    def _restored(self, state: Mapping[str, torch.Tensor], prefix: str) -> _Flight:
+        step, scaled, with_riders = map(int, state[f"{prefix}/facts"])
+        reducer, group = self.run.reducer, self._lockstep.group(step)
+        operation = reducer.recorder.begin(KIND, step, step, group.members, 0)
+        reducer.recorder.end(operation, "restored")
+        communicator = reducer.world.communicator(group.members)
+        reduction = Reduction(communicator, group, operation, (), self.run.flat.buckets)
+        riders: list[list[torch.Tensor | None]] = []
+        for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
+            array[: bucket.tail + len(bucket.slots)].copy_(state[f"{prefix}/sums/{index}"])
+            reduction.absent[index] = frozenset(state[f"{prefix}/absent/{index}"].tolist())
+            if with_riders:
+                values = (state.get(f"{prefix}/rider/{index}/{at}") for at in range(len(bucket.riders)))
+                riders.append([None if value is None else value.to(bucket.device) for value in values])
+        return _Flight(step, reduction, riders, scaled=bool(scaled), waited=True)
+
+    def _send(self, step: int, round_: int) -> None:
+        """Let the gradients go as they are."""
+        rides = step % self.when.lag == 0
+        riders = [snapshot_riders(bucket) for bucket in self.run.flat.buckets] if rides else []
+        self._flights.append(_Flight(step, self._lockstep.send(step, round_), riders))
+
+    def _wait(self, flight: _Flight) -> None:
+        """Wait for a sum.
+
+        Raises:
+            PeerLostError: a worker is gone or too late.
+            InputError: numbers left their codec's range, on all workers alike; these gradients are lost.
+        """
+        if flight.waited:
+            return
+        try:
+            self.run.reducer.wait(flight.reduction)
+        except InputError:
+            if flight in self._flights:
+                self._flights.remove(flight)
+            raise
+        flight.waited = True
+
+    def _commit_riders(self, flight: _Flight) -> None:
+        """Correct the buffers by what has become known of how they differed."""
+        reducer, reduction = self.run.reducer, flight.reduction
+        if not flight.riders:
+            return
+        with torch.no_grad():
+            for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.riders, strict=True):
+                with reducer.stream(bucket.device):
+                    commit_riders(bucket, sums, reduction.ok, before)
+        reducer.rejoin()
+
+    def _commit(self, flight: _Flight) -> torch.Tensor | None:
+        """Make the sums the parameters' gradients; the verdict on them."""
+        reduction = flight.reduction
+
+        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            commit_gradients(bucket, sums, ok, reduction.absent[index])
+
+        self.run.reducer.commit(reduction, commit)
+        return reduction.ok
