@@ -1,8 +1,8 @@
 """Pipe-SGD's rows: how much faster steps and losses come when gradients are late and travel small.
 
-Two kinds of runs. *Timed* ones over shaped links say what a step takes. *Free* ones, over links as fast as the machine and
-without sleeping, say how many steps a loss takes: that depends on the mathematics and the seed, not on the time. Seconds
-to the loss are their product; one setting is also run to the loss over its links.
+Two kinds of runs. *Timed* ones over shaped links say what a step takes. *Free* ones, over links as fast as the machine
+and without sleeping, say how many steps a loss takes: that depends on the mathematics and the seed, not on the time.
+Seconds to the loss are their product; one setting is also run to the loss over its links.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from benchmarks.lab.contestants import PICK
 from benchmarks.lab.setting import REHEARSED_TARGETS, TARGETS, Setting
-from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import sums
 from benchmarks.papers.cells import Cells, Experiment
 from benchmarks.papers.cells import run as run_cells
@@ -20,6 +19,8 @@ from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from benchmarks.lab.table import Row as Contestant
 
 NAME = "pipe-sgd"
 D_SYNC, PS_SYNC, CODED_PICK = "flat ring", "server on one host, synchronous", f"{PICK}, codec"
@@ -55,7 +56,7 @@ SAME_STEPS = {
 LATE = tuple(name for name in WORDS if name.startswith("pipeline"))
 SIXTEEN_ONLY = ("hierarchical", "hierarchical, int8", "pipeline, hierarchical, int8")
 TIMED = tuple(name for name in WORDS if name not in ("alone", "pipeline, int8, warm-up", PICK, CODED_PICK))
-FREE = tuple(name for name in TIMED if WORDS[name] not in SAME_STEPS) + ("pipeline, int8, warm-up",)
+FREE = (*(name for name in TIMED if WORDS[name] not in SAME_STEPS), "pipeline, int8, warm-up")
 
 STEP, STEPS, SECONDS = "Milliseconds per step", "Steps to the loss", "Seconds to the loss"
 STEP_D, STEP_PS = "Steps over D-Sync's", "Steps over PS-Sync's"
@@ -175,8 +176,8 @@ def _step_rows(where: str, named: dict[str, Contestant], cells: Cells) -> Iterat
     """Milliseconds per step with their prediction, and how many of them fit into one of D-Sync's and of PS-Sync's."""
     predictions = cells.predictions()
     ms = {name: [cell.step_ms for cell in row.cells] for name, row in named.items()}
-    for name in ms:
-        row = value(ms[name], figure=STEP, setting=f"{where}: {WORDS[name]}", unit="milliseconds")
+    for name, values in ms.items():
+        row = value(values, figure=STEP, setting=f"{where}: {WORDS[name]}", unit="milliseconds")
         yield replace(row, predicted=predictions.get((where, name)))
     for figure, theirs, paper in ((STEP_D, D_SYNC, (2.0, 3.2)), (STEP_PS, PS_SYNC, (4.0, 5.4))):
         for name in LATE:
@@ -268,14 +269,13 @@ def _close(cells: Cells) -> Iterator[Row]:
     prediction = cells.prediction or {}
     for which, words in (
         ("from_profile", "from the profile alone"),
-        ("points", "unseen ones, calibrated on the others"),
+        ("points", "unseen, calibrated on the others"),
     ):
         found = [p for p in prediction.get(which, []) if not p["calibrated"]]
         if found:
             share = sum(abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found) / len(found)
-            yield Row(
-                figure=CLOSE, setting=words, measured=share, low=share, high=share, runs=len(found), unit="share", aim=0.9
-            )  # fmt: skip
+            fields = {"figure": CLOSE, "setting": words, "unit": "share", "aim": 0.9}
+            yield Row(measured=share, low=share, high=share, runs=len(found), **fields)
 
 
 def _curves(cells: Cells) -> Iterator[Curve]:
