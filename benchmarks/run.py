@@ -101,6 +101,10 @@ BENCHMARKS = (
         "-o benchmarks/results/overhead.md", 240,
     ),
     Benchmark(
+        "codecs", "what coded sums cost on loopback, beside the fp32 ring", "codecs.loopback",
+        "--turns 5 -o {out}.md", "-o benchmarks/results/codecs.md", 180,
+    ),
+    Benchmark(
         "mailbox", "a message between workers costs little more than a bare ZeroMQ send", "mailbox.messages",
         "--megabytes 2 --repetitions 15 -o {out}.md", "-o benchmarks/results/mailbox.md", 120,
     ),

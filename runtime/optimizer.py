@@ -99,12 +99,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         flat = FlatModel(model, self.optimizer, policies.buffers, policies.optimizer_state)
         device = flat.buckets[0].device
         facts = facts_of(self.schedule, flat, self.optimizer, policies)
-        alpha = chosen_alpha(drift_correction, self.schedule, self.optimizer)
-        facts["drift correction"] = "none" if alpha is None else f"{alpha:.12g}"
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
         facts["form"] = group_form.value
         plan = with_codec(self.schedule, group_form, codec, device)
         facts["codec"] = fact_of(plan.strategy.how)
+        policies.refuse_codec(plan)
+        alpha = chosen_alpha(drift_correction, plan, self.optimizer)
+        facts["drift correction"] = "none" if alpha is None else f"{alpha:.12g}"
         agreed = agree(facts, flat.layout(), world, device, timeout)
         alone = isinstance(agreed.world, AloneWorld)
         if alone:

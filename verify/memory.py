@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.base import Averaging
 from preduce.verify.base import Claim, proved
+from preduce.verify.forms import Spread, of_block, of_everybody
 from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ def prove_memory(schedule: Schedule) -> Claim:
     """Count groups and arrays. Explicit: O(num_workers · period); rules: O(blocks), at any number of nodes."""
     strategy = schedule.strategy
     keeps_start = strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALISED
-    arrays = 1 + int(keeps_start)
+    codec = strategy.how.codec
+    has_reference = codec is not Codec.NONE and not strategy.averages_gradients
+    sums = strategy.when.lag + 1 if strategy.when.delays_gradients else 1
+    arrays = sums + int(keeps_start) + int(has_reference) + 2 * int(strategy.how.error_feedback)
     if strategy.graphs:
         groups, connections = 0, _most_neighbours(strategy.graphs)
         splits = len({graph for graph in strategy.graphs if len(graph)})
@@ -39,9 +44,12 @@ def prove_memory(schedule: Schedule) -> Claim:
         groups, connections, splits = (
             _of_rule(rule, schedule) if rule is not None else _of_phases(explicit_view(schedule) or (), schedule)
         )
-        what = f"is in at most {groups} distinct groups, with {connections} other members together"
-        kept = "one for the sums"
+        second = " (int8 has a second communicator for each that goes as a ring)" if codec is Codec.INT8 else ""
+        what = f"is in at most {groups} distinct groups{second}, with {connections} other members together"
+        kept = "one for the sums" if sums == 1 else f"{sums} for the sums in flight and the one that is applied"
     kept += ", and one for the parameters with which a round began" if keeps_start else ""
+    kept += ", and one for the reference from which coded differences are taken" if has_reference else ""
+    kept += ", and at most two for what error feedback keeps" if strategy.how.error_feedback else ""
     text = (
         f"A worker {what}; {splits} different rounds of the period exchange anything. Beside its parameters it keeps "
         f"at most {arrays} arrays of their size ({kept}), so {arrays} scratch bytes for each byte of parameters."
@@ -62,14 +70,13 @@ def _of_rule(rule: RuleView, schedule: Schedule) -> tuple[int, int, int]:
     others = [0] * rule.workers_per_node
     has_all = False
     for local, across in distinct:
-        size = len(local)
-        for digit in across:
-            size *= rule.radices[digit]
-        has_all = has_all or size == schedule.num_workers
-        groups[list(local)] += 1
+        spread = of_block(rule, schedule, local, across)
+        times = spread.communicators(schedule.strategy.how)
+        has_all = has_all or spread.size == schedule.num_workers
+        groups[list(local)] += times
         for rank in local:
-            others[rank] += size - 1
-    more = int(schedule.prologue > 0 and not has_all)
+            others[rank] += times * (spread.size - 1)
+    more = _of_prologue(schedule, has_all=has_all)
     return (
         int(groups.max()) + more,
         max(others) + more * (schedule.num_workers - 1),
@@ -77,12 +84,20 @@ def _of_rule(rule: RuleView, schedule: Schedule) -> tuple[int, int, int]:
     )
 
 
+def _of_prologue(schedule: Schedule, *, has_all: bool) -> int:
+    """The communicators of all workers that the prologue adds to those of the period."""
+    if schedule.prologue == 0 or has_all:
+        return 0
+    return of_everybody(schedule).communicators(schedule.strategy.how)
+
+
 def _of_phases(phases: tuple[Phase, ...], schedule: Schedule) -> tuple[int, int, int]:
     """Whole groups are told apart by a sum of random numbers over their members, and by their size."""
     n = schedule.num_workers
     groups, others = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     filled = [phase for phase in phases if len(phase)]
-    more = int(schedule.prologue > 0 and not any(int(phase.sizes.max()) == n for phase in filled))
+    more = _of_prologue(schedule, has_all=any(int(phase.sizes.max()) == n for phase in filled))
+    how, node_of = schedule.strategy.how, schedule.cluster.node_of()
     if not filled:
         return more, more * (n - 1), 0
     numbers = np.random.default_rng(0).integers(1, 2**62, n, dtype=np.int64)
@@ -92,7 +107,11 @@ def _of_phases(phases: tuple[Phase, ...], schedule: Schedule) -> tuple[int, int,
     fresh[np.unique(every, return_index=True)[1]] = True
     for phase, new in zip(filled, np.split(fresh, np.cumsum([len(key) for key in keys])[:-1]), strict=True):
         members, sizes = phase.members[np.repeat(new, phase.sizes)], phase.sizes[new]
-        groups[members] += 1  # groups of a phase share no worker
-        others[members] += np.repeat(sizes - 1, sizes)
+        times = np.ones(len(sizes), dtype=np.int64)
+        if how.codec is Codec.INT8:
+            parts = np.split(members, np.cumsum(sizes)[:-1]) if len(sizes) else []
+            times = np.array([Spread.of(node_of[part]).communicators(how) for part in parts], dtype=np.int64)
+        groups[members] += np.repeat(times, sizes)  # groups of a phase share no worker
+        others[members] += np.repeat(times * (sizes - 1), sizes)
     splits = len({key.tobytes() for key in keys})
     return int(groups.max()) + more, int(others.max()) + more * (n - 1), splits

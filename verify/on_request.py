@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies import Generated, Pairwise, Server
+from preduce.topo.strategies.axes import Codec
 from preduce.verify.base import Claim, Status
+from preduce.verify.codec_error import codec_error_of_a_server
+from preduce.verify.equal_replicas import ASSUMED
+from preduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -38,7 +42,24 @@ def prove_server(schedule: Schedule) -> tuple[Claim, ...]:
     """One copy of the parameters, so there is nothing to agree on; a synchronous server waits for everybody."""
     assert isinstance(schedule.strategy, Server), "the registry of provers names the kind"
     text = "every shard has one copy, on its host, and workers read it at the start of a round."
-    return Claim("consensus", Status.PROVED, text), _served(schedule.strategy)
+    claims = (
+        Claim("consensus", Status.PROVED, text),
+        _served(schedule.strategy),
+        _equal_replicas(schedule.strategy),
+        codec_error_of_a_server(schedule),
+    )
+    return tuple(claim for claim in claims if claim is not None)
+
+
+def _equal_replicas(strategy: Server) -> Claim | None:
+    """Where a server is synchronous and not late its answer is the same for all, and all that they go on from."""
+    if not strategy.synchronous or strategy.mixes_late:
+        return None
+    when = "step" if strategy.averages_gradients else "round"
+    text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {when}. "
+    if strategy.how.codec is not Codec.NONE:
+        text += "What a host rounds in its answer its own worker takes rounded, too. "
+    return Claim(EQUAL_REPLICAS, Status.PROVED, text + ASSUMED)
 
 
 def _served(strategy: Server) -> Claim:

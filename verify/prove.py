@@ -6,19 +6,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies.axes import Codec, Sending
 from preduce.verify.after_a_loss import NAME as AFTER_A_LOSS
 from preduce.verify.after_a_loss import prove_after_a_loss
 from preduce.verify.base import Claim, Proof, Status, not_proved
 from preduce.verify.budget import budgets
 from preduce.verify.certificate import certificate_of
+from preduce.verify.codec_error import prove_codec_error
 from preduce.verify.conflict_free import prove_conflict_free
 from preduce.verify.consensus import prove_consensus
 from preduce.verify.contraction import prove_contraction
 from preduce.verify.deadlock_free import prove_deadlock_free
 from preduce.verify.disagreement import prove_disagreement
 from preduce.verify.drift import prove_drift
+from preduce.verify.equal_replicas import prove_equal_replicas
 from preduce.verify.exact_consensus import prove_exact
 from preduce.verify.graph import prove_graph
+from preduce.verify.lag import prove_lag
 from preduce.verify.membership import prove_membership
 from preduce.verify.memory import prove_memory
 from preduce.verify.on_request import prove_generated, prove_pairwise, prove_server
@@ -79,8 +83,37 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
         exact,
         prove_rounds(schedule, exact=exact is not None),
     ]
-    made = tuple(claim for claim in claims if claim is not None)
+    made = tuple(_worded(claim, schedule) for claim in claims if claim is not None)
     return (*made, *_claims_of_runs(schedule, made))
+
+
+EXACT = (
+    DOUBLY,
+    "unit-sums",
+    "consensus",
+    "contraction",
+    "disagreement",
+    "drift-worker",
+    "drift-node",
+    "exact-consensus",
+)
+"""Claims about matrices, which take numbers to be averaged as they are."""
+
+
+def _worded(claim: Claim, schedule: Schedule) -> Claim:
+    """A claim with what has to be said of it besides, where payloads are rounded, summed, in pieces or in flight."""
+    strategy, more = schedule.strategy, []
+    if claim.claim in EXACT and strategy.how.codec is not Codec.NONE:
+        more.append("This speaks of exact averages; rounding adds to each at most what codec-error says.")
+    if claim.claim == "deadlock-free":
+        if strategy.when.delays_gradients:
+            flying = f"Up to {strategy.when.lag} of them are in flight at once"
+            more.append(f"{flying}, begun and waited for in this order, so the argument stands.")
+        if strategy.how.sending is Sending.LAYERS:
+            more.append("Each is cut into pieces that all workers begin in the same order.")
+        if strategy.how.codec is Codec.INT8:
+            more.append("A thread carries out its stages in this order, on communicators that nothing else uses.")
+    return replace(claim, explanation=" ".join((claim.explanation, *more))) if more else claim
 
 
 def _graph_claims(schedule: Schedule) -> tuple[Claim, ...]:
@@ -89,14 +122,16 @@ def _graph_claims(schedule: Schedule) -> tuple[Claim, ...]:
 
 
 def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """What a run of any schedule with fixed rounds can rely on: ages, queues, its end, its memory, a worker's loss."""
+    """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory, a worker's loss."""
     agrees = any(claim.claim == "consensus" and claim.status is Status.PROVED for claim in claims)
     after_a_loss = (
         prove_after_a_loss(schedule)
         if agrees
         else replace(not_proved(AFTER_A_LOSS, "rests on consensus, which is not proved."), is_property=True)
     )
-    return (*prove_meetings(schedule), prove_memory(schedule), after_a_loss)
+    of_payload = prove_lag(schedule), prove_equal_replicas(schedule), prove_codec_error(schedule)
+    made = (claim for claim in of_payload if claim is not None)
+    return (*prove_meetings(schedule), *made, prove_memory(schedule), after_a_loss)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,16 @@ def _staleness(schedule: Schedule, reach: int) -> Claim:
         return not_proved("staleness", text)
     late, pace = schedule.strategy.when.lag, int(schedule.paces().max())
     age = reach - 1 + late
-    direct = (
-        "A late average takes the parameters with which its round began: it lacks the newest round of every member, at "
-        f"most {late * pace} steps"
-        if late
-        else "An average takes the parameters of its members after all their steps of the round"
-    )
+    direct = "An average takes the parameters of its members after all their steps of the round"
+    if schedule.strategy.when.delays_gradients:
+        direct = (
+            f"An average is applied {late} steps after its gradients were taken: it lacks those of the newest {late}"
+        )
+    elif late:
+        direct = (
+            "A late average takes the parameters with which its round began: it lacks the newest round of every "
+            f"member, at most {late * pace} steps"
+        )
     text = (
         f"{direct}. Any {reach} successive rounds lead from everybody to everybody, and what has arrived "
         f"somewhere stays there. So at the end of a round everybody's parameters hold all that anybody did up to {age} "
@@ -79,9 +83,13 @@ def _end(schedule: Schedule, reach: int) -> Claim:
         "they do in join mode, whatever the data: every worker takes part in exactly the rounds that anybody began, "
         "and leaves when all data have ended."
     )
-    if reach != NONE:
-        text += f" Without either, one that leaves early holds up everybody at most {reach} rounds later."
-    return proved("end", text, steps=steps, behind=reach)
+    when = schedule.strategy.when
+    behind = reach if reach == NONE or not when.delays_gradients else reach + when.lag
+    if when.delays_gradients:
+        text += " The operations in flight then have been begun by all, and complete as the pipeline drains."
+    if behind != NONE:
+        text += f" Without either, one that leaves early holds up everybody at most {behind} rounds later."
+    return proved("end", text, steps=steps, behind=behind)
 
 
 def _queues(schedule: Schedule, reach: int) -> Claim:

@@ -118,9 +118,31 @@ def aimed_limit(draw: random.Random, entry: dict[str, Any]) -> None:
         row[draw.randrange(len(row))] *= draw.choice([-1, 0, 2, 3])
 
 
+def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
+    """Another lateness, codec, form or pace; it need not go together."""
+    kind = draw.randrange(4)
+    if kind == 0:
+        members = {"width": draw.choice([2, 2, 3, 4]), "wider": True, "drain": draw.choice(["apply", "drop"])}
+        members |= {"warm_up": draw.choice([0, 1, 50]), "total": draw.choice(["mean", "sum"])}
+        strategy["when"] = draw.choice(["lockstep", {"late": 1}, {"pipeline": members}, {"pipeline": {}}])
+    elif kind == 1:
+        strategy["how"] = {"codec": draw.choice(["none", "float16", "bfloat16", "int8"])}
+        strategy["how"]["form"] = draw.choice(["ring", "hierarchical"])
+    elif kind == 2:
+        how = strategy.setdefault("how", {})
+        changes = [("where", "across-nodes"), ("rounding", "stochastic"), ("block", draw.randrange(1, 9))]
+        name, value = draw.choice([*changes, ("error_feedback", True), ("sending", "layers"), ("codec", "int8")])
+        how[name] = value
+    else:
+        strategy["pace"] = draw.randrange(1, 4)
+
+
 def aimed_schedule(draw: random.Random, raw: dict[str, Any]) -> None:
     """A well-formed change of one phase of a schedule."""
     strategy = raw["strategy"]
+    if draw.random() < 0.2 and strategy["kind"] != "neighbor":
+        aimed_payload(draw, strategy)
+        return
     if strategy["kind"] == "allreduce":
         raw["strategy"] = draw.choice(
             [

@@ -73,7 +73,8 @@ def steady_figures(raw: Document, listed: Groups, matrices: list[Matrix]) -> dic
     strategy, n = raw["strategy"], len(matrices[0])
     pace = strategy.get("pace", 1)
     paces = np.array(pace if isinstance(pace, list) else [pace] * n)
-    is_late = strategy.get("when", "lockstep") != "lockstep"
+    when = strategy.get("when", "lockstep")
+    is_late = when != "lockstep" and "pipeline" not in when  # a pipeline's parameters are equal
     scales = [np.ones(n) for _ in matrices]
     if strategy.get("averaging", "mean") != "mean":
         scales = [_group_paces(phase, paces) / paces for phase in listed or [None] * len(matrices)]

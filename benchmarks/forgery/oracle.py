@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.forgery import runs
+from benchmarks.forgery import payloads, runs
 from benchmarks.forgery.dense import dense, steady_figures
 
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Document, Groups, Matrix
 
+JUDGES = runs.JUDGES | payloads.JUDGES
 STEADY = ("disagreement", "drift-worker", "drift-node")
 """Claims whose checks take milliseconds."""
 
@@ -32,8 +33,8 @@ def is_true(entry: Document, raw: Document) -> bool:
     name = entry["claim"]
     if listed is not None and any(len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in listed):
         return False
-    if name in runs.JUDGES:
-        return runs.is_true(entry, raw, listed, matrices)
+    if name in JUDGES:
+        return JUDGES[name](entry, raw, listed, matrices)
     if name in ("deadlock-free", "conflict-free"):
         return name == "deadlock-free" or listed is not None
     if name == "membership":

@@ -51,10 +51,11 @@ def _partners(raw: dict[str, Any], listed: Groups, n: int) -> list[list[set[int]
     return result
 
 
-def held_back(waits: Waits, held: int, at: int, cap: int) -> list[int]:
+def held_back(waits: Waits, held: int, at: int, cap: int, delay: int = 0) -> list[int]:
     """The round of every worker once nothing moves, if `held` began its exchange of round `at` and stands still.
 
-    Who runs away is left `cap` + 1 rounds ahead, while the others go on.
+    Who runs away is left `cap` + 1 rounds ahead, while the others go on. A round is left without its own exchange where
+    that is waited for `delay` rounds later.
     """
     n, period = len(waits[0]), len(waits)
     rounds = [at] * n
@@ -65,7 +66,7 @@ def held_back(waits: Waits, held: int, at: int, cap: int) -> list[int]:
             if worker == held:
                 continue
             while rounds[worker] <= at + cap and all(
-                rounds[other] >= rounds[worker] for other in waits[rounds[worker] % period][worker]
+                rounds[other] >= rounds[worker] - delay for other in waits[rounds[worker] % period][worker]
             ):
                 rounds[worker] += 1
                 moved = True
@@ -73,12 +74,38 @@ def held_back(waits: Waits, held: int, at: int, cap: int) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def largest_gap(waits: Waits) -> int | None:
+def largest_gap(waits: Waits, delay: int = 0) -> int | None:
     """The most rounds that anybody gets ahead of a worker that stands still; None for no bound."""
     n, period = len(waits[0]), len(waits)
-    cap = (n + 1) * period
-    gap = max(max(held_back(waits, held, at, cap)) - at for held in range(n) for at in range(period))
+    cap = (n + 1) * period + delay
+    gap = max(max(held_back(waits, held, at, cap, delay)) - at for held in range(n) for at in range(period))
     return gap if gap <= cap else None
+
+
+def pipeline_of(raw: dict[str, Any]) -> dict[str, Any] | None:
+    """The members of a pipeline, None where there is none."""
+    when = raw["strategy"].get("when")
+    if not isinstance(when, dict) or "pipeline" not in when:
+        return None
+    return {"width": 2, "warm_up": 0, "drain": "apply"} | when["pipeline"]
+
+
+def delay_of(raw: dict[str, Any]) -> int:
+    """Steps by which a pipeline applies its gradients late."""
+    pipeline = pipeline_of(raw)
+    return 0 if pipeline is None else int(pipeline["width"]) - 1
+
+
+def mixes_late(raw: dict[str, Any]) -> bool:
+    """Whether parameters are averaged a round late."""
+    return isinstance(raw["strategy"].get("when"), dict) and pipeline_of(raw) is None
+
+
+def takes_gradients(raw: dict[str, Any]) -> bool:
+    """Whether gradients are averaged."""
+    pace = raw["strategy"].get("pace", 1)
+    once = set(pace) == {1} if isinstance(pace, list) else pace == 1
+    return raw["strategy"]["kind"] == "allreduce" and once and not mixes_late(raw)
 
 
 def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:
@@ -97,8 +124,11 @@ def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:
     return list(most.values())
 
 
-def oldest_age(matrices: list[Matrix], *, late: bool) -> int | None:
-    """The most rounds by which anybody's parameters lag behind anybody's newest round, in the long run."""
+def oldest_age(matrices: list[Matrix], *, late: bool, delay: int = 0) -> int | None:
+    """The most rounds by which anybody's parameters lag behind anybody's newest round, in the long run.
+
+    What a round adds is averaged with it, or where gradients are late `delay` rounds after it.
+    """
     n, period = len(matrices[0]), len(matrices)
     newest = np.full((n, n), -1)  # entry [i, j]: the newest round of j that i's parameters hold
     np.fill_diagonal(newest, 0)
@@ -107,14 +137,14 @@ def oldest_age(matrices: list[Matrix], *, late: bool) -> int | None:
     for r in count():
         taken = matrices[r % period] > TOLERANCE
         if not late:
-            np.fill_diagonal(newest, r)
+            np.fill_diagonal(newest, r - delay)
         newest = np.array([newest[taken[i]].max(axis=0) for i in range(n)])
         if late:
             np.fill_diagonal(newest, r)
         if whole_since is None:
             if (newest >= 0).all():
                 whole_since = r
-            elif r > (n + 1) * period:
+            elif r > (n + 1) * period + delay:
                 return None
             continue
         worst = max(worst, r - int(newest.min()))
@@ -159,7 +189,10 @@ def converges(product: Matrix) -> bool:
 def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
     """Groups, connections, splits and arrays, worker by worker."""
     strategy = raw["strategy"]
-    keeps = int(isinstance(strategy.get("when"), dict) or strategy.get("averaging") == "step-normalised")
+    how = strategy.get("how", {})
+    keeps = int(mixes_late(raw) or strategy.get("averaging") == "step-normalised")
+    keeps += delay_of(raw) + int(how.get("codec", "none") != "none" and not takes_gradients(raw))
+    keeps += 2 * int(how.get("error_feedback", False))
     if listed is None:
         near: list[set[int]] = [set() for _ in range(n)]
         sources, splits = 0, set()
@@ -183,12 +216,36 @@ def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
             for worker in members:
                 own[worker].add(tuple(sorted(members)))
     different = {frozenset(tuple(sorted(members)) for members, _ in phase) for phase in listed}
+    times = {group: communicators(raw, group) for groups in own for group in groups}
     return {
-        "groups": max(map(len, own)),
-        "connections": max(sum(len(group) - 1 for group in groups) for groups in own),
+        "groups": max(sum(times[group] for group in groups) for groups in own),
+        "connections": max(sum(times[group] * (len(group) - 1) for group in groups) for groups in own),
         "splits": len(different - {frozenset()}),
         "arrays": 1 + keeps,
     }
+
+
+def nodes_of(raw: dict[str, Any]) -> list[int]:
+    """The node of every worker."""
+    cluster = raw["cluster"]
+    if "nodes" not in cluster:
+        return [node for node in range(cluster["num_nodes"]) for _ in range(cluster["workers_per_node"])]
+    node_of = {worker: node for node, workers in enumerate(cluster["nodes"]) for worker in workers}
+    return [node_of[worker] for worker in sorted(node_of)]
+
+
+def communicators(raw: dict[str, Any], group: tuple[int, ...]) -> int:
+    """How many a group has over its members: one, and one more to sum in eight bits without stages."""
+    how = raw["strategy"].get("how", {})
+    return 1 + int(how.get("codec") == "int8" and not has_stages(raw, group))
+
+
+def has_stages(raw: dict[str, Any], group: tuple[int, ...]) -> bool:
+    """Whether a group is summed inside its nodes and then across them."""
+    nodes = [nodes_of(raw)[worker] for worker in group]
+    each = {nodes.count(node) for node in nodes}
+    is_even = len(each) == 1 and min(each) > 1 and len(set(nodes)) > 1
+    return is_even and raw["strategy"].get("how", {}).get("form") == "hierarchical"
 
 
 def paces(raw: dict[str, Any], n: int) -> list[int]:
@@ -197,19 +254,15 @@ def paces(raw: dict[str, Any], n: int) -> list[int]:
     return pace if isinstance(pace, list) else [pace] * n
 
 
-def is_true(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """Whether what an entry about runs says is true of a schedule."""
-    return JUDGES[entry["claim"]](entry, raw, listed, matrices)
-
-
 def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    n, late = len(matrices[0]), isinstance(raw["strategy"].get("when"), dict)
+    n, late, delay = len(matrices[0]), mixes_late(raw), delay_of(raw)
     if any(w.min() < -TOLERANCE or w.diagonal().min() < TOLERANCE for w in matrices):
         return False
-    age, pace = oldest_age(matrices, late=late), max(paces(raw, n))
+    age, pace = oldest_age(matrices, late=late, delay=delay), max(paces(raw, n))
     gap = largest_gap(partners(raw, listed, n))
     bounds = age is not None and gap is not None and entry["age"] >= age and entry["reach"] >= gap
-    return bounds and entry["age_steps"] >= age * pace and entry["steps"] >= late * pace and entry["late"] == int(late)
+    lag = int(late) + delay
+    return bounds and entry["age_steps"] >= age * pace and entry["steps"] >= lag * pace and entry["late"] == lag
 
 
 def _queues(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
@@ -221,7 +274,7 @@ def _queues(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices
 
 def _end(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
     n = len(matrices[0])
-    gap = largest_gap(partners(raw, listed, n))
+    gap = largest_gap(partners(raw, listed, n), delay_of(raw))
     said = entry["behind"] == -1 or (gap is not None and entry["behind"] >= gap)
     return said and entry["steps"] == sum(paces(raw, n))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,24 @@ import numpy as np
 
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
-from preduce.topo.strategies.axes import LOCKSTEP, Late
+from preduce.topo.strategies.axes import (
+    LOCKSTEP,
+    Codec,
+    Drain,
+    Form,
+    How,
+    Late,
+    Pipeline,
+    Rounding,
+    Sending,
+    Total,
+    Where,
+)
 
 if TYPE_CHECKING:
     import random
@@ -63,6 +77,23 @@ SCHEDULES = {
     "swaps": explicit(4, [[0, 1], [2, 3]], [Group((1, 2), Fraction(2))], [[0, 1], [2, 3]]),
     "pairs-of-7": explicit(7, [[0, 1], [2, 3], [4, 5]], [[1, 2], [3, 4], [5, 6]], [[0, 6]]),
     "allreduce": Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(pace=(1, 2, 1, 1, 3))),
+    "pipeline": Schedule(
+        "p",
+        Cluster.regular(3, 2),
+        AllReduce(
+            when=Pipeline(width=3, wider=True, warm_up=4, drain=Drain.DROP),
+            how=How(form=Form.HIERARCHICAL, codec=Codec.INT8, error_feedback=True, sending=Sending.LAYERS),
+        ),
+    ),
+    "coded-rule": Schedule(
+        "c",
+        Cluster.regular(2, 2),
+        Static(
+            phases=RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),), (Block((0,), (0,)),))),
+            how=How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=Where.ACROSS_NODES),
+        ),
+    ),
+    "coded": explicit(5, [[0, 1], [2, 3, 4]], [range(5)], prologue=1, how=How(codec=Codec.INT8, block=8)),
     "graph": graph(4, SQUARE),
     "graph-lazy-shift": graph(5, shift(5, Fraction(1, 3)), shift(5, Fraction(1, 4), 2)),
     "graph-de-bruijn": graph(
@@ -96,10 +127,50 @@ def modular() -> Schedule:
 TIMES = (LOCKSTEP, Late())
 
 
+def random_how(draw: random.Random) -> How:
+    """A form and a codec, with what goes with them."""
+    form, codec = draw.choice((Form.RING, Form.HIERARCHICAL)), draw.choice(list(Codec))
+    where = draw.choice(list(Where)) if form is Form.HIERARCHICAL and codec is not Codec.NONE else Where.ALL
+    if codec is not Codec.INT8:
+        return How(form=form, codec=codec, where=where)
+    rounding, feedback = draw.choice(list(Rounding)), draw.random() < 0.5
+    block = draw.choice((1, 4, 256))
+    return How(form=form, codec=codec, where=where, rounding=rounding, block=block, error_feedback=feedback)
+
+
+def random_allreduce(draw: random.Random) -> Schedule:
+    """All-reduce in lockstep, late or in a pipeline, of gradients or parameters, on any cluster, with any codec."""
+    cluster = draw.choice(
+        [Cluster.regular(draw.randrange(1, 4), draw.randrange(2, 4)), Cluster.irregular([[0, 2], [1], [3, 4]])]
+    )
+    width = draw.choice((2, 2, 3, 5))
+    drain, total = draw.choice(list(Drain)), draw.choice(list(Total))
+    pipeline = Pipeline(width=width, wider=width > 2, warm_up=draw.choice((0, 1, 100)), drain=drain, total=total)
+    when = draw.choice((LOCKSTEP, Late(), pipeline, pipeline))
+    pace = 1 if when is pipeline else draw.choice((1, 3, (1,) * cluster.num_workers))
+    how = random_how(draw)
+    strategy = AllReduce(when=when, pace=pace, how=how)
+    if strategy.averages_gradients and draw.random() < 0.3:
+        strategy = replace(strategy, how=replace(how, sending=Sending.LAYERS))
+    return Schedule("a", cluster, strategy)
+
+
+def with_codec(draw: random.Random, schedule: Schedule) -> Schedule:
+    """Mostly the same schedule; often with a codec where a round of all lets it have one."""
+    strategy = replace(schedule.strategy, how=random_how(draw))
+    try:
+        strategy.check(schedule.cluster)
+    except ScheduleError:
+        return schedule
+    return replace(schedule, strategy=strategy)
+
+
 def random_schedule(draw: random.Random) -> Schedule:
-    """Explicit groups, a rule or a weighted graph, with paces and lateness; most of them reach consensus."""
-    kind, period = draw.randrange(3), draw.randrange(1, 5)
+    """All-reduce, explicit groups, a rule or a graph, with paces, lateness and codecs; most reach consensus."""
+    kind, period = draw.randrange(4), draw.randrange(1, 5)
     when = draw.choice(TIMES)
+    if kind == 3:
+        return random_allreduce(draw)
     if kind == 0:
         n = draw.randrange(2, 8)
         phases = []
@@ -109,7 +180,9 @@ def random_schedule(draw: random.Random) -> Schedule:
             groups = [ranks[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
             phases.append([group for group in groups if len(group) > 1])
         pace = tuple(draw.randrange(1, 4) for _ in range(n))
-        return explicit(n, *phases, pace=pace, when=when, prologue=draw.randrange(2))
+        if draw.random() < 0.5:
+            phases[draw.randrange(period)] = [ranks]
+        return with_codec(draw, explicit(n, *phases, pace=pace, when=when, prologue=draw.randrange(2)))
     if kind == 1:
         radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
         phases = []
@@ -121,9 +194,12 @@ def random_schedule(draw: random.Random) -> Schedule:
                 for part in (locals_[:cut], locals_[cut:])
                 if part
             ]
+            if draw.random() < 0.2:
+                blocks = [Block(tuple(range(size)), tuple(range(len(radices))))]
             phases.append(tuple(blocks))
         made = rule(radices, size, *phases)
-        return Schedule("r", made.cluster, Static(phases=made.strategy.phases, when=when, pace=draw.randrange(1, 3)))
+        strategy = Static(phases=made.strategy.phases, when=when, pace=draw.randrange(1, 3))
+        return with_codec(draw, Schedule("r", made.cluster, strategy))
     n = draw.randrange(2, 7)
     rounds = []
     for _ in range(draw.randrange(1, 4)):

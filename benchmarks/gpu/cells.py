@@ -18,7 +18,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Group, Phase
 from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Late, Lockstep, Pipeline
+from preduce.topo.strategies import Codec, GroupPhases, How, Late, Lockstep, Pipeline
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.neighbor import Neighbor
@@ -50,6 +50,7 @@ class Cell:
     buffers: str = "average"
     optimizer: str = "sgd"
     rounds: int = 5
+    codec: Codec = Codec.NONE
     width: int = 1
     """Of a pipeline of gradients."""
 
@@ -62,7 +63,7 @@ class Cell:
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":
-            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging)
+            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=How(codec=self.codec))
         elif self.kind == "neighbor":
             ring = Round.from_edges(RANKS, [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)])
             half = Round.from_edges(RANKS, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))])
@@ -72,7 +73,8 @@ class Cell:
             crossed = [Group((0, 3), self.relax), Group((1, 2), self.relax)]
             everyone = [Group(tuple(range(RANKS)), self.relax)]
             phases = tuple(Phase.from_groups(RANKS, groups) for groups in (pairs, crossed, everyone))
-            strategy = Static(phases=GroupPhases(phases), pace=self.paces, when=when, averaging=averaging)
+            how = How(codec=self.codec)
+            strategy = Static(phases=GroupPhases(phases), pace=self.paces, when=when, averaging=averaging, how=how)
         return Schedule(self.name, Cluster.regular(1, RANKS), strategy)
 
 
@@ -99,6 +101,11 @@ CELLS = [
     Cell("static, broadcast buffers", buffers="broadcast"),
     Cell("static, Adam", optimizer="adam"),
     Cell("allreduce of gradients, Adam", kind="allreduce", optimizer="adam"),
+    Cell("allreduce of gradients, float16", kind="allreduce", codec=Codec.FLOAT16),
+    Cell("allreduce of gradients, bfloat16", kind="allreduce", codec=Codec.BFLOAT16),
+    Cell("static, float16", codec=Codec.FLOAT16),
+    Cell("static, overlap, float16", overlap=True, codec=Codec.FLOAT16),
+    Cell("allreduce of parameters, bfloat16", kind="allreduce", paces=2, codec=Codec.BFLOAT16),
 ]
 CUDA_CELLS = [
     Cell(f"{kind}, Adam {how}", kind=kind, optimizer=f"adam {how}")

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.gpu.devices import Device
+    from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.transport.streams import Streams
+    from preduce.runtime.transport.waiting import RunningWork
     from preduce.topo.schedule import Schedule
 
 JOIN_SECONDS = 90.0
@@ -101,10 +103,13 @@ class SimulatedCommunicator(Communicator):
         self.world, self.shared, self.pretended = world, world.shared, world.pretended
         self._calls = 0
 
-    def all_reduce(self, tensor: torch.Tensor) -> SimulatedWork:
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
         """Start a sum, in place."""
+        if coding is not None:
+            return super().all_reduce(tensor, coding)
         self._live()
-        is_tag = tensor.numel() == TAG_LENGTH and tensor.dtype is torch.float32
+        # Beside coded payloads a tag has one number more (see `averaging.coded`).
+        is_tag = tensor.numel() in (TAG_LENGTH, TAG_LENGTH + 1) and tensor.dtype is torch.float32
         fault = self.shared.fault
         hit = None if fault is None or fault.at != self.world.payloads - is_tag else fault.kind
         self.world.payloads += not is_tag

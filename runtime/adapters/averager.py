@@ -95,7 +95,8 @@ def refuse_strategy(schedule: Schedule, who: str) -> None:
     Raises:
         InputError: as said.
     """
-    overlaps = schedule.strategy.overlap
-    if not schedule.is_phased or overlaps:
+    overlaps, codec = schedule.strategy.overlap, schedule.strategy.how.codec
+    if not schedule.is_phased or overlaps or codec.rounds:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
+        kind += f", with codec {codec.value}" if codec.rounds else ""
         raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
     from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.averaging.reference import Reference
     from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.recorder import Operation
     from preduce.runtime.transport.communicators import Communicator
@@ -66,6 +67,7 @@ class PeerReducer(Reducer):
         lag: int = 0,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
+        since: Reference | None = None,
     ) -> Reduction:
         """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round.
 
@@ -75,6 +77,7 @@ class PeerReducer(Reducer):
         assert not gradients, "neighbours average parameters"
         assert divisor is None, "by their weights"
         assert codings is None, "models are not rounded"
+        assert since is None, "neighbours send them whole"
         self._refuse_after_abort()
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)

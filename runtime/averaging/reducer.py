@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.averaging.coded import CodedPart
+    from preduce.runtime.averaging.reference import Reference
     from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.recorder import Operation, Recorder
@@ -56,9 +57,11 @@ class Reduction:
         operation: Operation,
         tag: tuple[int, ...],
         buckets: Sequence[Bucket] = (),
+        *,
+        since: Reference | None = None,
     ) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
-        self.buckets = tuple(buckets)
+        self.buckets, self.since = tuple(buckets), since
         self.arrays = [bucket.lend() for bucket in self.buckets]
         """What is summed, one array for each bucket."""
         self.absent: dict[int, frozenset[int]] = {}
@@ -116,17 +119,19 @@ class Reducer:
         lag: int = 0,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
+        since: Reference | None = None,
     ) -> Reduction:
         """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
         With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. Gradients
         are divided by the number of members, or by `divisor`; everything else by the number of members. With `codings`,
-        one for each bucket, parameters (or gradients) travel coded, and what else is in the arrays as it is.
+        one for each bucket, parameters (or gradients) travel coded, and what else is in the arrays as it is. With
+        `since` only what parameters have become since that reference is summed; all members must have the same one.
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
-        reduction = self._announced(kind, step, round_, group, lag=lag)
+        reduction = self._announced(kind, step, round_, group, lag=lag, since=since)
         try:
             self._start(reduction, gradients=gradients, divisor=divisor, codings=codings)
         except (GoneError, UnavailableError) as error:
@@ -156,14 +161,17 @@ class Reducer:
             return None
         return reduction
 
-    def _announced(self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0) -> Reduction:
+    def _announced(
+        self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0, since: Reference | None = None
+    ) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
         self._refuse_after_abort()
         communicator = self.world.communicator(group.members)
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(f"entered {operation}")
-        return Reduction(communicator, group, operation, tag_of(self.key, kind, round_, group, "sum"), self.buckets)
+        tag = tag_of(self.key, kind, round_, group, "sum", *(() if since is None else (since.version,)))
+        return Reduction(communicator, group, operation, tag, self.buckets, since=since)
 
     def _start(
         self,
@@ -287,7 +295,7 @@ class Reducer:
                 if index in reduction.coded and self.streams.runs_ahead:
                     verdicts.append(reduction.coded[index].stays_in_range())
         reduction.works.clear()
-        complaint = "its members ran different operations at the same time (their tags differ)"
+        complaint = _complaint(reduction)
         if reduction.coded and self.streams.runs_ahead:
             complaint += ", or a finite number left the codec's range (use bfloat16)"
         self._judge(reduction, verdicts, complaint)
@@ -405,9 +413,9 @@ class Reducer:
             else:
                 if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8
-                    torch.div(bucket.flat[:first], shares, out=scratch[:first])
+                    _load(reduction, index, bucket, slice(0, first))
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
-                torch.div(bucket.flat[first:], shares, out=scratch[first : bucket.size])
+                _load(reduction, index, bucket, slice(first, bucket.size))
             load_riders(bucket, scratch, shares, is_first=communicator.is_first)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
@@ -476,3 +484,20 @@ class Reducer:
                 return why
             time.sleep(0.05)
         return f"{self.heartbeat.waits_for(members, self.timeout if timed_out else None)} ({first})"
+
+
+def _load(reduction: Reduction, index: int, bucket: Bucket, part: slice) -> None:
+    """Put this worker's share of the parameters, or of what they added since the reference, into the scratch array."""
+    share = reduction.arrays[index][part]
+    if reduction.since is None:
+        torch.div(bucket.flat[part], reduction.num_members, out=share)
+    else:
+        torch.sub(bucket.flat[part], reduction.since.arrays[index][part], out=share).div_(reduction.num_members)
+
+
+def _complaint(reduction: Reduction) -> str:
+    """What it means that the tags of a reduction differ."""
+    what = "ran different operations at the same time"
+    if reduction.since is not None:
+        what += f", or measure their parameters from another reference than this worker's, {reduction.since}"
+    return f"its members {what} (their tags differ)"

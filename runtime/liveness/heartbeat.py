@@ -87,23 +87,23 @@ class Heartbeat:
         problem = self._notes.problem
         return None if problem is None else StoreLostError(problem)
 
-    def gather(self, what: str, round_: int) -> None:
-        """Say that this worker now waits for all others, in `what`, after `round_` rounds.
+    def gather(self, what: str, round_: int, advice: str = UNEQUAL) -> None:
+        """Say that this worker now waits for all others, in `what`, after `round_` rounds; `advice` is for who is late.
 
         All workers count their gatherings alike, so one that waits for this worker in a group's operation knows by the
         number whether this gathering is over or can never begin.
         """
         self._gatherings += 1
-        text = json.dumps([self._gatherings, round_, what])
+        text = json.dumps([self._gatherings, round_, what, advice])
         self._try(lambda: self._notes.write(f"gathering/{self.rank}", text))
 
     @contextlib.contextmanager
-    def gathering(self, what: str, round_: int) -> Iterator[None]:
+    def gathering(self, what: str, round_: int, advice: str = UNEQUAL) -> Iterator[None]:
         """As `gather`, around operations of all workers: inside, who waits in a later gathering has been in this one.
 
         Two gatherings may fall into one round (of several steps), so the round alone would not tell.
         """
-        self.gather(what, round_)
+        self.gather(what, round_, advice)
         self._in_gathering = True
         try:
             yield
@@ -160,9 +160,9 @@ class Heartbeat:
         for rank in () if self._in_gathering else members:
             noted = self.read("gathering", rank) if rank != self.rank else None
             if noted is not None:
-                number, reached, what = json.loads(noted)
+                number, reached, what, advice = json.loads(noted)
                 if number > self._gatherings and reached <= round_:
-                    return f"worker {rank} waits for all in {what} after {reached} rounds: {UNEQUAL}"
+                    return f"worker {rank} waits for all in {what} after {reached} rounds: {advice}"
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from preduce.runtime.strategies.all_reduce import all_reduce
 from preduce.runtime.strategies.generated import GeneratedMeans
-from preduce.runtime.strategies.group_means import means_of_groups
 from preduce.runtime.strategies.neighbor import NeighborMeans
 from preduce.runtime.strategies.pairwise import PairMeans
+from preduce.runtime.strategies.progress_means import means_of_groups
 from preduce.runtime.strategies.server import parameter_server
 from preduce.topo.errors import MissingFeatureError
 from preduce.topo.strategies.allreduce import AllReduce

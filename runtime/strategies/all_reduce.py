@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.runtime.strategies.gradient_means import GradientMeans
-from preduce.runtime.strategies.group_means import means_of_groups
 from preduce.runtime.strategies.pipeline import GradientPipeline
+from preduce.runtime.strategies.progress_means import means_of_groups
 from preduce.topo.strategies.axes import Pipeline
 
 if TYPE_CHECKING:

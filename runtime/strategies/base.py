@@ -112,7 +112,7 @@ class Runner(ABC):
         """
         raise InputError(
             f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
-            "was it saved with drift_correction, or with a codec's error feedback?"
+            "was it saved with drift_correction, or with a codec?"
         )
 
     def leave(self) -> None:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from preduce.runtime.averaging.reducer import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
-    from preduce.topo.strategies.allreduce import AllReduce
-    from preduce.topo.strategies.static import Static
 
 
 class GroupMeans(Runner):
@@ -55,7 +53,7 @@ class GroupMeans(Runner):
             self._commit_delayed(group)
             self._begin_round(step, round_ + 1)
         elif group is not None:
-            reduction = self.run.reducer.begin("average", step, round_, group)
+            reduction = self._start_sum(step, round_, group)
             self.run.reducer.wait(reduction)
             self._commit(reduction)
 
@@ -102,8 +100,15 @@ class GroupMeans(Runner):
         group = self._group(round_)
         if group is not None:
             self._riders = [snapshot_riders(bucket) for bucket in buckets]
-            self._pending = self.run.reducer.begin("average", step, round_, group, lag=1)
+            self._pending = self._start_sum(step, round_, group)
             self._waited = False
+
+    def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
+        """Begin the operation of a round."""
+        return self.run.reducer.begin("average", step, round_, group, lag=int(self.overlap))
+
+    def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
+        """Called with the sums of one bucket that have arrived, before their commit."""
 
     def _mean_pace(self, group: Group) -> float:
         """The pace that everybody's progress is brought to."""
@@ -120,7 +125,8 @@ class GroupMeans(Runner):
     def _commit(self, reduction: Reduction) -> None:
         relax = float(reduction.group.relax)
 
-        def commit(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            self._receive(index, sums, reduction)
             commit_riders(bucket, sums, ok)
             commit_mean(bucket, sums, relax, ok, swap=True)
 
@@ -137,15 +143,11 @@ class GroupMeans(Runner):
         relax = float(pending.group.relax)
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            self._receive(index, sums, pending)
             commit_delayed(bucket, sums, self._snapshots[index], relax, ok)
             commit_riders(bucket, sums, ok, self._riders[index])
 
         reducer.commit(pending, commit)
-
-
-def means_of_groups(strategy: Static | AllReduce, run: Run) -> GroupMeans:
-    """The runner of strategies whose schedule names a worker's group in each round."""
-    return GroupMeans(run, averaging=strategy.averaging, overlap=strategy.overlap)
 
 
 def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:

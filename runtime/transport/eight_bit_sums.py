@@ -40,6 +40,21 @@ def code_size(bounds: Bounds, block: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Where in a sum something is exchanged.
+
+    `place` names its roundings among all of the sum, and `room` the arrays it works in: those of what is under way at
+    the same time differ.
+    """
+
+    place: str
+    room: str
+
+
+FLAT = Stage("flat", "flat")
+
+
+@dataclass(frozen=True, slots=True)
 class Scatter:
     """Codes on their way to the members that add them."""
 
@@ -64,13 +79,13 @@ class EightBitStages:
         self._codecs: dict[int, EightBits] = {}
         self._rooms: dict[str, torch.Tensor] = {}
 
-    def scatter(self, group: Communicator, values: torch.Tensor, coding: Coding, place: str) -> Scatter:
-        """Start sending each member the code of its shard; `place` names what may be under way at the same time."""
+    def scatter(self, group: Communicator, values: torch.Tensor, coding: Coding, stage: Stage) -> Scatter:
+        """Start sending each member the code of its shard of `values`, which are one-dimensional."""
         bounds = block_bounds(len(values), group.size, coding.how.block)
         sizes = [int8_bytes(end - start, coding.how.block) for start, end in bounds]
-        sent = self._room(f"{place} sent", sum(sizes))
-        self.encode(values, bounds, list(torch.split(sent, sizes)), coding=coding, place=place, group=group)
-        received = self._room(f"{place} received", sizes[group.place] * group.size)
+        sent = self._room(f"{stage.room} sent", sum(sizes))
+        self.encode(values, bounds, list(torch.split(sent, sizes)), coding=coding, place=stage.place, group=group)
+        received = self._room(f"{stage.room} received", sizes[group.place] * group.size)
         start, end = bounds[group.place]
         work = group.all_to_all(received, sent, [sizes[group.place]] * group.size, sizes) if len(values) else None
         return Scatter(group, work, sent, received, end - start)
@@ -115,16 +130,18 @@ class EightBitStages:
         for (start, end), code in zip(bounds, codes, strict=True):
             codec.decode(code[: int8_bytes(end - start, block)], values[start:end])
 
-    def own_code(self, total: torch.Tensor, size: int, coding: Coding, place: str, group: Communicator) -> torch.Tensor:
+    def own_code(
+        self, total: torch.Tensor, size: int, coding: Coding, stage: Stage, group: Communicator
+    ) -> torch.Tensor:
         """The code of a shard's sum, at the beginning of an array of `size` bytes, which is the same for all."""
-        code = self._room(f"{place} code", size)
+        code = self._room(f"{stage.room} code", size)
         own = code[: int8_bytes(len(total), coding.how.block)]
-        self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{place} sum", group=group)
+        self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum", group=group)
         return code
 
-    def gather(self, group: Communicator, code: torch.Tensor, place: str) -> torch.Tensor:
+    def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> torch.Tensor:
         """The arrays of all members, [members, bytes]."""
-        gathered = self._room(f"{place} gathered", group.size * len(code))
+        gathered = self._room(f"{stage.room} gathered", group.size * len(code))
         self._wait(group.all_gather(gathered, code))
         return gathered.view(group.size, -1)
 
@@ -153,6 +170,6 @@ class FlatEightBitStages(Stages):
         assert coding is not None, "what is not coded goes by the group's own reduction"
         group, stages, block = self.group, self._eight_bits, coding.how.block
         bounds = block_bounds(len(tensor), group.size, block)
-        total = stages.total(stages.scatter(group, tensor, coding, "flat"), block)
-        code = stages.own_code(total, code_size(bounds, block), coding, "flat", group)
-        stages.decode(bounds, list(stages.gather(group, code, "flat")), tensor, block)
+        total = stages.total(stages.scatter(group, tensor, coding, FLAT), block)
+        code = stages.own_code(total, code_size(bounds, block), coding, FLAT, group)
+        stages.decode(bounds, list(stages.gather(group, code, FLAT)), tensor, block)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.transport.communicators import Communicator
-from preduce.runtime.transport.eight_bit_sums import EightBitStages, block_bounds, code_size
+from preduce.runtime.transport.eight_bit_sums import EightBitStages, Stage, block_bounds, code_size
 from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.staged import StagedSums, Stages
 from preduce.runtime.transport.through_servers import shard_bounds
@@ -209,7 +209,7 @@ class _Levels(Stages):
         for index, (start, end) in enumerate(block_bounds(len(tensor), -(-tensor.nbytes // PART_BYTES), block)):
             if start == end:
                 continue
-            end_this = begin(tensor[start:end], index % 2)
+            end_this = begin(tensor[start:end], index)
             if end_last is not None:
                 end_last()
             end_last = end_this
@@ -256,19 +256,20 @@ class _Levels(Stages):
         """Codes cross the nodes, and are handed out inside as they came: nobody rounds once more."""
         stages, block, inside, across = self._eight_bits, coding.how.block, self.inside, self.across
         bounds = block_bounds(len(part), inside.size, block)
-        place = f"part {index} "
+        # At most two parts are under way at the same time.
+        within, crosses = (Stage(f"{where} {index}", f"{where} {index % 2}") for where in ("inside", "across"))
         if coding.how.where is Where.ACROSS_NODES:
             own = self._added_inside(part, bounds)
         else:
-            own = stages.total(stages.scatter(inside, part, coding, f"{place}inside"), block)
-        crossing = stages.scatter(across, own, coding, f"{place}across")
+            own = stages.total(stages.scatter(inside, part, coding, within), block)
+        crossing = stages.scatter(across, own, coding, crosses)
 
         def end() -> None:
             finer = [block_bounds(end - start, across.size, block) for start, end in bounds]
             size = max(code_size(shard, block) for shard in finer)
-            code = stages.own_code(stages.total(crossing, block), size, coding, f"{place}across", across)
-            row = stages.gather(across, code, f"{place}across")  # [nodes, bytes]
-            codes = stages.gather(inside, row.view(-1), f"{place}inside").view(inside.size, across.size, size)
+            code = stages.own_code(stages.total(crossing, block), size, coding, crosses, across)
+            row = stages.gather(across, code, crosses)  # [nodes, bytes]
+            codes = stages.gather(inside, row.view(-1), within).view(inside.size, across.size, size)
             for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):
                 stages.decode(shard, list(mine), part[start:stop], block)
 

@@ -70,6 +70,18 @@ class Policies:
         if average_states and schedule.strategy.mixes_late:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
+    def refuse_codec(self, schedule: Schedule) -> None:
+        """Refuse models that begin apart where only what is added to a common start may be rounded.
+
+        Raises:
+            InputError: as said.
+        """
+        if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.how.codec.rounds:
+            raise InputError(
+                f"initial='keep': codec {schedule.strategy.how.codec.value!r} rounds what workers added since they "
+                "were equal, and models that begin apart differ by more than that; use 'broadcast' or no codec"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Agreed:

@@ -45,10 +45,6 @@ def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.
         )
     if how.codec is Codec.INT8 and device.type == "cuda":
         raise MissingFeatureError("codec: 'int8' runs on CPU over gloo only; use bfloat16 or float16 on GPUs")
-    if not strategy.averages_gradients and not strategy.refuses_codec(schedule.cluster):
-        raise MissingFeatureError(
-            f"codec: {how.codec.value!r} for parameters cannot be executed by this version; leave it out"
-        )
     return schedule if how == strategy.how else _with_how(schedule, how)
 
 

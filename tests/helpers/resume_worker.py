@@ -24,6 +24,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Pairwise, Round, Server, Static
+from preduce.topo.strategies.axes import Codec, How, Rounding
 
 
 def schedule(kind: str, n: int) -> Schedule:
@@ -36,12 +37,15 @@ def schedule(kind: str, n: int) -> Schedule:
         return Schedule(kind, Cluster.regular(1, n), Server(hosts=(0, 1), synchronous=kind == "synchronous"))
     if kind == "pairwise":
         return Schedule(kind, Cluster.regular(1, n), Pairwise(active=(0, 1)))
-    phases = tuple(Phase.from_groups(n, groups) for groups in ([[0, 1]], [[1, 2]], [[0, 2]]))
-    overlap, pace = kind == "overlap", (1, 2, 1) if kind == "pace" else 1
+    coded = "coded" in kind
+    groups_of = ([[0, 1]], [[0, 1, 2]]) if coded else ([[0, 1]], [[1, 2]], [[0, 2]])
+    phases = tuple(Phase.from_groups(n, groups) for groups in groups_of)
+    overlap, pace = "overlap" in kind, (1, 2, 1) if kind == "pace" else 1
+    how = How(codec=Codec.INT8, block=32, rounding=Rounding.STOCHASTIC) if coded else How()
     return Schedule(
         kind,
         Cluster.regular(1, n),
-        Static(phases=GroupPhases(phases), when=Late() if overlap else Lockstep(), pace=pace),
+        Static(phases=GroupPhases(phases), when=Late() if overlap else Lockstep(), pace=pace, how=how),
     )
 
 

@@ -31,8 +31,11 @@ from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Late, Lockstep
 from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.axes import RING, Codec, How
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.static import Static
+
+IN_EIGHT_BITS = How(codec=Codec.INT8)
 
 
 def rank() -> int:
@@ -190,25 +193,25 @@ def killed(when) -> None:
     """Worker 3 is killed; the others must say so, and hold no partial sums."""
     torch.manual_seed(0)
     long = when.startswith("in mid-operation")
-    in_levels = when.endswith("hierarchical")
+    in_levels, coded = when.endswith("hierarchical"), when.endswith("coded")
     model = torch.nn.Linear(1000, 2000 if long else 2)
     optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.0),
+        torch.optim.SGD(model.parameters(), lr=1.0 if coded else 0.0),
         model,
-        everyone(2, num_nodes=2 if in_levels else 1) if long else pairs(),
+        everyone(2, num_nodes=2 if in_levels else 1, how=IN_EIGHT_BITS if coded else RING) if long else pairs(),
         timeout=3 if when == "stopped" else 60,
-        initial="keep",
+        initial="broadcast" if coded else "keep",
         form="hierarchical" if in_levels else "ring",
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.fill_(float(rank() + 1))
+            parameter.fill_(0.0 if coded else float(rank() + 1))
     if rank() == 3 and long:
         threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 
     def loop() -> None:
         for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.full_like(parameter, -float(rank() + 1) if coded else 0.0)
         for step in range(100_000):
             if rank() == 3 and when == "between operations" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -217,7 +220,13 @@ def killed(when) -> None:
             try:
                 optimizer.step()
             except PreduceError:
-                report(values=sorted(set(weights(model).tolist())), steps=optimizer.steps)
+                facts = {"values": sorted(set(weights(model).tolist())), "steps": optimizer.steps}
+                if coded:
+                    slots, (array,) = optimizer.run.flat.slots(), optimizer.runner.reference.arrays
+                    facts["reference"] = sorted(
+                        {value for slot in slots for value in slot.view(array).view(-1).tolist()}
+                    )
+                report(**facts)
                 raise
 
     reporting(loop)
@@ -460,7 +469,13 @@ SCENARIOS = {
     "wrong size": (3, wrong_size),
     **{
         f"killed {w}": (4, lambda w=w: killed(w))
-        for w in ("between operations", "in mid-operation", "in mid-operation, hierarchical", "stopped")
+        for w in (
+            "between operations",
+            "in mid-operation",
+            "in mid-operation, hierarchical",
+            "in mid-operation, coded",
+            "stopped",
+        )
     },
     "exception": (4, exception),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},

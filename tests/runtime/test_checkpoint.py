@@ -50,7 +50,13 @@ def ask():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("kind", "adam"), [("static", False), ("allreduce", True), ("overlap", True), ("pace", False)])
+@pytest.mark.parametrize(
+    ("kind", "adam"),
+    [
+        ("static", False), ("allreduce", True), ("overlap", True), ("pace", False),
+        ("coded", False), ("coded overlap", True),
+    ],
+)  # fmt: skip
 def test_a_killed_run_resumes_bit_for_bit(ask, tmp_path, kind, adam):
     """Parameters, momentum, BatchNorm, dropout's random numbers and the learning rate all continue."""
     common = {"kind": kind, "adam": adam, "rounds": 11}

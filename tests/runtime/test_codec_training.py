@@ -229,7 +229,7 @@ ON_REQUEST = Generated(group_size=4, division=Division.GLOBAL)
     [
         (plan_of(How()), ("int4", CPU), InputError, "'int4' is not one of none, float16, bfloat16, int8"),
         (plan_of(How()), ("int8", CUDA), MissingFeatureError, "runs on CPU over gloo only; use bfloat16"),
-        (plan_of(How(), pace=2), ("float16", CPU), MissingFeatureError, "for parameters cannot be executed"),
+        (plan_of(How(), Server, pace=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
         (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'generated' sends parameters"),
         (plan_of(HOWS["int8 across"]), (None, CPU), InputError, "leave form out"),
     ],

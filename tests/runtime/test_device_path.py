@@ -35,6 +35,10 @@ def one_thread():
         ("static, overlap", "fill"),
         ("static, overlap, mixed", "sum"),
         ("allreduce of gradients", "commit"),
+        ("allreduce of gradients, float16", "sum"),
+        ("allreduce of gradients, bfloat16", "commit"),
+        ("static, float16", "commit"),
+        ("static, overlap, float16", "fill"),
         ("allreduce of gradients, pipeline, mixed", "sum"),
         ("allreduce of gradients, pipeline of 3, Adam", "commit"),
         ("neighbor, overlap", "fill"),
@@ -59,7 +63,14 @@ def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["static, overlap", "allreduce of gradients", "allreduce of gradients, pipeline", "static, drift correction"],
+    [
+        "static, overlap",
+        "allreduce of gradients",
+        "allreduce of gradients, bfloat16",
+        "static, overlap, float16",
+        "allreduce of gradients, pipeline",
+        "static, drift correction",
+    ],
 )
 def test_no_step_waits_for_the_device(name):
     assert [result["host waits"] for result in run_cell(BY_NAME[name], "pretended")] == [0] * cells.RANKS
@@ -75,6 +86,14 @@ def test_no_step_waits_for_the_device(name):
 )
 def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
     assert judge_fault(BY_NAME[name], "pretended", Fault(kind, 2)) is None
+
+
+def test_a_sum_that_left_its_codecs_range_is_a_verdict_of_the_device():
+    """Two payloads a round: the coded one, and what goes beside it."""
+    fault = Fault("NaN payload", 2 * 2)
+    for result in run_cell(BY_NAME["allreduce of gradients, float16"], "pretended", fault=fault, timeout=5):
+        assert isinstance(result["error"], PeerLostError)
+        assert "or a finite number left the codec's range" in str(result["error"])
 
 
 def test_a_product_with_the_verdict_would_leave_what_is_not_finite(monkeypatch):

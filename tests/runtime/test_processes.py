@@ -117,6 +117,22 @@ def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(d
         assert report["values"] in ([2.5], [1.5], [3.5], [1.0], [2.0], [3.0])
 
 
+def test_a_worker_killed_in_a_coded_average_leaves_parameters_and_reference_as_they_were(driver):
+    answer = driver.run("killed in mid-operation, coded")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    assert set(answer["errors"]) == {0, 1, 2}
+    for report in answer["errors"].values():
+        assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
+        assert report["seconds"] < 15
+    left = [report for report in answer["reports"] if "values" in report]
+    assert len(left) == 3
+    for report in left:
+        # Two steps of rank + 1 each since the last mean over all, which is the reference of all three.
+        (value,), (reference,) = report["values"], report["reference"]
+        assert reference == left[0]["reference"][0] > 0
+        assert value - reference == 2 * (report["rank"] + 1)
+
+
 def test_a_stopped_worker_is_named_after_the_timeout(driver):
     answer = driver.run("killed stopped", grace=6)
     assert set(answer["errors"]) == {0, 1, 2}

@@ -62,6 +62,8 @@ def test_paces():
     assert Schedule("s", CLUSTER, AllReduce(pace=3)).paces().tolist() == [3] * 8
     assert AllReduce().averages_gradients
     assert not AllReduce(pace=2).averages_gradients
+    assert AllReduce(pace=(1, 1)).averages_gradients, "the same hash as 1, so the same meaning"
+    assert not AllReduce(pace=(1, 2)).averages_gradients
     assert not AllReduce(when=Late()).averages_gradients
 
 

@@ -9,16 +9,18 @@ import random
 import pytest
 
 from benchmarks.forgery.attempt import certified, entries_by_kind, moved_to, objection, refusal, reread, single_claims
-from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
+from benchmarks.forgery.corruptions import aimed_entry, aimed_payload, aimed_schedule, blind
 from benchmarks.forgery.oracle import STEADY, is_true
 from benchmarks.forgery.schedules import SCHEDULES
 from preduce.topo.document.canonical import schedule_sha256
-from preduce.topo.document.schedule import dump_schedule, load_schedule
+from preduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
 from preduce.topo.errors import InputError
 from preduce.verify import checker
 
 COUNT = 1000
 CASES = entries_by_kind()
+PAYLOADS = ("pipeline", "coded-rule", "coded")
+"""Schedules for what they send, whose groups are those of others."""
 # STEADY: the checks take milliseconds, so fewer of them are made here, and more in test_steady_state_claims.py.
 
 
@@ -57,9 +59,10 @@ def test_corrupted_certificates_are_refused_or_still_true(kind):
 def test_certificates_of_another_schedule_are_refused_or_still_true(name):
     draw = random.Random(f"schedule {name}")
     raw, certificate = certified(SCHEDULES[name])
+    count = COUNT // 4 if name in PAYLOADS else COUNT
     changed = accepted = 0
     for number in range(10 * COUNT):
-        if changed == COUNT:
+        if changed == count:
             break
         other = copy.deepcopy(raw)
         try:
@@ -76,7 +79,7 @@ def test_certificates_of_another_schedule_are_refused_or_still_true(name):
             if objection(read, single) is None:
                 accepted += 1
                 assert is_true(entry, other), (entry["claim"], other)
-    assert changed == COUNT
+    assert changed == count
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -106,8 +109,26 @@ AXES = [
 ]
 
 
+LAGS = [
+    *({"pipeline": p} for p in ({}, {"width": 2}, {"width": 3}, {"width": 3, "wider": True}, {"width": 1}, [], None)),
+    *({"pipeline": {name: value}} for name, value in (("drain", "drop"), ("drain", "keep"), ("warm_up", 2**53 - 1),
+                                                     ("warm_up", -1), ("total", "sum"), ("wider", 0), ("x", 1))),
+    {"pipeline": {}, "late": 1},
+]  # fmt: skip
+CODED = [
+    *({"codec": codec} for codec in ("float16", "bfloat16", "int8", "fp8", 16)),
+    *({"codec": "int8", name: value} for name, value in (("rounding", "stochastic"), ("block", 1), ("block", 0),
+                                                         ("error_feedback", True), ("where", "all"))),
+    *({"codec": "bfloat16", name: value} for name, value in (("rounding", "stochastic"), ("block", 256), ("block", 8))),
+    *({"codec": codec, "form": "hierarchical", "where": "across-nodes"} for codec in ("int8", "float16", "none")),
+    *({"sending": "layers", "codec": codec} for codec in ("none", "int8")),
+    {"where": "across-nodes"},
+]  # fmt: skip
+AXES += [{"when": when} for when in LAGS] + [{"how": how} for how in CODED]
+
+
 @pytest.mark.parametrize("axes", AXES, ids=str)
-@pytest.mark.parametrize("name", ["rule", "explicit", "allreduce", "graph"])
+@pytest.mark.parametrize("name", ["rule", "explicit", "allreduce", "graph", "pipeline", "coded", "coded-rule"])
 def test_of_when_and_how_the_checker_reads_and_refuses_what_the_documents_do(name, axes, tmp_path):
     """The same canonical hash, or no schedule for either."""
     raw = dump_schedule(SCHEDULES[name])
@@ -122,3 +143,34 @@ def test_of_when_and_how_the_checker_reads_and_refuses_what_the_documents_do(nam
     except checker.Refusal:
         checked = None
     assert checked == read
+
+
+def test_the_checker_reads_the_same_hash_from_random_axes_and_paces():
+    """Whatever a file says of when, how and pace: the same canonical hash, or no schedule for either."""
+    draw = random.Random("axes")
+    read = refused = 0
+    for _ in range(600):
+        raw = dump_schedule(draw.choice([SCHEDULES[name] for name in ("allreduce", "pipeline", "coded", "coded-rule")]))
+        n = load(raw).num_workers
+        for _ in range(draw.randrange(1, 4)):
+            aimed_payload(draw, raw["strategy"])
+        if draw.random() < 0.3:
+            raw["strategy"]["pace"] = [draw.choice([1, 1, 1, 2])] * n
+        expected, found = load(raw), reread(raw)
+        assert (expected is None) == (found is None), raw
+        if expected is not None:
+            assert schedule_sha256(expected) == found.sha256, raw
+            assert expected.strategy.averages_gradients == found.averages_gradients, raw
+            assert expected.strategy.when.lag == found.lag
+            read += 1
+        else:
+            refused += 1
+    assert min(read, refused) > 100, "both were seen often"
+
+
+def load(raw):
+    """The schedule of a document, None where it is refused."""
+    try:
+        return parse_schedule(json.dumps(raw).encode())
+    except InputError:
+        return None

@@ -117,6 +117,15 @@ FACTOR = {"claim": "contraction", "method": "factor", "operator": OPERATOR, "squ
 NOISE = {"claim": "disagreement", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
 PUSH = {"claim": "drift-worker", "at_most": "9", "bits": 8, "squared": "1/2", "state": [[9**9, 0, 0, 9**9]]}
 LONG_PACE = document(2, 1, kind="static", phases=[[{"group": [0, 1]}]], pace=10**9)
+ALL = document(2, 2, kind="allreduce")
+PIPE = document(2, 2, kind="allreduce", when={"pipeline": {"warm_up": 3}})
+DROPS = document(2, 2, kind="allreduce", when={"pipeline": {"width": 4, "wider": True, "drain": "drop"}})
+LATE = document(2, 2, kind="allreduce", when={"late": 1})
+CODED = document(2, 2, kind="allreduce", how={"codec": "int8"})
+LAG = {"claim": "lag", "lag": 1, "warm_up": 3, "idle": 1, "in_flight": 1, "left_out": 0}
+EQUAL = {"claim": "equal-replicas", "of": "gradients", "rounds": [0]}
+ERROR = {"claim": "codec-error", "relative": "1", "absolute": "1", "roundings": 2}
+ARRAYS = {"claim": "memory", "groups": 1, "connections": 3, "splits": 1, "arrays": 1}
 ATTACKS = {
     "factor of two billion workers": (groups(MANY, [[0, 1]]), (free([1, 2]), FACTOR)),
     "factor of 2000 workers": (groups(2000, [[0, 1]]), (free([1, 2]), FACTOR)),
@@ -254,6 +263,61 @@ ATTACKS = {
         (free([2, 4]), {"claim": "end", "steps": 4, "behind": 1}),
     ),
     "memory of a word": (LINE, ({"claim": "memory", "groups": "0", "connections": 1, "splits": 1, "arrays": 2},)),
+    "a lag in lockstep": (ALL, (free([0]), {**LAG, "lag": 0, "warm_up": 0, "idle": 0, "in_flight": 0})),
+    "a lag of late parameters": (LATE, (free([0]), {**LAG, "warm_up": 0})),
+    "a lag one shorter": (PIPE, (free([0]), {**LAG, "lag": 0})),
+    "one more operation in flight": (PIPE, (free([0]), {**LAG, "in_flight": 2})),
+    "a pipeline without its warm-up": (PIPE, (free([0]), {**LAG, "warm_up": 0})),
+    "a pipeline that fills at once": (PIPE, (free([0]), {**LAG, "idle": 0})),
+    "dropped gradients that are applied": (
+        DROPS,
+        (free([0]), {**LAG, "lag": 3, "warm_up": 0, "idle": 3, "in_flight": 3}),
+    ),
+    "a lag that is a word": (PIPE, (free([0]), {**LAG, "lag": "1"})),
+    "ages of a pipeline in lockstep": (PIPE, (free([0]), AGES)),
+    "an end of a pipeline as of lockstep": (PIPE, (free([0]), {"claim": "end", "steps": 4, "behind": 1})),
+    "memory of a pipeline as of lockstep": (PIPE, (free([0]), ARRAYS)),
+    "memory of int8 without its second communicator": (CODED, (free([0]), ARRAYS)),
+    "equal replicas of late parameters": (LATE, (free([0]), {**EQUAL, "of": "parameters"})),
+    "equal replicas of half a mean": (PAIR, (free([1, 2]), {**EQUAL, "of": "parameters"})),
+    "equal replicas of workers that never meet": (
+        groups(4, [[0, 1], [2, 3]]),
+        (free([2, 4]), {**EQUAL, "of": "parameters"}),
+    ),
+    "equal replicas of a rule of all but one local rank": (
+        document(2, 2, kind="static", node_radices=[2], phases=[[{"local": [0], "across": [0]}]]),
+        (free([0, -1]), {**EQUAL, "of": "parameters"}),
+    ),
+    "equal replicas after every step of parameters": (
+        document(2, 2, kind="allreduce", pace=2),
+        (free([0]), EQUAL),
+    ),
+    "equal replicas of a graph": (LINE, ({**EQUAL, "of": "parameters"},)),
+    "equal replicas of no round": (PAIR, (free([1, 2]), {**EQUAL, "of": "parameters", "rounds": []})),
+    "an error of no codec": (ALL, (free([0]), ERROR)),
+    "an error of one rounding": (CODED, (free([0]), {**ERROR, "relative": "1/254", "roundings": 1})),
+    "an error of 0": (CODED, (free([0]), {**ERROR, "relative": "0", "absolute": "0"})),
+    "an error larger than computed": (CODED, (free([0]), ERROR)),
+    "an error of two billion workers": (
+        document(2, MANY // 2, kind="allreduce", how={"codec": "bfloat16"}),
+        (free([0]), ERROR),
+    ),
+    "an error of a block of no numbers": (
+        document(2, 2, kind="allreduce", how={"codec": "int8", "block": 0}),
+        (free([0]), ERROR),
+    ),
+    "a codec of groups that never average all": (
+        document(4, 1, kind="static", phases=[[{"group": [0, 1]}]], how={"codec": "int8"}),
+        (free([1, 2]), ERROR),
+    ),
+    "a pipeline of parameters": (
+        document(2, 2, kind="allreduce", pace=2, when={"pipeline": {}}),
+        (free([0]), {**LAG, "warm_up": 0}),
+    ),
+    "a pipeline that nobody insists on": (
+        document(2, 2, kind="allreduce", when={"pipeline": {"width": 3}}),
+        (free([0]), {**LAG, "lag": 2, "warm_up": 0, "idle": 2, "in_flight": 2}),
+    ),
     "an order of two billion workers": (groups(MANY, [[0, 1]]), (free([1, 2]), {**ORDER, "order": [0, 1]})),
     "an order of a billion local ranks": (WIDE, (free([0]), {**ORDER, "order": [-1, 0]})),
     "an order with a cut in its middle": (

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.forgery import runs
+from benchmarks.forgery import payloads, runs
 from benchmarks.forgery.attempt import certified, refusal
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import explicit, graph, random_schedule, rule, shift
@@ -33,24 +33,28 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
         proof = prove(schedule)
         raw, certificate = certified(schedule)
         listed, matrices = dense(raw)
-        n, late = schedule.num_workers, schedule.strategy.overlap
+        n, late, delay = schedule.num_workers, runs.mixes_late(raw), runs.delay_of(raw)
         assert refusal(json.loads(json.dumps(raw)), certificate) is None
         for claim in proof.claims:
             proved[claim.claim] = proved.get(claim.claim, 0) + (claim.status is Status.PROVED)
         waits = runs.partners(raw, listed, n)
         gap = runs.largest_gap(waits)
-        assert proof["end"].entry["behind"] == (-1 if gap is None else gap)
+        assert proof["end"].entry["behind"] == (-1 if gap is None else runs.largest_gap(waits, delay))
         assert proof["end"].entry["steps"] == int(schedule.paces().sum())
         assert proof["memory"].entry == {"claim": "memory", **runs.busiest(raw, listed, n)}
         if proof["staleness"].status is Status.PROVED:
             entry = proof["staleness"].entry
-            assert entry["age"] == runs.oldest_age(matrices, late=late)
+            assert entry["age"] == runs.oldest_age(matrices, late=late, delay=delay)
             assert entry["reach"] == gap
         else:
             assert gap is None
         if listed is None:
             assert proof["queues"].entry["capacities"] == runs.waiting_messages(raw, waits)
             assert proof["queues"].entry["gap"] == (-1 if gap is None else gap)
+        for name in payloads.JUDGES:
+            assert (name in proof) == payloads.is_due(name, raw, listed, matrices), (name, raw)
+            if name in proof:
+                assert payloads.JUDGES[name](proof[name].entry, raw, listed, matrices), (proof[name].entry, raw)
         consensus, loss = proof["consensus"].status, proof["consensus-after-a-loss"]
         if consensus is Status.PROVED and loss.status is not Status.NOT_PROVED:
             agree = [runs.survivors_agree(raw, listed, n, lost) for lost in range(n)]
@@ -58,7 +62,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
             if loss.status is Status.REFUTED:
                 lost = loss.witness["worker"] if "worker" in loss.witness else loss.witness["local_rank"]
                 assert not agree[lost]
-    names = ("limit", "staleness", "queues", "end", "memory", "consensus-after-a-loss")
+    names = ("limit", "staleness", "queues", "end", "memory", "consensus-after-a-loss", *payloads.JUDGES)
     assert min(proved[name] for name in names) > 20, "every claim was seen proved often"
 
 

@@ -139,6 +139,11 @@ def refuse_schedule(schedule: Schedule) -> None:
         )
     if strategy.averaging is not Averaging.MEAN:
         raise InputError(f"drift correction: schedule {schedule.name!r} normalises steps; use plain means with it")
+    if strategy.how.codec.rounds:
+        raise InputError(
+            f"drift correction: schedule {schedule.name!r} has codec {strategy.how.codec.value!r}, and corrections "
+            "that are learned from rounded means no longer sum to zero; leave one of the two out"
+        )
 
 
 def _classes(schedule: Schedule) -> Iterable[_Part]:

@@ -36,7 +36,7 @@ class AllReduce(Phased):
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
-        return self.pace == 1 and not self.mixes_late
+        return self.steps_once and not self.mixes_late
 
     @property
     def sends_layers(self) -> bool:

@@ -173,6 +173,11 @@ class Codec(Choice):
     INT8 = "int8"
     """Whole numbers of -127..127 times a scale for each block of neighbouring numbers."""
 
+    @property
+    def rounds(self) -> bool:
+        """Whether what arrives is not what was sent."""
+        return self is not Codec.NONE
+
 
 class Where(Choice):
     """Which parts of a sum a codec is for."""

@@ -87,7 +87,7 @@ class Strategy(Closed, ABC):
         """Why nothing that this strategy sends may be rounded; empty where it may."""
         return (
             f"strategy {self.kind!r} sends parameters, and rounded parameters lose every update that is smaller than "
-            "their last digit; leave it out"
+            "their last digit (static and allreduce have rounds of all, and round what was added since); leave it out"
         )
 
     @abstractmethod
@@ -107,6 +107,11 @@ class Strategy(Closed, ABC):
         for pace in paces:
             if pace < 1:
                 raise ScheduleError(f"pace: {pace} is not a number of steps >= 1")
+
+    @property
+    def steps_once(self) -> bool:
+        """Whether a round is one step of every worker; a list of ones says so, too, and has the same hash."""
+        return self.pace == 1 if isinstance(self.pace, int) else set(self.pace) == {1}
 
     @property
     def overlap(self) -> bool:

@@ -93,6 +93,13 @@ class Generated(Strategy):
                     "use global"
                 )
 
+    def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
+        """Parameters need a reference that all workers hold, and no group of the generator is sure to be one of all."""
+        return (
+            f"strategy {self.kind!r} sends parameters, of which only what was added since all were equal may be "
+            "rounded, and its groups may leave out any worker that is slow or lost; leave it out"
+        )
+
     @property
     def needs_generator(self) -> bool:
         """Always: it hands out the groups."""

@@ -41,9 +41,9 @@ class Server(Strategy):
 
     def refuses_codec(self, cluster: Cluster) -> str:
         """Averaged gradients may be rounded; answers of an asynchronous server are parameters."""
-        return "" if self.averages_gradients else super().refuses_codec(cluster)
+        return "" if self.averages_gradients else Strategy.refuses_codec(self, cluster)
 
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
-        return self.synchronous and self.pace == 1 and not self.mixes_late
+        return self.synchronous and self.steps_once and not self.mixes_late

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .claims import (
     after_a_loss,
+    codec_error,
     conflict_free,
     consensus,
     contraction,
@@ -13,7 +14,9 @@ from .claims import (
     disagreement,
     drift,
     end,
+    equal_replicas,
     exact_consensus,
+    lag,
     limit,
     membership,
     memory,
@@ -66,6 +69,9 @@ CLAIMS: dict[str, Claim] = {
     "exact-consensus-probable": Claim(exact_consensus.check_probable, ("trials",)),
     "rounds": Claim(rounds.check, ("group", "bound", "at_least", "prime")),
     "staleness": Claim(staleness.check, ("late", "steps", "reach", "age", "age_steps")),
+    "lag": Claim(lag.check, ("lag", "warm_up", "idle", "in_flight", "left_out")),
+    "equal-replicas": Claim(equal_replicas.check, ("of", "rounds")),
+    "codec-error": Claim(codec_error.check, ("relative", "absolute", "roundings")),
     "queues": Claim(queues.check, ("gap", "capacities")),
     "consensus-after-a-loss/order": Claim(after_a_loss.check_by_order, ("order",)),
     "consensus-after-a-loss/roots": Claim(after_a_loss.check_by_roots, ("roots",)),

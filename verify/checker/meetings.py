@@ -9,7 +9,9 @@ that any R successive rounds take any worker to everybody. Two things follow fro
 exchange completes only when all whom one meets have begun it. So whoever meets i in round r + 1 cannot leave that
 round, whoever meets one of those in round r + 2 cannot leave that one, and after R rounds everybody is held up: all
 are in round r + R at most. For a graph of one round R is its largest distance, Hop's bound. Late averages change
-nothing: they are begun with their round, and a round is not left before they are there.
+nothing: they are begun with their round, and a round is not left before they are there. A pipeline of gradients leaves
+round s before its average is there, but not before that of round s − d, where d is its lag. So who meets i in round
+r + 1 cannot leave round r + 1 + d, and nobody is more than R + d rounds ahead.
 
 **Everything arrives after R rounds,** if nobody gives up all of its own value: then reached sets hold whom they held.
 

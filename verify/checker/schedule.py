@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain, repeat
 from math import lcm, prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from .axes import HOW, read_how, read_when
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text
 
@@ -38,29 +41,6 @@ DEFAULTS: dict[str, object] = {
     "how": {},
     "prologue": 0,
 }
-
-PIPELINE: dict[str, object] = {"width": 2, "warm_up": 0, "drain": "apply", "total": "mean", "wider": False}
-HOW: dict[str, object] = {
-    "form": "ring",
-    "codec": "none",
-    "where": "all",
-    "rounding": "nearest",
-    "block": 256,
-    "error_feedback": False,
-    "sending": "whole",
-}
-CHOICES: dict[str, tuple[object, ...]] = {
-    "drain": ("apply", "drop"),
-    "total": ("mean", "sum"),
-    "wider": (False, True),
-    "form": ("ring", "hierarchical"),
-    "codec": ("none", "float16", "bfloat16", "int8"),
-    "where": ("all", "across-nodes"),
-    "rounding": ("nearest", "stochastic"),
-    "error_feedback": (False, True),
-    "sending": ("whole", "layers"),
-}
-"""What a member of `when.pipeline` or of `how` may be; the others are numbers."""
 
 
 class Average(NamedTuple):
@@ -88,8 +68,10 @@ class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
 
     The first two have `phases` and the third has `rounds`; the other list is empty. `radices` are those of a rule.
-    `workers_per_node` is 0 where nodes are unequal. `paces` holds one number, or one a worker. `nodes` are the nodes as
-    the file lists them, empty where it says only that each has `node_size` workers, in the order of ranks.
+    `workers_per_node` is 0 where nodes are unequal. `paces` holds one number, or one a worker. Where it
+    `averages_gradients` these come late in a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round
+    late where `is_late`. `nodes` are the nodes as the file lists them, empty where it says only that each has
+    `node_size` workers, in the order of ranks.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -102,7 +84,8 @@ class Schedule:
     rounds: list[list[Edge]] = field(default_factory=list)
     paces: list[int] = field(default_factory=lambda: [1])
     is_late: bool = False
-    lag: int = 0
+    averages_gradients: bool = False
+    pipeline: dict[str, Any] = field(default_factory=dict)
     is_step_normalised: bool = False
     how: dict[str, Any] = field(default_factory=lambda: dict(HOW))
     nodes: list[list[int]] = field(default_factory=list)
@@ -114,9 +97,44 @@ class Schedule:
         return len(self.phases) or len(self.rounds)
 
     @property
+    def lag(self) -> int:
+        """By how many rounds what an average gives comes late."""
+        return int(self.pipeline["width"]) - 1 if self.pipeline else int(self.is_late)
+
+    @property
     def width(self) -> int:
         """The size of the matrices that decide about it: of all workers, or for a rule of one node's."""
         return self.workers_per_node if self.form == "rule" else self.num_workers
+
+    def averages_of_all(self) -> dict[int, Fraction]:
+        """The relax of every phase that is one average over all workers."""
+        shape = (self.width, len(self.radices))
+        listed = ((t, average) for t, phase in enumerate(self.phases) for average in phase)
+        return {t: relax for t, (members, across, relax) in listed if (len(members), len(across)) == shape}
+
+    def on_nodes(self, average: Average | None) -> tuple[int, int]:
+        """(members on each node, nodes) of an average; (members, 0) where nodes have unequal numbers.
+
+        None stands for a group of all workers.
+        """
+        sizes = set(map(len, self.nodes)) or {self.node_size}
+        if average is None:
+            everywhere = len(self.nodes) or self.num_workers // self.node_size
+            return (sizes.pop(), everywhere) if len(sizes) == 1 else (self.num_workers, 0)
+        members, across, _ = average
+        size = len(members) * prod(self.radices[digit] for digit in across)
+        if size == self.num_workers:
+            return self.on_nodes(None)
+        if self.form == "rule":
+            return len(members), size // len(members)
+        node_of = self._node_of
+        counts = Counter(node_of[worker] if node_of else worker // self.node_size for worker in members)
+        each = set(counts.values())
+        return (each.pop(), len(counts)) if len(each) == 1 else (size, 0)
+
+    @cached_property
+    def _node_of(self) -> dict[int, int]:
+        return {worker: number for number, node in enumerate(self.nodes) for worker in node}
 
     def group_sizes(self) -> list[set[tuple[int, Fraction]]]:
         """The different (workers in a group, relax) of every phase; a group of one worker is none."""
@@ -142,7 +160,8 @@ class _Options(NamedTuple):
     prologue: int
     paces: list[int]
     is_late: bool
-    lag: int
+    averages_gradients: bool
+    pipeline: dict[str, Any]
     is_step_normalised: bool
     how: dict[str, Any]
 
@@ -166,7 +185,7 @@ def read_schedule(document: object) -> Schedule:
     parts = _read_strategy(raw["strategy"], cluster)
     options = _read_options(raw["strategy"], cluster)
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
-    return Schedule(
+    schedule = Schedule(
         num_workers=cluster.num_workers,
         sha256=hashlib.sha256(canonical).hexdigest(),
         nodes=cluster.nodes,
@@ -174,6 +193,9 @@ def read_schedule(document: object) -> Schedule:
         **options._asdict(),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
+    may_round = schedule.how["codec"] == "none" or schedule.averages_of_all()
+    require(may_round, "strategy.how.codec", "parameters are rounded where a round of the period averages over all")
+    return schedule
 
 
 def _read_cluster(raw: dict[str, Any]) -> _Cluster:
@@ -234,8 +256,8 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     """Check the members that every kind may have, and leave out what equals its default.
 
     Most claims speak about the groups of a round, and members meet by round number (docs/certificates.md says for each
-    claim why); the head of each that uses pace, averaging or lateness says how. Other values of `when` and `how` are
-    refused, since for them nobody has said so.
+    claim why); the head of each that uses pace, averaging, lateness or codec says how. Other values of `when` and
+    `how` are refused, since for them nobody has said so.
     """
     pace = raw.get("pace", 1)
     paces = as_integers(pace if isinstance(pace, list) else [pace], "strategy.pace", 1, LIMIT)
@@ -243,48 +265,16 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
     raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
-    lag, is_late = _read_when(raw)
-    how = _read_members(raw.setdefault("how", {}), "strategy.how", HOW)
-    if raw["kind"] == "neighbor":
-        require(not how, "strategy.how", "parameters go to neighbours as they are")
+    is_late, pipeline = read_when(raw)
+    averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late
+    require(averages_gradients or not pipeline, "strategy.when.pipeline", "goes with allreduce at pace 1")
+    how = read_how(raw, averages_gradients=averages_gradients)
     prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
-    return _Options(prologue, paces, is_late, lag, raw.get("averaging", "mean") != "mean", dict(HOW | how))
-
-
-def _read_when(raw: dict[str, Any]) -> tuple[int, bool]:
-    """(rounds by which an average is late, whether it is one of parameters)."""
-    when = raw.get("when", "lockstep")
-    if not isinstance(when, dict):
-        as_choice(when, "strategy.when", ("lockstep",))
-        return 0, False
-    if "pipeline" not in when:
-        as_object(when, "strategy.when", ("late",))
-        as_choice(when["late"], "strategy.when.late", (1,))
-        return 1, True
-    as_object(when, "strategy.when", ("pipeline",))
-    pipeline = PIPELINE | _read_members(when["pipeline"], "strategy.when.pipeline", PIPELINE)
-    fits = raw["kind"] == "allreduce" and raw["pace"] == 1
-    require(fits, "strategy.when.pipeline", "goes with allreduce at pace 1, which averages gradients")
-    width = pipeline["width"]
-    assert isinstance(width, int)
-    require(width == 2 or (width > 2 and pipeline["wider"]), "strategy.when.pipeline.width", "2, or more with wider")
-    return width - 1, False
-
-
-def _read_members(raw: object, place: str, defaults: dict[str, object]) -> dict[str, Any]:
-    """An object of optional members, without those that equal their default."""
-    members = as_object(raw, place, (), defaults)
-    for name, value in list(members.items()):
-        if name in CHOICES:
-            as_choice(value, f"{place}.{name}", CHOICES[name])
-        else:
-            as_integer(value, f"{place}.{name}", 0 if name == "warm_up" else 1, 2**53 if name == "warm_up" else LIMIT)
-        if value == defaults[name]:
-            del members[name]
-    return members
+    is_step_normalised = raw.get("averaging", "mean") != "mean"
+    return _Options(prologue, paces, is_late, averages_gradients, pipeline, is_step_normalised, how)
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

@@ -4,6 +4,15 @@
 list of operations. Then all operations complete. For of all unfinished operations take one with the smallest tick: what
 its members issue before it carries smaller ticks, so it is finished, and all members are ready for it.
 
+A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
+several that it issues in one order (the layers of a gradient, the buckets of a model, the stages of a sum), and hand
+some to a thread that carries them out in that order on communicators of its own, while others go on those of the first
+thread. *The theorem still holds* if nobody waits for an operation before it was issued, and all members issue in the
+same order. For let the ticks be the places in the order of issue, the same for all (stages of one sum lie between it
+and the next one). What a member waits for, by itself or in a thread, before it comes to the operation with the smallest
+unfinished tick was issued before, carries a smaller tick, and is finished. So it comes to that operation, in either
+thread; operations that follow are on communicators or in threads of their own or wait behind it; and it completes.
+
 The ticks here are canonical: 1 + the largest tick that a member had before. One tick per operation is enough for a
 block of a rule, whose groups are one operation each: all of them get the tick of the block, and a worker meets at most
 one. Period q adds q times `height`, the largest tick. The operations of the prologue hold all workers and come first.
@@ -16,9 +25,9 @@ rounds before, so its neighbours enter the same round, and what they send to one
 same argument the last ones complete too.
 
 *The check is sound because* it computes the ticks itself: that they can be computed is the proof. *It assumes* that
-each worker issues the operations of its rounds in order, one at a time, that members meet by round number (so paces do
-not matter; a late average is issued in the same order), that all workers carry out the same number of rounds, and that
-groups are disjoint, which `conflict-free` confirms.
+each worker issues the operations of its rounds in order, that members meet by round number (so paces do not matter; a
+late average is issued in the same order), that those of one round are cut and numbered alike by all, that all workers
+carry out the same number of rounds, and that groups are disjoint, which `conflict-free` confirms.
 """
 
 from __future__ import annotations

@@ -9,14 +9,17 @@ batches are N div `steps` rounds, the same number for everybody, whatever the sp
 
 *Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data
 ended says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all
-have ended and, asked after that, the next round is not declared. A worker begins round k after it completed round k −
-1, so the declared rounds are 0 … m − 1. A worker that leaves before round k has seen that nobody can declare k any
+have ended and, asked after that, the next round is not declared. A worker takes rounds in order, so the declared rounds
+are 0 … m − 1. A worker that leaves before round k has seen that nobody can declare k any
 more: k = m. And nobody leaves later, because round m is never begun. So every worker carries out exactly the rounds 0
 … m − 1, and theorem 1 applies.
 
 *Theorem 4, unequal data without it.* A worker that leaves after its round r holds up everybody at most `behind`
-rounds later (the R of meetings.py), so unequal data cannot go unnoticed for longer than that. −1 where no such number
-is claimed.
+rounds later (the R of meetings.py, and R + lag in a pipeline of gradients), so unequal data cannot go unnoticed for
+longer than that. −1 where no such number is claimed.
+
+*A pipeline* ends with operations in flight: all workers have begun each of them, so they complete, and are waited for
+as it drains.
 
 *The check is sound because* it computes both numbers from the schedule. *It assumes* what `deadlock-free` assumes,
 and of join mode that what one worker noted is seen by all who ask later.
@@ -41,5 +44,6 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     paces = schedule.paces
     steps = paces[0] * schedule.num_workers if len(paces) == 1 else sum(paces)
     confirm_equal(f"{place}.steps", entry["steps"], steps)
-    behind = NONE if entry["behind"] == NONE else rounds_to_meet(schedule, f"{place}.behind", Work())
+    ahead = schedule.lag if schedule.pipeline else 0
+    behind = NONE if entry["behind"] == NONE else ahead + rounds_to_meet(schedule, f"{place}.behind", Work())
     confirm_equal(f"{place}.behind", entry["behind"], behind)

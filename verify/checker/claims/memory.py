@@ -1,21 +1,25 @@
 """Claim `memory`: what a run of this schedule asks of its busiest worker.
 
 * `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
-  rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers.
+  rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codec int8 a
+  group that goes as a ring counts twice: a thread sums it over a communicator of its own.
 * `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
   weighted graphs the most workers that it sends to or hears from.
 * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
 * `arrays`: arrays of the size of the parameters that are kept beside them, at most. One takes the sums; another keeps
   the parameters with which a round began, where averages are late or progress is normalised; and a weighted graph
-  keeps one for each in-neighbour of the largest round. So `arrays` is also scratch bytes for each byte of parameters.
+  keeps one for each in-neighbour of the largest round. A pipeline of width K keeps K arrays for sums: those of K − 1 in
+  flight, and one that is being applied or filled. A codec of parameters keeps the reference that all share, and error
+  feedback two: what roundings left over of the worker's own gradient, and of the shards that it sums and hands on (a
+  half and a quarter at most). So `arrays` is also scratch bytes for each byte of parameters.
 
 Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
 are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
 
 *The check is sound because* it counts in the schedule itself. *It assumes* of the runtime that it makes one
 communicator for each distinct set of members (the form `hierarchical` makes three for a group that fits it) and keeps
-the arrays above; what frameworks allocate inside an operation is not counted, nor are activations, gradients and
-optimizer state.
+the arrays above; what is allocated inside an operation is not counted (a codec's codes are up to half of what they
+code), nor are activations, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -26,16 +30,21 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..refusal import confirm_equal
+from ..schedule import PLAIN, Average
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..schedule import Average, Edge, Schedule
+    from ..schedule import Edge, Schedule
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`groups`, `connections`, `splits`, `arrays`."""
-    arrays = 1 + int(schedule.is_late or schedule.is_step_normalised)
+    how = schedule.how
+    sums = schedule.lag + 1 if schedule.pipeline else 1
+    has_reference = how["codec"] != "none" and not schedule.averages_gradients
+    arrays = sums + int(schedule.is_late or schedule.is_step_normalised) + int(has_reference)
+    arrays += 2 * int(how["error_feedback"])
     if schedule.form == "graph":
         groups, connections = 0, _most_neighbours(schedule.rounds)
         splits = len({tuple(edges) for edges in schedule.rounds if edges})
@@ -61,11 +70,22 @@ def _most_groups(schedule: Schedule) -> tuple[int, int]:
     for members, across in {group for phase in schedule.phases for group in _distinct_groups(phase)}:
         size = len(members) * prod(schedule.radices[digit] for digit in across)
         prologue_is_new = prologue_is_new and size < schedule.num_workers
+        times = _communicators(schedule, Average(members, across, PLAIN))
         for worker in members:
-            groups[worker] = groups.get(worker, 0) + 1
-            others[worker] = others.get(worker, 0) + size - 1
+            groups[worker] = groups.get(worker, 0) + times
+            others[worker] = others.get(worker, 0) + times * (size - 1)
     most = max(groups.values(), default=0), max(others.values(), default=0)
-    return (most[0] + 1, most[1] + schedule.num_workers - 1) if prologue_is_new else most
+    times = _communicators(schedule, None) if prologue_is_new else 0
+    return most[0] + times, most[1] + times * (schedule.num_workers - 1)
+
+
+def _communicators(schedule: Schedule, average: Average | None) -> int:
+    """How many a group has (None: the group of all workers): a second one where int8 sums it as a ring."""
+    if schedule.how["codec"] != "int8":
+        return 1
+    inside, nodes = schedule.on_nodes(average)
+    has_stages = schedule.how["form"] == "hierarchical" and inside > 1 and nodes > 1
+    return 1 if has_stages else 2
 
 
 def _distinct_phases(schedule: Schedule) -> int:

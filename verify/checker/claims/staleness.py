@@ -2,14 +2,16 @@
 
 *Directly.* With lockstep averages a member contributes its parameters after all of its steps of the round, so nothing
 is missing. A late average (`when`) is one of the parameters with which the round began: it lacks the newest `late` =
-1 rounds of its worker, which are `late` times its pace in steps, at most `steps`.
+1 rounds of its worker, which are `late` times its pace in steps, at most `steps`. A pipeline averages gradients that
+were taken `late` steps before (`lag` says when exactly): it lacks those of the newest `late` steps.
 
 *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
 the end of their round r, with a positive weight. For let R = `reach` be such that any R successive rounds lead from
 everybody to everybody (meetings.py). With no weight negative and a positive one on oneself, what has arrived
 somewhere stays there and goes on with every meeting. In lockstep the steps of round k enter the average of round k
-and have arrived everywhere R − 1 rounds later; a late average takes them in one round later: `age` = R − 1 + `late`.
-In steps these are at most `age_steps`, `age` times the largest pace.
+and have arrived everywhere R − 1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 +
+`late`. (In a pipeline R = 1, and what a worker did in step k is the gradient that it took.) In steps
+these are at most `age_steps`, `age` times the largest pace.
 
 *The check is sound because* it computes all numbers from the schedule. *It assumes* that groups are disjoint, which
 `conflict-free` confirms. A round of the prologue averages over everybody, so none of the numbers grows by it.

@@ -1,0 +1,208 @@
+"""Whether claims about payloads are true: by running the queue of a pipeline, moving workers, and rounding numbers.
+
+Shares nothing with prover or checker: the queue is a list of gradients that are numbers, equality is seen on workers
+that move at random, and errors of codecs on sums that are rounded stage by stage, of numbers chosen to lose much.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.forgery.runs import delay_of, has_stages, mixes_late, nodes_of, pipeline_of, takes_gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from benchmarks.forgery.dense import Groups, Matrix
+
+    Numbers = npt.NDArray[np.float64]
+
+HOW = {"form": "ring", "codec": "none", "where": "all", "rounding": "nearest", "block": 256, "error_feedback": False}
+
+
+def ages_of(pipeline: dict[str, Any], num_steps: int) -> tuple[list[int | None], list[int], int]:
+    """(the step whose gradient each step applied, or None; those that the end applied; the most ever in flight)."""
+    flying: list[int] = []
+    applied: list[int | None] = []
+    most = 0
+    for step in range(num_steps):
+        if step < pipeline["warm_up"]:
+            applied.append(step)
+            continue
+        arrived = flying.pop(0) if len(flying) == pipeline["width"] - 1 else None
+        flying.append(step)
+        most = max(most, len(flying))
+        applied.append(arrived)
+    return applied, flying if pipeline["drain"] == "apply" else [], most
+
+
+def _lag(entry: dict[str, Any], raw: dict[str, Any], _: Groups, __: list[Matrix]) -> bool:
+    pipeline = pipeline_of(raw)
+    if pipeline is None or not takes_gradients(raw):
+        return False
+    few = pipeline | {"warm_up": min(pipeline["warm_up"], 9)}  # a long warm-up tells no more than a short one
+    start, num_steps = few["warm_up"], few["warm_up"] + 3 * few["width"]
+    applied, last, most = ages_of(few, num_steps)
+    late = [step - of for step, of in enumerate(applied) if of is not None and step >= start]
+    idle = sum(of is None for of in applied)
+    left_out = num_steps - sum(of is not None for of in applied) - len(last)
+    return (
+        entry
+        == {
+            "claim": "lag",
+            "lag": max(late),
+            "warm_up": pipeline["warm_up"],
+            "idle": idle,
+            "in_flight": most,
+            "left_out": left_out,
+        }
+        and len(set(late)) == 1
+    )
+
+
+def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    if listed is None or entry["of"] != ("gradients" if takes_gradients(raw) else "parameters"):
+        return False
+    rng, n, period = np.random.default_rng(1), len(matrices[0]), len(matrices)
+    values = np.zeros(n)
+    flying = [np.zeros(n)] * delay_of(raw)
+    for t in range(3 * period):
+        moved = rng.normal(size=n)
+        w = matrices[t % period]
+        if takes_gradients(raw):
+            flying = [*flying, w @ moved]
+            values = values + flying.pop(0)
+        elif mixes_late(raw):
+            values = w @ values + moved
+        else:
+            values = w @ (values + moved)
+        if t % period in entry["rounds"] and np.ptp(values) > 1e-9:
+            return False
+    return bool(entry["rounds"]) and all(0 <= t < period for t in entry["rounds"])
+
+
+def rounded_to(numbers: Numbers, digits: int, smallest: float) -> Numbers:
+    """The nearest numbers of so many binary digits, ties to even, and no finer than `smallest`."""
+    exponents = np.frexp(numbers)[1] - digits
+    units = np.maximum(np.ldexp(1.0, exponents), smallest)
+    return np.asarray(np.rint(numbers / units) * units)
+
+
+def single(numbers: Numbers) -> Numbers:
+    """As float32 has them."""
+    return numbers.astype(np.float32).astype(np.float64)
+
+
+def coded(numbers: Numbers, how: dict[str, Any], rng: np.random.Generator) -> Numbers:
+    """What the codec makes of numbers, straight from what it promises; in float64."""
+    if how["codec"] == "float16":
+        return numbers.astype(np.float16).astype(np.float64)
+    if how["codec"] == "bfloat16":
+        return rounded_to(numbers, 8, 2.0**-133)
+    result = np.empty_like(numbers)
+    for start in range(0, len(numbers), how["block"]):
+        part = numbers[start : start + how["block"]]
+        step = np.abs(part).max(initial=0.0) / 127
+        scaled = part / step if step else np.zeros_like(part)
+        whole = np.rint(scaled) if how["rounding"] == "nearest" else np.floor(scaled + rng.random(len(part)))
+        result[start : start + how["block"]] = np.clip(whole, -127, 127) * step
+    return result
+
+
+def coded_sum(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: bool) -> Numbers:
+    """The sum of members' numbers, [members, count], as it is rounded on its way."""
+    rng = np.random.default_rng(2)
+    eight = how["codec"] == "int8"
+    short: Callable[[Numbers], Numbers] = single if eight else lambda x: coded(x, how, rng)
+    across = how["where"] == "across-nodes"
+    if across and len(set(nodes)) == 1:
+        return _added(list(given), single)
+    rows = list(given) if across and staged else [coded(row, how, rng) for row in given]
+    if staged:
+        inside = single if across else short
+        rows = [
+            _added([row for row, at in zip(rows, nodes, strict=True) if at == node], inside)
+            for node in sorted(set(nodes))
+        ]
+        if eight or across:
+            rows = [coded(row, how, rng) for row in rows]
+    total = _added(rows, short)
+    return coded(total, how, rng) if eight else total
+
+
+def _added(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbers:
+    total = rows[0]
+    for row in rows[1:]:
+        total = rounding(total + row)
+    return total
+
+
+def bad_inputs(count: int, how: dict[str, Any]) -> list[Numbers]:
+    """What members give, [members, numbers], so that rounding takes much: each the k-fold of a share."""
+    rng = np.random.default_rng(3)
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(how["codec"], 2.0**-8)
+    first = np.zeros((count, 3))
+    first[0], first[1:] = 1.0, unit * (1 - 2.0**-9)
+    halves = np.tile(np.concatenate([[127.0], np.arange(0.5, 40, 1)]), (count, 1))
+    return [rng.normal(size=(count, 40)), rng.random((count, 40)) * unit + 1, first, first[::-1], halves,
+            halves * rng.random((count, 1))]  # fmt: skip
+
+
+def error_and_size(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: bool) -> tuple[Numbers, Numbers]:
+    """(how far the coded mean is off, A of the claim) for every number."""
+    shares = single(given / len(given))
+    seen = coded_sum(shares, nodes, how, staged=staged)
+    sizes = np.abs(given)
+    if how["codec"] == "int8":
+        for start in range(0, given.shape[1], how["block"]):
+            part = sizes[:, start : start + how["block"]]
+            part[:] = part.max(axis=1, keepdims=True)
+    return np.abs(seen - given.mean(axis=0)), sizes.mean(axis=0)
+
+
+def _codec_error(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, _: list[Matrix]) -> bool:
+    how = HOW | raw["strategy"].get("how", {})
+    if listed is None or how["codec"] == "none":
+        return False
+    node_of = nodes_of(raw)
+    groups = {tuple(sorted(members)) for phase in listed for members, _ in phase}
+    if raw["strategy"].get("prologue", 0):
+        groups.add(tuple(range(len(node_of))))
+    relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
+    for group in groups:
+        nodes = [node_of[worker] for worker in group]
+        for given in bad_inputs(len(group), how):
+            error, size = error_and_size(given, nodes, how, staged=has_stages(raw, group))
+            if (error > relative * size + absolute).any():
+                return False
+    return entry["roundings"] == max(_roundings(raw, how, group) for group in groups)
+
+
+def _roundings(raw: dict[str, Any], how: dict[str, Any], group: tuple[int, ...]) -> int:
+    nodes = [nodes_of(raw)[worker] for worker in group]
+    across, staged = how["where"] == "across-nodes", has_stages(raw, group)
+    if across and len(set(nodes)) == 1:
+        return 0
+    if how["codec"] == "int8":
+        return 3 if staged and not across else 2
+    if not staged:
+        return len(group)
+    return len(set(nodes)) + (0 if across else nodes.count(nodes[0]) - 1)
+
+
+def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
+    """Whether there is anything that a claim of this name could say of a schedule."""
+    if name == "lag":
+        return pipeline_of(raw) is not None
+    if name == "codec-error":
+        return raw["strategy"].get("how", {}).get("codec", "none") != "none"
+    mean = np.full_like(matrices[0], 1 / len(matrices[0]))
+    return listed is not None and not mixes_late(raw) and any(np.allclose(w, mean) for w in matrices)
+
+
+JUDGES = {"lag": _lag, "equal-replicas": _equal_replicas, "codec-error": _codec_error}

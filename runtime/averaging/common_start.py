@@ -1,0 +1,71 @@
+"""Common start: all workers take one reference, a copy of worker 0's parameters, as a round begins.
+
+They meet in the store first. A worker that came here alone (it loaded a state and the others did not) is then in no
+operation, so that those who wait for it in another one are not answered with arrays of another length, over which gloo
+would end the process; all of them give up with its name.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from preduce.runtime.averaging.reference import Reference
+from preduce.runtime.transport.notes import Notes
+from preduce.runtime.transport.waiting import GoneError, Lookout
+from preduce.topo.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from preduce.runtime.averaging.reducer import Reducer
+    from preduce.runtime.recorder import Operation
+
+ADVICE = "call load_state_dict() on all workers at the same round, or on none"
+POLL_SECONDS = 0.005
+
+
+def common_start(reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int) -> Reference:
+    """The reference of the run's `starts`-th start, from which all members measure their parameters.
+
+    Raises:
+        PeerLostError: a worker is gone, too late, or at another round.
+    """
+    arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
+    operation = reducer.recorder.begin("reference", step, round_, members, sum(array.nbytes for array in arrays))
+    try:
+        with reducer.heartbeat.gathering("a new start", round_, ADVICE):
+            _meet(reducer, operation, starts)
+            everyone = reducer.world.communicator(members)
+            for array in arrays:
+                if len(array):
+                    reducer.wait_for(everyone.broadcast(array), operation)
+    except (RuntimeError, GoneError, UnavailableError) as error:
+        raise reducer.failure(operation, error) from None
+    reducer.recorder.end(operation)
+    return Reference(arrays, starts)
+
+
+def _meet(reducer: Reducer, operation: Operation, starts: int) -> None:
+    """Wait until all members have come to the same start at the same round.
+
+    Raises:
+        GoneError: one is gone, at another round, or does not come within the timeout.
+    """
+    heartbeat, round_ = reducer.heartbeat, operation.round
+    notes = Notes(reducer.world.store, f"reference/{reducer.key}/{starts}")
+    notes.write(str(reducer.world.rank), str(round_))
+    waiting = [rank for rank in operation.members if rank != reducer.world.rank]
+    heartbeat.doing(f"entered {operation}", waiting)
+    lookout, deadline = Lookout(heartbeat, waiting), time.monotonic() + reducer.timeout
+    while waiting:
+        for rank in list(waiting):
+            theirs = notes.read(str(rank))
+            if theirs is None:
+                continue
+            if int(theirs) != round_:
+                raise GoneError(f"worker {rank} begins anew in round {theirs} and this one in round {round_}")
+            waiting.remove(rank)
+        if waiting and lookout.is_due() and (why := heartbeat.gone(waiting)) is not None:
+            raise GoneError(why)
+        if waiting and time.monotonic() > deadline:
+            raise GoneError(heartbeat.waits_for(waiting, reducer.timeout))
+        time.sleep(POLL_SECONDS if waiting else 0)

@@ -1,0 +1,124 @@
+"""Strategies `static` and `allreduce` on parameters with a codec: only what workers added since a reference is sent.
+
+Rounding parameters themselves loses each update that is smaller than their last digit, and adds noise of the size of
+the parameters in every round. So all workers keep a reference r (see `averaging.reference`), equal bit for bit, and a
+group of k members sums the codec of (x_i − r) / k: the decoded sum D has the same bits on all members, and
+
+    mean = r + D,    x ← x + relax · (mean − x),    r ← mean    where the group is everybody.
+
+Rounding then takes from a mean at most the codec's share of the largest x_i − r of a block, which is what steps (and
+the spread that earlier rounds left) have added since the last mean over all. That is why the period of a schedule needs
+a round of all (`Static.refuses_codec`). Any relax factor of that round will do: r need not be where workers are, only
+the same for all and near them, and the mean that all decoded is both.
+
+Which r an operation uses. Claim: when the operation of round k begins, each of its members holds the mean of the last
+round of all before k (or the model of the start, where there was none since).
+
+* Lockstep: every worker takes rounds in order, and the operation of a round begins after the commits of all earlier
+  ones; r changes only in the commit of a round of all, which all workers take part in.
+* Late: the operation of round k + 1 begins at the end of round k, right after the commit of round k's operation (the
+  snapshot of round k + 1 has to contain that commit), and it is the only one in flight until its own commit. So at its
+  beginning r holds means of rounds up to k, as in lockstep, and r is still the same when it is committed: one array is
+  enough, and no operation is decoded with another reference than the one that it was begun with.
+* The start, and a load: the first round that begins without a reference begins with a copy of worker 0's parameters
+  for all (see `averaging.common_start`). The optimizer's `load_state_dict` drops the operation in flight and the
+  reference on every worker; a model that is loaded alone is refused, since the difference would travel as progress.
+  `initial="keep"` is refused: models that began apart differ by much more than updates.
+
+The version of r, the number of the start and the round of its mean, stands in the tag of each operation: workers with
+different references end in a named error. The mean model and `finish` are exact and leave r alone; riders (BatchNorm,
+optimizer state) travel as they are. With `where: across-nodes` groups inside one node send plain parameters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.runtime.averaging.common_start import common_start
+from preduce.runtime.averaging.reference import Reference
+from preduce.runtime.codecs.coding import Codings
+from preduce.runtime.strategies.group_means import GroupMeans
+from preduce.topo.strategies.axes import Where
+
+if TYPE_CHECKING:
+    import torch
+
+    from preduce.runtime.averaging.reducer import Reduction
+    from preduce.runtime.strategies.base import Run
+    from preduce.topo.phase import Group
+    from preduce.topo.strategies.allreduce import AllReduce
+    from preduce.topo.strategies.base import Averaging
+    from preduce.topo.strategies.static import Static
+
+
+class ProgressMeans(GroupMeans):
+    """Group means of parameters, of which only what was added since the reference is sent.
+
+    Keeps one array of the parameters' size more than `GroupMeans`, late or not: two beside the parameters in lockstep
+    (sums and reference), three late or step-normalised (and where the round began).
+    """
+
+    def __init__(self, run: Run, *, averaging: Averaging, overlap: bool) -> None:
+        super().__init__(run, averaging=averaging, overlap=overlap)
+        how = run.schedule.strategy.how
+        self._nodes = run.schedule.cluster.node_of().tolist() if how.where is Where.ACROSS_NODES else None
+        self._codings = Codings(how, len(run.flat.buckets))
+        self._starts_made = 0
+        self.reference: Reference | None = None
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:
+        """Whatever changes while there is a reference is a difference to it."""
+        return self.reference is not None or super().takes_for_progress(round_, first=first)
+
+    def drain(self) -> None:
+        """As `GroupMeans`; whatever comes next is measured from a new reference."""
+        super().drain()
+        self.reference = None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The reference, for checkpoints."""
+        return {} if self.reference is None else self.reference.state()
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Put back what `state` gave.
+
+        Raises:
+            InputError: it is another strategy's.
+        """
+        self.reference = Reference.restored(state, self.run.flat.buckets)
+        self._starts_made = self.reference.starts
+
+    def _begin_round(self, step: int, round_: int) -> None:
+        if self.reference is None:
+            self._starts_made += 1
+            self.reference = common_start(self.run.reducer, self.run.everyone, self._starts_made, step, round_)
+        super()._begin_round(step, round_)
+
+    def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
+        if not self._is_coded(group):
+            return super()._start_sum(step, round_, group)
+        codings = self._codings.in_round(round_)
+        return self.run.reducer.begin(
+            "average", step, round_, group, lag=int(self.overlap), codings=codings, since=self.reference
+        )
+
+    def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
+        """Make a mean of the sum of differences; the mean of everybody is the next reference."""
+        reference = self.reference
+        assert reference is not None, "taken when the first round began"
+        mean = sums[: self.run.flat.buckets[index].size]
+        if reduction.since is not None:
+            reference.complete(index, mean)
+        if len(reduction.group.members) == self.run.schedule.num_workers:
+            reference.take(index, mean, reduction.ok)
+            reference.round = reduction.operation.round
+
+    def _is_coded(self, group: Group) -> bool:
+        """Whether anything that this group sends is rounded."""
+        return self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
+
+
+def means_of_groups(strategy: Static | AllReduce, run: Run) -> GroupMeans:
+    """The runner of strategies whose schedule names a worker's group in each round."""
+    kind = ProgressMeans if strategy.how.codec.rounds else GroupMeans
+    return kind(run, averaging=strategy.averaging, overlap=strategy.overlap)

@@ -1,0 +1,115 @@
+"""The claim `codec-error` against the sums that really run: no number is further off, and some are nearly as far."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from preduce.runtime.codecs.coding import Coding
+from preduce.runtime.transport.hierarchical import formed
+from preduce.topo.cluster import Cluster
+from preduce.topo.codec_numbers import sum_error
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Codec, Form, How, Rounding, Server, Where
+from preduce.verify import Status, prove
+
+BLOCK = 8
+LENGTH = 40 * BLOCK  # longer than what goes uncoded
+CLUSTER = Cluster.regular(2, 2)
+IN_16 = [How(form=form, codec=codec, where=where)
+         for codec in (Codec.FLOAT16, Codec.BFLOAT16)
+         for form, where in ((Form.RING, Where.ALL), (Form.HIERARCHICAL, Where.ALL),
+                             (Form.HIERARCHICAL, Where.ACROSS_NODES))]  # fmt: skip
+IN_8 = [How(form=form, codec=Codec.INT8, where=where, rounding=rounding, block=BLOCK)
+        for rounding in Rounding
+        for form, where in ((Form.RING, Where.ALL), (Form.HIERARCHICAL, Where.ALL),
+                            (Form.HIERARCHICAL, Where.ACROSS_NODES))]  # fmt: skip
+
+
+def adversaries(how, num_members):
+    """What members give, [cases, members, numbers]: drawn, and made so that each rounding takes as much as it can."""
+    rng = np.random.default_rng(1)
+    unit = {Codec.FLOAT16: 2.0**-11, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 2.0**-8}[how.codec]
+    cases = [rng.normal(size=(num_members, LENGTH)), rng.random((num_members, LENGTH)) * 1e-6]
+    for large in range(num_members):  # the others vanish beside it, one after the other
+        case = np.full((num_members, LENGTH), unit * (1 - 2.0**-6))
+        case[large] = 1.0
+        cases.append(case)
+    one_up = np.full((num_members, LENGTH), 1 + unit * (1 - 2.0**-6))  # rounded down by half a unit each
+    cases.append(one_up)
+    halves = np.tile(np.arange(BLOCK) + 0.5, LENGTH // BLOCK)
+    halves[::BLOCK] = 127.0  # the others lie between two codes
+    cases += [np.tile(halves, (num_members, 1)), np.tile(halves * (1 - 2.0**-7), (num_members, 1))]
+    for _ in range(8):
+        grid = np.rint(rng.random((num_members, LENGTH)) * 100) + 0.49
+        grid[:, ::BLOCK] = 127.0
+        cases.append(grid)
+    return np.array(cases, dtype=np.float32).astype(np.float64)
+
+
+def decoded_means(ranks, how, given):
+    """What every worker takes for the mean of each case, [workers, cases, numbers]."""
+    schedule = Schedule("coded", CLUSTER, AllReduce(how=how))
+
+    def work(world):
+        ours = formed(world, how.form, CLUSTER)
+        ours.prepare(schedule)
+        group = ours.communicator(range(world.size))
+        rows = []
+        for number, case in enumerate(given):
+            share = torch.from_numpy(case[world.rank]).to(torch.float32) / world.size
+            group.all_reduce(share, Coding(how, (number,))).wait()
+            rows.append(share.numpy().astype(np.float64))
+        return rows
+
+    return np.array(ranks.run(CLUSTER.num_workers, work))
+
+
+@pytest.mark.parametrize("how", IN_16 + IN_8, ids=str)
+def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bits(ranks, how):
+    schedule = Schedule("coded", CLUSTER, AllReduce(how=how))
+    entry = prove(schedule)["codec-error"].entry
+    relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
+    given = adversaries(how, CLUSTER.num_workers)
+    means = decoded_means(ranks, how, given)
+    assert (means == means[0]).all(), "claim equal-replicas: the same bits"
+    sizes = np.abs(given)
+    if how.codec is Codec.INT8:
+        blocks = sizes.reshape(*sizes.shape[:2], -1, BLOCK)
+        sizes = np.broadcast_to(blocks.max(axis=-1, keepdims=True), blocks.shape).reshape(sizes.shape)
+    part = (np.abs(means[0] - given.mean(axis=1)) - absolute) / (relative * sizes.mean(axis=1))
+    assert part.max() <= 1
+    assert part.max() >= (0.5 if how.rounding is Rounding.NEAREST else 0.4), "attained up to a small factor"
+
+
+@pytest.mark.parametrize("how", IN_16 + IN_8, ids=str)
+def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(how):
+    """`topo.codec_numbers` follows the stages by another lemma of summation, whose bound is a little larger."""
+    for num_nodes, on_each in ((2, 2), (4, 4), (3, 1), (50, 8)):
+        schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), AllReduce(how=how))
+        entry = prove(schedule)["codec-error"].entry
+        staged = how.form is Form.HIERARCHICAL and on_each > 1
+        beside = sum_error(
+            how.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
+            across_only=how.where is Where.ACROSS_NODES and staged, stochastic=how.rounding is Rounding.STOCHASTIC,
+        )  # fmt: skip
+        first = Fraction(3, 2**24)  # what members round before, which is no part of the bound beside the codecs
+        assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
+        if num_nodes * on_each < 20:
+            assert Fraction(entry["relative"]) >= beside.relative * Fraction(9, 10)
+
+
+@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8])
+def test_a_server_claims_two_roundings_and_what_they_cost(codec):
+    schedule = Schedule("s", CLUSTER, Server(how=How(codec=codec)))
+    proof = prove(schedule)
+    witness = proof["codec-error"].witness
+    beside = sum_error(codec.value, 4, through_servers=True)
+    assert witness["roundings"] == 2
+    assert 0 <= Fraction(witness["relative"]) - beside.relative <= Fraction(4, 2**24)
+    assert Fraction(witness["absolute"]) >= beside.absolute
+    assert proof["equal-replicas"].status is Status.PROVED
+    assert "takes rounded, too" in proof["equal-replicas"].explanation
+    assert "codec-error" not in prove(Schedule("s", CLUSTER, Server()))
+    assert "equal-replicas" not in prove(Schedule("s", CLUSTER, Server(synchronous=False)))

@@ -1,0 +1,185 @@
+"""The codecs by themselves: a NumPy model's bits, errors within the stated bounds, and what is not finite stays so."""
+
+import os
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import coded_sums
+from preduce.runtime.codecs.coding import Coding, Codings, Leftovers
+from preduce.runtime.codecs.eight_bits import EightBits, noise
+from preduce.runtime.codecs.frames import decoded, encoded
+from preduce.topo.codec_numbers import (
+    LARGEST,
+    UNDERFLOW,
+    UNIT_ROUNDOFF,
+    encoded_bytes,
+    int8_bytes,
+    rounding_error,
+    sum_error,
+)
+from preduce.topo.strategies import Codec, How, Rounding
+
+DRAWS = int(os.environ.get("PREDUCE_CODED_SUMS", "150"))
+
+
+def adversarial(rng, length):
+    """Blocks of every sort: huge ranges, subnormal numbers, zeros, one outlier, ties, the largest and the least."""
+    values = rng.standard_normal(length) * 2.0 ** rng.integers(-149, 126, length).astype(float)
+    kind = rng.integers(7)
+    if kind == 0:
+        values = rng.standard_normal(length) * 2.0 ** float(rng.integers(-149, 120))
+    elif kind == 1:
+        values = np.zeros(length)
+        values[rng.integers(length)] = 2.0 ** float(rng.integers(-149, 127))
+    elif kind == 2:
+        values = rng.integers(-254, 255, length) * 2.0 ** float(rng.integers(-140, 100)) / 2  # halves are ties
+    elif kind == 3:
+        values = rng.integers(-300, 301, length) * 2.0**-149
+    elif kind == 4:
+        values = rng.choice([-1.0, 0.0, 1.0], length) * 2.0**127
+    elif kind == 5:
+        values = rng.standard_normal(length) * 2.0 ** rng.uniform(-121, -117, length)
+    return values.astype(np.float32)
+
+
+def roundtrip(values, block, draws=None):
+    codec, code = EightBits(block), torch.full((int8_bytes(len(values), block),), 77, dtype=torch.uint8)
+    codec.encode(torch.from_numpy(values), code, None if draws is None else torch.from_numpy(draws))
+    result = torch.empty(len(values))
+    codec.decode(code, result)
+    return code.numpy(), result.numpy()
+
+
+@pytest.mark.parametrize("first", range(0, DRAWS, 150))
+def test_int8_has_the_models_bits_and_keeps_the_bound_exactly(first):
+    for seed in range(first, min(first + 150, DRAWS)):
+        rng = np.random.default_rng(seed)
+        length, block = int(rng.integers(1, 700)), int(rng.choice([1, 2, 7, 64, 256, 1000]))
+        values = adversarial(rng, length)
+        stochastic = bool(rng.integers(2))
+        draws = rng.random(length).astype(np.float32) if stochastic else None
+        code, result = roundtrip(values, block, draws)
+        levels, scales = coded_sums.quantised(values, block, draws)
+        assert code[:length].view(np.int8).tolist() == levels.tolist()
+        assert code[-(-length // 4) * 4 :].view(np.float32).tolist() == scales[::block].tolist()
+        np.testing.assert_array_equal(result, coded_sums.in_eight_bits(values, block, draws))
+        error = rounding_error("int8", stochastic=stochastic)
+        peaks = coded_sums.peaks_of(values, block)
+        worst = rng.choice(length, min(length, 12), replace=False).tolist()
+        worst.append(int(np.argmax(np.abs(result.astype(float) - values) - float(error) * peaks)))
+        for place in worst:
+            off = abs(Fraction(float(result[place])) - Fraction(float(values[place])))
+            assert off <= error * Fraction(float(peaks[place])) + UNDERFLOW["int8"]
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_a_block_with_what_is_not_finite_is_nan_and_the_others_are_not(bad, stochastic):
+    values = np.linspace(-3, 3, 100).astype(np.float32)
+    values[37] = bad
+    draws = np.full(100, 0.5, np.float32) if stochastic else None
+    _, result = roundtrip(values, 16, draws)
+    assert np.isnan(result[32:48]).all()
+    assert np.isfinite(np.delete(result, slice(32, 48))).all()
+
+
+def test_zeros_stay_zeros_and_so_do_blocks_of_almost_nothing():
+    values = np.zeros(64, np.float32)
+    values[32:] = np.float32(2.0**-120)
+    code, result = roundtrip(values, 32)
+    assert not code.any()
+    assert not result.any()
+    values[32:] = np.float32(2.0**-119)
+    assert roundtrip(values, 32)[1][32:] == pytest.approx(2.0**-119, rel=1e-6)
+
+
+def test_stochastic_rounding_is_right_in_the_mean_and_nearest_is_not():
+    values = np.full(4096, 0.3, np.float32)
+    values[0] = 127.0
+    means = [roundtrip(values, 4096, noise(4096, "mean", turn).numpy())[1][1:].mean() for turn in range(20)]
+    assert np.mean(means) == pytest.approx(0.3, abs=0.01)
+    assert roundtrip(values, 4096)[1][1:].mean() == 0
+
+
+def test_noise_is_named_by_its_sum_its_place_and_its_worker():
+    coding = Coding(How(codec=Codec.INT8, rounding=Rounding.STOCHASTIC), (3, 0))
+    again = Coding(How(codec=Codec.INT8, rounding=Rounding.STOCHASTIC, block=7), (3, 0))
+    assert torch.equal(coding.noise(50, "flat", 2), again.noise(50, "flat", 2))
+    assert bool((coding.noise(50, "flat", 2) < 1).all())
+    for other in (("flat sum", 2), ("flat", 1)):
+        assert not torch.equal(coding.noise(50, *other), coding.noise(50, "flat", 2))
+    assert not torch.equal(Coding(again.how, (4, 0)).noise(50, "flat", 2), coding.noise(50, "flat", 2))
+    assert Coding(How(codec=Codec.INT8), (3, 0)).noise(50, "flat", 2) is None
+
+
+@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_frames_hold_numbers_of_any_dtype_and_have_the_stated_bytes(codec, dtype):
+    values = torch.randn(1001, generator=torch.Generator().manual_seed(5)).to(dtype)
+    coding = Coding(How(codec=codec))
+    code = encoded(values, coding, "place", 0)
+    assert len(code) == encoded_bytes(codec, 1001, 256)
+    result = decoded(code, 1001, codec, 256)
+    model = {**coded_sums.SHORT, "int8": lambda numbers: coded_sums.in_eight_bits(numbers, 256)}[codec]
+    np.testing.assert_array_equal(result.numpy(), model(values.float().numpy()))
+
+
+@pytest.mark.parametrize("codec", ["float16", "bfloat16"])
+def test_sixteen_bits_keep_their_bound(codec):
+    """To the largest number that a codec is said to have, and through the subnormal ones."""
+    rng = np.random.default_rng(3)
+    values = np.concatenate([adversarial(rng, 500) for _ in range(40)])
+    values = np.append(values[np.abs(values) <= LARGEST[codec]], [LARGEST[codec], -LARGEST[codec]]).astype(np.float32)
+    result = torch.from_numpy(values).to(getattr(torch, codec)).to(torch.float32).numpy()
+    np.testing.assert_array_equal(result, coded_sums.SHORT[codec](values))
+    for before, after in zip(values.tolist(), result.tolist(), strict=True):
+        off = abs(Fraction(after) - Fraction(before))
+        assert off <= UNIT_ROUNDOFF[codec] * abs(Fraction(before)) + UNDERFLOW[codec]
+
+
+def test_what_is_left_over_is_added_to_the_next_numbers():
+    """With feedback, what came out of many roundings differs from what went in by one rounding's leftover."""
+    coding = Coding(How(codec=Codec.INT8, error_feedback=True), leftovers=Leftovers())
+    rng = np.random.default_rng(2)
+    total, sent = np.zeros(300), np.zeros(300)
+    for _ in range(50):
+        values = torch.from_numpy(rng.standard_normal(300).astype(np.float32))
+        total += values.numpy()
+        sent += decoded(encoded(values, coding, "place", 0), 300, Codec.INT8, 256).numpy()
+    left = coding.leftovers.state()["place"].numpy()
+    np.testing.assert_allclose(total - sent, left, atol=1e-4)
+    assert np.abs(left).max() < 0.05
+    coding.leftovers.keep("place", torch.tensor([1.0, 2.0]), torch.tensor([float("nan"), 1.5]))
+    assert coding.leftovers.state()["place"].tolist() == [0.0, 0.5]
+
+
+def test_codings_remember_nothing_without_feedback_and_put_back_what_they_gave():
+    assert Codings.of(How(), 2) is None
+    plain = Codings.of(How(codec=Codec.BFLOAT16), 2)
+    assert plain.state() == {}
+    assert [coding.draw for coding in plain.in_round(5)] == [(5, 0), (5, 1)]
+    fed_back = Codings.of(How(codec=Codec.INT8, error_feedback=True), 2)
+    assert list(fed_back.state()) == ["feedback"], "nothing is left over yet, which a checkpoint must say"
+    fed_back.in_round(0)[1].leftovers.keep("flat sum", torch.ones(3), torch.zeros(3))
+    saved = {name: tensor.clone() for name, tensor in fed_back.state().items()}
+    fed_back.clear()
+    assert list(fed_back.state()) == ["feedback"]
+    fed_back.load_state(saved)
+    assert fed_back.state()["feedback/1/flat sum"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_bounds_of_sums_grow_as_their_derivation_says():
+    one = rounding_error("int8")
+    flat = sum_error("int8", 16)
+    assert 2 * one < flat.relative < 2 * one + one**2 + Fraction(1, 2**18), "two roundings, whatever the members"
+    assert sum_error("int8", 1024).relative < flat.relative * Fraction(101, 100)
+    staged = sum_error("int8", 16, on_each_node=4)
+    across = sum_error("int8", 16, on_each_node=4, across_only=True)
+    assert across.relative < Fraction(101, 100) * flat.relative < staged.relative < Fraction(155, 100) * flat.relative
+    unit = UNIT_ROUNDOFF["float16"]
+    assert sum_error("float16", 2).relative == (1 + unit) ** 2 - 1
+    assert sum_error("float16", 16).relative == (1 + unit) ** 16 - 1
+    assert sum_error("float16", 16, through_servers=True).relative < sum_error("float16", 16).relative / 5

@@ -1,0 +1,82 @@
+"""Reading two axes of a strategy: `when`, how late what an average gives may be, and `how` it travels.
+
+A pipeline (`when`) delays gradients by `width` - 1 steps, after `warm_up` steps in lockstep. Of `how` the `codec` says
+what the numbers of a sum are rounded to, and `where` in which of its stages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .refusal import require
+from .strict_json import as_choice, as_integer, as_object
+
+LIMIT = 2**31
+"""No width and no block reaches this."""
+
+PIPELINE: dict[str, object] = {"width": 2, "warm_up": 0, "drain": "apply", "total": "mean", "wider": False}
+HOW: dict[str, object] = {
+    "form": "ring",
+    "codec": "none",
+    "where": "all",
+    "rounding": "nearest",
+    "block": 256,
+    "error_feedback": False,
+    "sending": "whole",
+}
+CHOICES: dict[str, tuple[object, ...]] = {
+    "drain": ("apply", "drop"),
+    "total": ("mean", "sum"),
+    "wider": (False, True),
+    "form": ("ring", "hierarchical"),
+    "codec": ("none", "float16", "bfloat16", "int8"),
+    "where": ("all", "across-nodes"),
+    "rounding": ("nearest", "stochastic"),
+    "error_feedback": (False, True),
+    "sending": ("whole", "layers"),
+}
+"""What a member of `when.pipeline` or of `how` may be; the others are numbers."""
+
+
+def read_when(raw: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """(whether averages of parameters are late, all members of a pipeline of gradients or none)."""
+    when = raw.get("when", "lockstep")
+    if not isinstance(when, dict):
+        as_choice(when, "strategy.when", ("lockstep",))
+        return False, {}
+    if "pipeline" not in when:
+        as_object(when, "strategy.when", ("late",))
+        as_choice(when["late"], "strategy.when.late", (1,))
+        return True, {}
+    as_object(when, "strategy.when", ("pipeline",))
+    pipeline = PIPELINE | _read_members(when["pipeline"], "strategy.when.pipeline", PIPELINE)
+    width = as_integer(pipeline["width"], "strategy.when.pipeline.width", 2, LIMIT)
+    require(width == 2 or pipeline["wider"], "strategy.when.pipeline.width", "2, or more with wider")
+    return False, pipeline
+
+
+def read_how(raw: dict[str, Any], *, averages_gradients: bool) -> dict[str, Any]:
+    """All members of `how`, which must go together and with what is sent."""
+    place = "strategy.how"
+    how = HOW | _read_members(raw.setdefault("how", {}), place, HOW)
+    changed = {name for name, value in how.items() if value != HOW[name]}
+    require(raw["kind"] != "neighbor" or not changed, place, "parameters go to neighbours as they are")
+    only_int8 = changed & {"rounding", "block", "error_feedback"}
+    require(how["codec"] == "int8" or not only_int8, place, f"{sorted(only_int8)}: only int8 has it")
+    is_apart = how["form"] == "hierarchical" and how["codec"] != "none"
+    require("where" not in changed or is_apart, place, "where: goes with a codec and the form hierarchical")
+    require("sending" not in changed or averages_gradients, place, "sending: gradients go layer by layer")
+    return how
+
+
+def _read_members(raw: object, place: str, defaults: dict[str, object]) -> dict[str, Any]:
+    """An object of optional members, without those that equal their default."""
+    members = as_object(raw, place, (), defaults)
+    for name, value in list(members.items()):
+        if name in CHOICES:
+            as_choice(value, f"{place}.{name}", CHOICES[name])
+        else:
+            as_integer(value, f"{place}.{name}", 0 if name == "warm_up" else 1, 2**53 if name == "warm_up" else LIMIT)
+        if value == defaults[name]:
+            del members[name]
+    return members

@@ -1,0 +1,45 @@
+"""Claim `lag`: how old the gradients are that a pipeline applies, which steps apply none, how many are in flight.
+
+The theorem stands in `verify/checker/claims/lag.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.topo.strategies.axes import WIDER, Drain, Pipeline
+from preduce.verify.base import Claim, proved
+
+if TYPE_CHECKING:
+    from preduce.topo.schedule import Schedule
+
+NAME = "lag"
+
+
+def prove_lag(schedule: Schedule) -> Claim | None:
+    """The ages in a pipeline, None where no gradient is late. O(1)."""
+    when = schedule.strategy.when
+    if not when.delays_gradients:
+        return None
+    assert isinstance(when, Pipeline), "the only value that delays gradients"
+    lag, drops = when.lag, when.drain is Drain.DROP
+    before, last = ("1 step", "the last step") if lag == 1 else (f"{lag} steps", f"the last {lag} steps")
+    first = "the first one applies" if lag == 1 else f"the first {lag} apply"
+    after = f" {when.warm_up} steps in lockstep" if when.warm_up else ""
+    each = f"After{after} each" if after else "Each"
+    text = (
+        f"{each} step applies the {when.total} of all workers' gradients of exactly {before} before; {first} a "
+        f"gradient of 0. Never more than {lag} of these "
+        f"operations {'is' if lag == 1 else 'are'} in flight. "
+    )
+    if drops:
+        text += f"Those of {last} are dropped at the end: T steps apply T - {lag} gradients, each once and in order."
+    else:
+        text += (
+            f"Those of {last} are applied at the end{'' if lag == 1 else ', one after the other'}: T steps apply all "
+            f"T gradients, each once and in order, in T + {lag} updates."
+        )
+    if when.width > 2:
+        text += f" A width of {when.width} was asked for, although {WIDER}."
+    entry = {"lag": lag, "warm_up": when.warm_up, "idle": lag, "in_flight": lag, "left_out": lag if drops else 0}
+    return proved(NAME, text, **entry)
