@@ -290,6 +290,13 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
         *[Contestant(**fields) for fields in late_and_small.entries()],
         Contestant(core=True, name=PICK, family="designed", make=planned, **HIERARCHICAL),
         Contestant(
+            name=f"{PICK}, int8",
+            family="small",
+            make=late_and_small.in_8_bits(planned),
+            twin=PICK,
+            form="hierarchical",
+        ),
+        Contestant(
             core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)
         ),
         *[

@@ -43,6 +43,19 @@ def one_host(name: str, how: How) -> Make:
     return make
 
 
+def in_8_bits(make: Make) -> Make:
+    """The same schedule, whose sums cross nodes in 8 bits."""
+
+    def coded(cluster: Cluster, setting: Setting) -> Schedule | None:
+        schedule = make(cluster, setting)
+        if schedule is None or schedule.strategy.refuses_codec(cluster):
+            return None
+        strategy: Any = replace(schedule.strategy, how=HIERARCHICAL_INT8)
+        return Schedule(f"{schedule.name}-int8", schedule.cluster, strategy)
+
+    return coded
+
+
 def entries() -> list[dict[str, Any]]:
     """Fields of the contestants, in the order of the table."""
     lockstep: dict[str, Any] = {"twin": "flat ring", "family": "small"}

@@ -42,12 +42,12 @@ PLANNED = Setting(name="40 Mbit/s", rate="40mbit", compute=0.16, task="text")
 SHAPE = (4, 2)
 STEPS = 1000
 FIGURE, PLOT = "Loss after 1,000 steps of the text model", "Long run: loss of the text model over steps"
-NAMES = ("flat ring", "pipeline", PICK, f"{PICK}, codec")
+NAMES = ("flat ring", "pipeline", PICK, f"{PICK}, int8")
 WORDS = {
     "flat ring": "All-Reduce",
     "pipeline": "Pipe",
     PICK: "planner's pick",
-    f"{PICK}, codec": "planner's pick + 8 bit",
+    f"{PICK}, int8": "planner's pick + 8 bit",
 }
 
 
