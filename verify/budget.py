@@ -1,4 +1,4 @@
-"""What a schedule asks of every rank: communicators, file descriptors, threads and device memory."""
+"""What a schedule asks of every rank: communicators, file descriptors, threads, device memory, and bytes to send."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from preduce.topo.hardware import Hardware
+from preduce.topo.strategies.axes import Codec
+from preduce.topo.timing.cost import communication
 from preduce.verify.view import explicit_view, rule_view
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ GLOO_THREADS = 3
 """Per group of 3 and rank, measured with torch 2.13 on CPU; larger groups open more connections."""
 NCCL_MEGABYTES = (500, 700)
 """Per communicator, from reports on A100 with older NCCL releases; newer ones differ, so measure yours."""
+MEASURE = 2**30
+"""Bytes of a model to count with; shares of it are exact."""
 
 
 def budgets(schedule: Schedule) -> dict[str, Any]:
@@ -38,7 +43,17 @@ def budgets(schedule: Schedule) -> dict[str, Any]:
         "splits": schedule.num_distinct_phases(),
         "gloo": {"descriptors": GLOO_DESCRIPTORS * most, "threads": GLOO_THREADS * most},
         "nccl": {"device_megabytes": [size * most for size in NCCL_MEGABYTES]},
+        **_coded(schedule),
     }
+
+
+def _coded(schedule: Schedule) -> dict[str, Any]:
+    """With a codec, what leaves the busiest node per step, as a multiple of the model in float32; else nothing."""
+    codec = schedule.strategy.how.codec
+    if codec is Codec.NONE:
+        return {}
+    sent = communication(schedule, Hardware(), model_bytes=MEASURE).nic_bytes_per_step / MEASURE
+    return {"coded": {"codec": str(codec), "models_per_step_out_of_a_node": sent}}
 
 
 def _rule_counts(rule: RuleView) -> npt.NDArray[np.int64]:

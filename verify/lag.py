@@ -39,7 +39,9 @@ def prove_lag(schedule: Schedule) -> Claim | None:
             f"Those of {last} are applied at the end{'' if lag == 1 else ', one after the other'}: T steps apply all "
             f"T gradients, each once and in order, in T + {lag} updates."
         )
+    witness = None
     if when.width > 2:
         text += f" A width of {when.width} was asked for, although {WIDER}."
+        witness = {"width": when.width, "against": WIDER}
     entry = {"lag": lag, "warm_up": when.warm_up, "idle": lag, "in_flight": lag, "left_out": lag if drops else 0}
-    return proved(NAME, text, **entry)
+    return proved(NAME, text, witness, **entry)

@@ -52,6 +52,7 @@ def prove(schedule: Schedule) -> Proof:
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
     essential = prover.essential | (prover.of_rules if schedule.rule() is not None else frozenset())
+    essential |= _of_payload(schedule)
     certificate: dict[str, Any] = {}
     claims = prover.claims(schedule)
     if schedule.is_mixing:
@@ -63,11 +64,18 @@ def prove(schedule: Schedule) -> Proof:
     return replace(proof, claims=(*claims, *sorted(missing, key=lambda claim: claim.claim)))
 
 
+def _of_payload(schedule: Schedule) -> frozenset[str]:
+    """What must be proved besides where gradients are late, or payloads rounded."""
+    late = {"lag", "equal-replicas"} if schedule.strategy.when.delays_gradients else set()
+    coded = set() if schedule.strategy.how.codec is Codec.NONE else {"codec-error"}
+    return frozenset(late | coded)
+
+
 def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
     first = prove_conflict_free(schedule)
     if first.status is not Status.PROVED:
         # With an overlap there is no mixing matrix to speak about.
-        rest = (DOUBLY, "consensus", "deadlock-free", "contraction")
+        rest = (DOUBLY, "consensus", "deadlock-free", "contraction", *sorted(_of_payload(schedule)))
         return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
     exact = prove_exact(schedule)
     claims = [

@@ -149,10 +149,12 @@ def random_allreduce(draw: random.Random) -> Schedule:
     when = draw.choice((LOCKSTEP, Late(), pipeline, pipeline))
     pace = 1 if when is pipeline else draw.choice((1, 3, (1,) * cluster.num_workers))
     how = random_how(draw)
-    strategy = AllReduce(when=when, pace=pace, how=how)
-    if strategy.averages_gradients and draw.random() < 0.3:
-        strategy = replace(strategy, how=replace(how, sending=Sending.LAYERS))
-    return Schedule("a", cluster, strategy)
+    if draw.random() < 0.3:
+        how = replace(how, sending=Sending.LAYERS)
+    strategy = AllReduce(when=when, pace=pace)
+    if not strategy.averages_gradients:
+        how = replace(how, sending=Sending.WHOLE, error_feedback=False)
+    return Schedule("a", cluster, replace(strategy, how=how))
 
 
 def with_codec(draw: random.Random, schedule: Schedule) -> Schedule:

@@ -17,6 +17,7 @@ GRAPHS = (f"{ORACLE}::test_graphs", f"{ORACLE}::test_graphs_whose_workers_drop_t
 PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
 RUNS = "tests/verify/test_claims_of_runs.py"
 RUN_LAWS = "tests/verify/test_run_claim_laws.py"
+PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 READING = "tests/verify/test_reading_laws.py"
@@ -24,8 +25,9 @@ ON_REQUEST = "tests/verify/test_on_request.py"
 CORRUPTED = "tests/verify/test_certificate_mutations.py::test_corrupted_certificates_are_refused_or_still_true"
 FORGED = ("tests/verify/test_checker_attacks.py", "tests/verify/test_certificate_mutations.py", ORACLE)
 CHECKED = (
-    "after_a_loss", "conflict_free", "consensus", "contraction", "deadlock_free", "disagreement", "drift", "end",
-    "exact_consensus", "limit", "membership", "memory", "queues", "rounds", "spectral_gap", "staleness", "stochastic",
+    "after_a_loss", "codec_error", "conflict_free", "consensus", "contraction", "deadlock_free", "disagreement",
+    "drift", "end", "equal_replicas", "exact_consensus", "lag", "limit", "membership", "memory", "queues", "rounds",
+    "spectral_gap", "staleness", "stochastic",
 )  # fmt: skip
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/test_against_reference.py")
 
@@ -63,6 +65,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "disagreement", "drift")},
     **{f"verify/{name}.py": ((RUN_LAWS,), (RUNS,)) for name in ("after_a_loss", "meetings", "memory", "staleness")},
     "verify/limit.py": ((RUNS,),),
+    **{f"verify/{name}.py": ((PAYLOADS,), (SAYS,)) for name in ("codec_error", "equal_replicas", "forms", "lag")},
     **{
         f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
         for name in ("functions", "function_process")
@@ -70,7 +73,16 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{f"verify/checker/claims/{name}.py": ((SAYS, CORRUPTED), FORGED) for name in CHECKED},
     **{
         f"verify/checker/{name}.py": ((SAYS, CORRUPTED), FORGED)
-        for name in ("definite", "linear_algebra", "meetings", "period", "schedule", "steady_state", "strict_json")
+        for name in (
+            "axes",
+            "definite",
+            "linear_algebra",
+            "meetings",
+            "period",
+            "schedule",
+            "steady_state",
+            "strict_json",
+        )
     },
     "verify/pairing.py": (("tests/schedulers/test_protocol_adpsgd.py",),),
     **{

@@ -79,29 +79,23 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     )  # fmt: skip
     for row in rows:
         comparison.add(
-            row["name"], _runs(row), str(row["period"]), seconds(row["communication_seconds_per_step"]),
+            row["name"], row["runs"], str(row["period"]), seconds(row["communication_seconds_per_step"]),
             seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
             number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
     console().print(comparison)
     console().print(
-        "Per step: communication, whole step with waiting, bytes out of the busiest node. Per period: contraction. In "
-        "steady state: disagreement under gradient noise, drift when workers (or nodes) see different data.",
+        "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Per period: "
+        "contraction. In steady state: disagreement under gradient noise, drift when workers (or nodes) see different "
+        "data.",
         style="dim",
     )
-
-
-def _runs(row: dict[str, Any]) -> str:
-    """What differs from sums around rings, in lockstep, after every step."""
-    pace = row["pace"]
-    words = [] if pace == 1 else [f"every {pace}" if isinstance(pace, int) else "paced"]
-    words += [word for word in (row["when"], row["form"]) if word not in {"lockstep", "ring"}]
-    return " ".join(words)
 
 
 def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> dict[str, Any]:
     """One line of the comparison."""
     from preduce.commands.verify import figures_of
+    from preduce.report.runs import runs
     from preduce.topo.timing.compute import ComputeTimes
     from preduce.topo.timing.cost import communication
     from preduce.topo.timing.event_graph import cycle_time
@@ -119,7 +113,12 @@ def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> d
     return {
         "name": schedule.name,
         "form": str(form or strategy.how.form),
-        "when": "late" if strategy.overlap else "lockstep",
+        "when": strategy.when.word,
+        "lag": strategy.when.lag,
+        "codec": str(strategy.how.codec),
+        "where": str(strategy.how.where),
+        "sending": str(strategy.how.sending),
+        "runs": runs(strategy.pace, strategy.when, strategy.how, form),
         "pace": strategy.pace if isinstance(strategy.pace, int) else list(strategy.pace),
         "period": schedule.period,
         "communication_seconds_per_step": cost.per_step,

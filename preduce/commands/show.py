@@ -1,5 +1,6 @@
 """`preduce show`: a schedule as a worker × phase table and as groups over the nodes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,10 +36,16 @@ def command(
         _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
         return
     from preduce.report.grid import grid_of
+    from preduce.report.runs import runs
+    from preduce.topo.strategies.axes import RING
 
     grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
+    strategy = loaded.strategy
+    if strategy.when.delays_gradients or replace(strategy.how, form=RING.form) != RING:
+        words = runs(strategy.pace, strategy.when, strategy.how)
+        grid = replace(grid, title=f"{grid.title} ({words})")
     if as_json:
-        emit_json(_document(grid))
+        emit_json(_document(grid, loaded.name))
     elif output is None:
         from preduce.report.terminal import terminal_tables
 
@@ -57,9 +64,9 @@ def command(
         console().print(f"written to {output}" + (f". {grid.note}" if grid.note else ""))
 
 
-def _document(grid: "Grid") -> dict[str, Any]:
+def _document(grid: "Grid", name: str) -> dict[str, Any]:
     return {
-        "name": grid.title,
+        "name": name,
         "note": grid.note,
         "workers": list(grid.workers),
         "nodes": list(grid.nodes),

@@ -10,6 +10,7 @@ from preduce.commands import options
 if TYPE_CHECKING:
     from preduce.runtime.virtual_time.timeline import Timeline
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
 
 Disturb = Annotated[
     str | None,
@@ -71,6 +72,14 @@ def command(
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
     timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how)
     facts = facts_of(loaded, timeline)
+    if loaded.is_mixing and not free:
+        from preduce.topo.timing.cost import communication
+
+        sent = communication(loaded, hardware, form=how)
+        facts |= {
+            "communication_seconds_per_step": sent.per_step,
+            "nic_bytes_per_step": sent.nic_bytes_per_step,
+        }
     if times.is_fixed and not timeline.free_running:
         from preduce.topo.timing.event_graph import cycle_time
 
@@ -81,7 +90,7 @@ def command(
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
-        _print(loaded, timeline, facts, output, free=free)
+        _print(loaded, timeline, facts, output, form=how, free=free)
 
 
 def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
@@ -90,13 +99,20 @@ def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
     The time per step is that of the last whole periods, at most three quarters of the rounds: phases cost differently,
     and a part of a period would weigh some of them more.
     """
+    import numpy as np
+
     counted = timeline.num_rounds - timeline.num_rounds // 4
     if schedule.is_mixing:
         counted = counted // schedule.period * schedule.period or counted
     warm_up = timeline.num_rounds - counted
-    passed = float(timeline.finish[-1].mean()) or 1.0
+    # What a pipeline has under way at the end still takes its time.
+    passed = float(np.maximum(timeline.finish[-1], timeline.communicate_end[-1]).mean()) or 1.0
+    strategy = schedule.strategy
     return {
         "name": schedule.name,
+        "when": strategy.when.word,
+        "codec": str(strategy.how.codec),
+        "sending": str(strategy.how.sending),
         "num_workers": schedule.num_workers,
         "rounds": timeline.num_rounds,
         "seconds_per_step": timeline.per_step(warm_up=warm_up),
@@ -104,7 +120,15 @@ def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
         "share_computing": float(timeline.computing().mean()) / passed,
         "share_communicating": float(timeline.communicating().mean()) / passed,
         "share_waiting": float(timeline.waiting().mean()) / passed,
-    }
+    } | pipeline_of(schedule)
+
+
+def pipeline_of(schedule: "Schedule") -> dict[str, Any]:
+    """What late gradients cost in steps, beside what they save in seconds."""
+    from preduce.topo.figures import pipeline_figures
+
+    figures = pipeline_figures(schedule)
+    return {} if figures is None else {"pipeline": figures.to_json()}
 
 
 def workers_of(timeline: "Timeline") -> dict[str, Any]:
@@ -134,11 +158,18 @@ def _write(timeline: "Timeline", schedule: "Schedule", output: Path) -> None:
 
 
 def _print(
-    schedule: "Schedule", timeline: "Timeline", facts: dict[str, Any], output: Path | None, *, free: bool
+    schedule: "Schedule",
+    timeline: "Timeline",
+    facts: dict[str, Any],
+    output: Path | None,
+    *,
+    form: "Form | None",
+    free: bool,
 ) -> None:
     from rich.markup import escape
 
-    from preduce.console import console, seconds
+    from preduce.console import console, seconds, size
+    from preduce.report.runs import runs
     from preduce.report.table import Column, table
 
     out = console()
@@ -146,10 +177,24 @@ def _print(
         f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds in "
         f"{seconds(facts['makespan_seconds'])}, [bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
+    if words := runs(schedule.strategy.pace, schedule.strategy.when, schedule.strategy.how, form):
+        out.print(f"runs: {words}")
+    if "nic_bytes_per_step" in facts:
+        out.print(
+            f"communication: {seconds(facts['communication_seconds_per_step'])} and "
+            f"{size(facts['nic_bytes_per_step'])} out of the busiest node per step"
+        )
     if "steady_seconds_per_step" in facts:
         critical = ", ".join(map(str, facts["critical_workers"][:8]))
         out.print(
             f"steady state: {seconds(facts['steady_seconds_per_step'])} per step, exactly; set by worker {critical}"
+        )
+    if "pipeline" in facts:
+        limit, factor = facts["pipeline"]["stability_limit"], facts["pipeline"]["noise_factor"]
+        out.print(
+            f"Its gradients are {schedule.strategy.when.lag} late: stable for rate times curvature below {limit:.3g} "
+            f"(lockstep 2), {factor:.3g} times lockstep's noise at a small rate.",
+            style="dim",
         )
     if timeline.free_running:
         out.print("Workers have no common rounds: the time per step is the mean over the steps of all.", style="dim")

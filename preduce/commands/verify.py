@@ -144,6 +144,7 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
 
     from preduce.console import console, number
     from preduce.report.table import Column, table
+    from preduce.topo.strategies.axes import WIDER
 
     out = console()
     if schedule is None:
@@ -158,6 +159,8 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
         aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
         claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
     out.print(claims)
+    if schedule is not None and schedule.strategy.when.delays_gradients and schedule.strategy.when.lag > 1:
+        out.print(f"[bold]A pipeline of {schedule.strategy.when.lag + 1}[/] was asked for, although {WIDER}.")
     for claim in proof.claims:
         if explain or claim.status.value != "proved":
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")

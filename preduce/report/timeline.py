@@ -27,12 +27,13 @@ MAX_EVENTS = 500_000
 def draw_timeline(timeline: Timeline, title: str, *, max_rows: int = MAX_ROWS, max_rounds: int = 24) -> Figure:
     """A figure with one row per worker: computing, waiting and communicating of the first rounds.
 
-    Under overlap a group operation is drawn in the lower half of its row, beneath the computing that hides it.
+    An operation that runs beside computing is drawn in the lower half of its row, beneath what hides it.
     """
     count = timeline.finish.shape[1]
     rows = np.arange(count) if count <= max_rows else np.unique(np.linspace(0, count - 1, max_rows).astype(int))
     rounds = min(timeline.num_rounds, max_rounds)
-    longest = float(timeline.finish[rounds - 1, rows].max()) or 1.0
+    ends = (timeline.finish[rounds - 1, rows], timeline.communicate_end[rounds - 1, rows])
+    longest = float(np.maximum(*ends).max()) or 1.0
     scale, unit = (1.0, "s") if longest >= 2 else (1e3, "ms")
     figure = new_figure(10, 1.3 + 0.2 * len(rows))
     axis = figure.subplots()
@@ -51,11 +52,11 @@ def draw_timeline(timeline: Timeline, title: str, *, max_rows: int = MAX_ROWS, m
             place = (row + low, high - low)
             axis.broken_barh(spans, place, facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
 
-        below = 0.5 if timeline.overlap else 0.9
+        below = 0.5 if timeline.runs_beside else 0.9
         bars(begin, timeline.finish, 0.1, 0.9, WAIT)
         bars(timeline.compute_start, timeline.compute_end, 0.1, below, COMPUTE)
         bars(
-            timeline.communicate_start, timeline.communicate_end, 0.5 if timeline.overlap else 0.1, 0.9,
+            timeline.communicate_start, timeline.communicate_end, 0.5 if timeline.runs_beside else 0.1, 0.9,
             COMMUNICATE, hatch=COMMUNICATE_HATCH,
         )  # fmt: skip
     axis.set_ylim(len(rows), 0)
@@ -100,24 +101,27 @@ def perfetto(timeline: Timeline, cluster: Cluster) -> str:
     for worker in range(count):
         place = {"pid": node_of[worker], "tid": worker}
         events.append({"ph": "M", **place, "name": "thread_name", "args": {"name": f"worker {worker}"}})
+        # Spans of one track must not cross, so what outlasts its round has a track of its own.
+        beside = {"pid": node_of[worker], "tid": count + worker} if timeline.outlasts_rounds else place
+        if beside is not place:
+            events.append({"ph": "M", **beside, "name": "thread_name", "args": {"name": f"sums of worker {worker}"}})
         for round_ in range(kept):
-            arrived = (
-                float(timeline.compute_end[round_, worker])
-                if not timeline.overlap
-                else float(timeline.compute_start[round_, worker])
-            )
-            start, end = (
-                float(timeline.communicate_start[round_, worker]),
-                float(timeline.communicate_end[round_, worker]),
-            )
-            spans = [
-                ("compute", float(timeline.compute_start[round_, worker]), float(timeline.compute_end[round_, worker])),
-                ("wait", arrived, start),
-                ("group operation", start, end),
-            ]
-            events += [
-                {"ph": "X", **place, "name": name, "ts": a * 1e6, "dur": (b - a) * 1e6, "args": {"round": round_}}
-                for name, a, b in spans
-                if b > a
-            ]
+            events += _spans(timeline, round_, worker, place, beside)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
+
+
+def _spans(
+    timeline: Timeline, round_: int, worker: int, place: dict[str, int], beside: dict[str, int]
+) -> list[dict[str, Any]]:
+    """A worker's computing, waiting and group operation of one round."""
+    columns = (timeline.compute_start, timeline.compute_end, timeline.communicate_start, timeline.communicate_end)
+    begun, computed, start, end = (float(column[round_, worker]) for column in columns)
+    waited = (begun if timeline.overlap else computed, start)
+    if beside is not place:
+        waited = (computed, float(timeline.finish[round_, worker]))
+    spans = [(place, "compute", begun, computed), (place, "wait", *waited), (beside, "group operation", start, end)]
+    return [
+        {"ph": "X", **track, "name": name, "ts": a * 1e6, "dur": (b - a) * 1e6, "args": {"round": round_}}
+        for track, name, a, b in spans
+        if b > a
+    ]

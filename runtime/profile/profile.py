@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from preduce.runtime.profile.codecs import measure_codecs
 from preduce.runtime.profile.fit import fit_hardware, predicted_seconds
 from preduce.runtime.profile.measure import Measurement, measure_phases, settle
 from preduce.runtime.profile.phases import calibration_phases, random_phases
@@ -58,7 +59,7 @@ def profile(
     world: World | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure links, contention and, given `step`, the compute time of every worker. All workers call this.
+    """Measure links, contention, codecs and, given `step`, the compute time of every worker. All workers call this.
 
     Args:
         cluster: its shape; number of workers as in this run.
@@ -90,6 +91,9 @@ def profile(
 
     measured = timed([(phase, size) for size in sizes for phase in known], "measuring")
     base = Hardware(model_bytes=model_bytes) if step is None else _with_compute(reached, step, model_bytes, where)
+    say("measuring the codecs")
+    coded = measure_codecs(reached, model_bytes=model_bytes, repetitions=repetitions, device=where)
+    base = replace(base, codec=coded)
     fit = fit_hardware(measured, cluster, base)
     checked = timed([(phase, model_bytes) for phase in unseen], "checking the fit on")
     predictions = [predicted_seconds(measured, cluster, fit.hardware) for measured in checked]

@@ -39,6 +39,18 @@ class Timeline:
     operating: npt.NDArray[np.float64] | None = None
 
     @property
+    def runs_beside(self) -> bool:
+        """Whether operations run beside computing, rather than between one round's and the next."""
+        return self.overlap or self.operating is not None
+
+    @property
+    def outlasts_rounds(self) -> bool:
+        """Whether an operation may begin amid a round's computing, or end after its round."""
+        if self.operating is not None:
+            return True
+        return self.awaited is not None and bool((self.awaited != np.arange(self.num_rounds)).any())
+
+    @property
     def num_rounds(self) -> int:
         """Rounds that were run."""
         return len(self.finish)
@@ -82,7 +94,7 @@ class Timeline:
         Pieces of an operation count as if they were sent as late as possible, without pauses.
         """
         start = np.concatenate([np.zeros((1, self.finish.shape[1])), self.finish[:-1]])
-        if self.overlap or self.operating is not None:
+        if self.runs_beside:
             busy_to = np.maximum(self.compute_end, start)
             begun = self.communicate_start if self.operating is None else self.communicate_end - self.operating
             if self.awaited is not None:

@@ -13,10 +13,10 @@ from benchmarks import compact
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import Network, why_not
-from benchmarks.lab.predict import Point, against_lab, predicted_ms, simulated_ms
+from benchmarks.lab.predict import ON_HOST, Point, against_lab, predicted_ms, simulated_ms
 from benchmarks.lab.redraw import main as redraw
 from benchmarks.lab.results import page, published
-from benchmarks.lab.setting import MODEL_LAYERS, Setting, settings
+from benchmarks.lab.setting import Setting, settings
 from benchmarks.lab.table import Row, baseline, block
 from preduce.topo.cluster import Cluster
 
@@ -75,7 +75,7 @@ def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases
 def test_calibration_finds_the_figures_that_made_the_step_times():
     import numpy as np
 
-    made = np.array([2e-4, 1.1, 4e-10, 1e-5, 3e-3, 0.5])
+    made = np.array([2e-4, 1.1, 4e-10, 1e-5, 3e-3, 1.5])
     listed = [c for c in contestants(lambda *_: None) if c.how == "preduce" and c.make]
     points = []
     for rate in ("200mbit", "1gbit"):
@@ -101,7 +101,7 @@ def test_a_host_that_costs_nothing_leaves_the_simulators_step_times():
         schedule = contestant.make(FOUR, SLOW) if contestant.how == "preduce" else None
         if schedule is not None and schedule.strategy.kind in ("static", "allreduce", "neighbor"):
             point = Point(contestant.name, SLOW, schedule, contestant.form, 1.0, 2_000_000)
-            free = simulated_ms(point, Hardware(nic=nic, model_bytes=2_000_000, layers=MODEL_LAYERS["digits"]))
+            free = simulated_ms(point, Hardware(nic=nic, codec=ON_HOST, model_bytes=2_000_000))
             assert predicted_ms(point, np.array([1e-4, 1.1, 0, 0, 0, 0])) == pytest.approx(free), contestant.name
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from preduce.__main__ import main
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.writer import write_schedule
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Generated, Late, Neighbor, Pairwise, Round, Server
+from preduce.topo.strategies import AllReduce, Generated, Late, Lockstep, Neighbor, Pairwise, Round, Server
+from preduce.topo.strategies.axes import Codec, How, Pipeline
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -215,6 +217,60 @@ def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
     assert document["workers"][3]["computing_seconds"] == pytest.approx(25.0)
     shares = [document[f"share_{word}"] for word in ("computing", "communicating", "waiting")]
     assert sum(shares) == pytest.approx(1.0)
+
+
+def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_lateness_costs(capsys, tmp_path):
+    strategy = {"kind": "allreduce", "when": {"pipeline": {"width": 3, "wider": True}}}
+    document = {"format": "preduce.schedule", "version": 1, "name": "pipe", "strategy": strategy,
+                "cluster": {"num_nodes": 2, "workers_per_node": 2}}  # fmt: skip
+    path = tmp_path / "pipe.json"
+    path.write_text(json.dumps(document))
+    costs = pytest.approx({"stability_limit": (5**0.5 - 1) / 2, "noise_factor": 1.2247191})
+    assert main(["verify", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
+    proof = answer(capsys, "verify", path, "--json")
+    assert proof["figures"]["pipeline"] == costs
+    assert next(claim for claim in proof["claims"] if claim["claim"] == "lag")["witness"]["width"] == 3
+    assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
+    assert main(["simulate", str(path)]) == 0
+    assert "Its gradients are 2 late" in capsys.readouterr().out
+    strategy["when"] = {"pipeline": {}}
+    path.write_text(json.dumps(document))
+    assert main(["verify", str(path)]) == 0
+    assert "was asked for" not in capsys.readouterr().out
+
+
+def test_pipelines_and_codecs_are_timed_and_said(capsys, tmp_path):
+    """4 nodes, 1 MB over 1 MB/s and no codec seconds: a sum takes 1.5 s in float32 and 1.5 · 65/256 s in int8."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("num_nodes: 4\nworkers_per_node: 1\nhardware: {nic: {bandwidth: 1MB/s}, codec: {int8: {}}}\n")
+    paths = []
+    for name, when, how in (
+        ("plain", Lockstep(), How()),
+        ("pipe", Pipeline(), How()),
+        ("small", Pipeline(), How(codec=Codec.INT8)),
+    ):
+        paths.append(tmp_path / f"{name}.json")
+        write_schedule(paths[-1], Schedule(name, Cluster.regular(4, 1), AllReduce(when=when, how=how)))
+    options = ("--cluster", cluster, "--model-bytes", "1MB", "--compute", "1s", "--json")
+    rows = answer(capsys, "compare", *paths, *options)["schedules"]
+    assert [row["seconds_per_step"] for row in rows] == pytest.approx([2.5, 1.5, 1.0])
+    assert [row["communication_seconds_per_step"] for row in rows] == pytest.approx([1.5, 1.5, 1.5 * 65 / 256])
+    assert [row["nic_bytes_per_step"] for row in rows] == pytest.approx([1.5e6, 1.5e6, 1.5e6 * 65 / 256])
+    assert [row["runs"] for row in rows] == ["", "pipeline", "pipeline int8"]
+    trace = tmp_path / "trace.json"
+    found = answer(capsys, "simulate", paths[1], *options, "--rounds", "40", "-o", trace)
+    assert found["seconds_per_step"] == pytest.approx(1.5)
+    assert found["makespan_seconds"] == pytest.approx(1 + 40 * 1.5)
+    assert (found["when"], found["nic_bytes_per_step"]) == ("pipeline", pytest.approx(1.5e6))
+    assert found["share_communicating"] <= 1
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    for track in {event["tid"] for event in spans}:
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == track)
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(mine)), "spans of a track do not cross"
+    assert main(["show", str(paths[2])]) == 0
+    assert "small (pipeline int8)" in capsys.readouterr().out
 
 
 def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):

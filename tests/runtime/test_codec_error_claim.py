@@ -1,5 +1,6 @@
 """The claim `codec-error` against the sums that really run: no number is further off, and some are nearly as far."""
 
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -7,12 +8,13 @@ import pytest
 import torch
 
 from preduce.runtime.codecs.coding import Coding
-from preduce.runtime.transport.hierarchical import formed
+from preduce.runtime.transport.hierarchical import formed, levels_of
 from preduce.topo.cluster import Cluster
 from preduce.topo.codec_numbers import sum_error
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Codec, Form, How, Rounding, Server, Where
 from preduce.verify import Status, prove
+from preduce.verify.forms import Spread
 
 BLOCK = 8
 LENGTH = 40 * BLOCK  # longer than what goes uncoded
@@ -113,3 +115,21 @@ def test_a_server_claims_two_roundings_and_what_they_cost(codec):
     assert "takes rounded, too" in proof["equal-replicas"].explanation
     assert "codec-error" not in prove(Schedule("s", CLUSTER, Server()))
     assert "equal-replicas" not in prove(Schedule("s", CLUSTER, Server(synchronous=False)))
+
+
+def test_the_form_that_a_claim_takes_a_group_to_have_is_the_one_that_runs():
+    chance = random.Random(4)
+    seen = set()
+    for _ in range(300):
+        nodes = sorted(chance.randrange(chance.randrange(1, 4)) for _ in range(chance.randrange(2, 9)))
+        members = sorted(chance.sample(range(len(nodes)), chance.randrange(2, len(nodes) + 1)))
+        spread = Spread.of(np.array([nodes[member] for member in members]))
+        staged = levels_of(members, nodes, members[0]) is not None
+        assert spread.has_stages(How(form=Form.HIERARCHICAL)) == staged
+        assert not spread.has_stages(How())
+        assert spread.size == len(members)
+        inside_one = len({nodes[member] for member in members}) == 1
+        across = How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=Where.ACROSS_NODES)
+        assert spread.is_coded(across) == (not inside_one)
+        seen.add((staged, inside_one))
+    assert len(seen) == 3

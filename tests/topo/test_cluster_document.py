@@ -12,7 +12,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
 from preduce.topo.document.yaml_reader import parse_yaml
 from preduce.topo.errors import DocumentError, FileProblem, InputError
-from preduce.topo.hardware import Hardware, Link, Switch
+from preduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 
 EXAMPLE = """\
 # two nodes with a thin link between them
@@ -88,6 +88,9 @@ links = st.builds(
 )
 
 
+coded = st.builds(CodecSeconds, st.floats(0, 1e-6), st.floats(0, 1e-6))
+
+
 @st.composite
 def equipped_clusters(draw):
     if draw(st.booleans()):
@@ -107,6 +110,11 @@ def equipped_clusters(draw):
         switches=switches_over(cluster.num_nodes, links),
         slowdown=factors.map(lambda d: tuple(sorted(d.items()))),
         jitter=st.floats(0, 2),
+        codec=st.dictionaries(st.sampled_from(["bfloat16", "float16", "int8"]), coded).map(
+            lambda d: tuple(sorted(d.items(), key=lambda item: item[0]))
+        ),
+        layers=st.none() | st.integers(1, 99) | st.lists(st.integers(1, 2**40), min_size=1, max_size=5).map(tuple),
+        backward=st.sampled_from([2 / 3, 0.0, 1.0]) | st.floats(0, 1),
         model_bytes=st.one_of(st.none(), st.integers(0, 2**53 - 1)),
         compute=st.one_of(st.none(), seconds),
     )
@@ -184,6 +192,11 @@ BROKEN = [
         "shares node 1 with switches[0]",
     ),
     (BASE + "hardware: {num_nics: 0}", "hardware.num_nics", "must be >= 1"),
+    (BASE + "hardware: {codec: {int4: {}}}", "hardware.codec.int4", "it must be 'float16', 'bfloat16' or 'int8'"),
+    (BASE + "hardware: {codec: {int8: {encode: -1}}}", "hardware.codec.int8.encode", "must be >= 0"),
+    (BASE + "hardware: {layers: 0}", "hardware.layers", "must be >= 1"),
+    (BASE + "hardware: {layers: [1MB, 0]}", "hardware.layers[1]", "must be a number > 0 in bytes"),
+    (BASE + "hardware: {backward: 1.1}", "hardware.backward", "must be <= 1"),
     (BASE + "hardware: {jitter: -0.5}", "hardware.jitter", "must be >= 0"),
     (BASE + "hardware: {model_bytes: 1.5B}", "hardware.model_bytes", "whole number of bytes"),
     (BASE + "hardware: {model_bytes: 0.5}", "hardware.model_bytes", "whole bytes"),

@@ -45,7 +45,20 @@ def test_cluster_examples_load(tmp_path, language, what, text):
     assert (
         set(dump_cluster(cluster)["hardware"])
         == {
-            "yaml": {"inside", "nic", "bus", "node_nic", "switches", "slowdown", "jitter", "model_bytes", "compute"},
+            "yaml": {
+                "inside",
+                "nic",
+                "bus",
+                "node_nic",
+                "switches",
+                "slowdown",
+                "jitter",
+                "codec",
+                "model_bytes",
+                "compute",
+                "layers",
+                "backward",
+            },
             "json": {"nic", "slowdown"},
         }[language]
     )

@@ -6,7 +6,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Phase
-from preduce.topo.timing import parallax, pipe_sgd
+from preduce.topo.timing import parallax_per_machine, pipe_sgd
 from preduce.topo.timing.cost import group_seconds
 
 IT = pipe_sgd.Iteration(update=1.0, forward=2.0, backward=4.0, communicate=5.0)
@@ -71,43 +71,47 @@ def test_compression_shrinks_messages_and_costs_time():
 
 def test_transfer_table():
     n, w, a = 8, 100.0, 0.1
-    assert parallax.server_bytes(n, w, is_server=True) == 1400.0
-    assert parallax.server_bytes(n, w, is_server=False) == 200.0
-    assert parallax.server_bytes(n, w, touched=a, is_server=True) == pytest.approx(140.0)
-    assert parallax.allreduce_bytes(n, w) == 350.0
-    assert parallax.allgather_bytes(n, w, touched=a) == pytest.approx(140.0)
+    assert parallax_per_machine.machine_server_bytes(n, w, is_server=True) == 1400.0
+    assert parallax_per_machine.machine_server_bytes(n, w, is_server=False) == 200.0
+    assert parallax_per_machine.machine_server_bytes(n, w, touched=a, is_server=True) == pytest.approx(140.0)
+    assert parallax_per_machine.machine_allreduce_bytes(n, w) == 350.0
+    assert parallax_per_machine.machine_allgather_bytes(n, w, touched=a) == pytest.approx(140.0)
 
 
 def test_spread_servers_move_the_mean_of_server_and_worker():
     n, w, a = 6, 30.0, 0.25
-    as_server = parallax.server_bytes(n, w, touched=a, is_server=True)
-    as_worker = parallax.server_bytes(n, w, touched=a, is_server=False)
-    assert parallax.spread_server_bytes(n, w, touched=a) == pytest.approx((as_server + (n - 1) * as_worker) / n)
+    as_server = parallax_per_machine.machine_server_bytes(n, w, touched=a, is_server=True)
+    as_worker = parallax_per_machine.machine_server_bytes(n, w, touched=a, is_server=False)
+    assert parallax_per_machine.machine_spread_server_bytes(n, w, touched=a) == pytest.approx(
+        (as_server + (n - 1) * as_worker) / n
+    )
 
 
 @pytest.mark.parametrize(
     ("machines", "touched", "is_sparse", "route"),
     [
-        (8, 0.01, True, parallax.Route.SERVER),
-        (8, 1.0, True, parallax.Route.ALLREDUCE),
-        (8, 0.01, False, parallax.Route.ALLREDUCE),
-        (2, 0.5, True, parallax.Route.SERVER),
+        (8, 0.01, True, parallax_per_machine.Route.SERVER),
+        (8, 1.0, True, parallax_per_machine.Route.ALLREDUCE),
+        (8, 0.01, False, parallax_per_machine.Route.ALLREDUCE),
+        (2, 0.5, True, parallax_per_machine.Route.SERVER),
     ],
 )
 def test_sparse_goes_to_servers_and_dense_to_allreduce(machines, touched, is_sparse, route):
-    assert parallax.cheapest(machines, 1e6, touched=touched, is_sparse=is_sparse)[0] is route
+    assert parallax_per_machine.cheapest_per_machine(machines, 1e6, touched=touched, is_sparse=is_sparse)[0] is route
 
 
 def test_more_than_two_machines_make_servers_cheaper_than_gathering():
     for machines in range(2, 20):
-        servers = parallax.spread_server_bytes(machines, 1.0, touched=0.1)
-        gathered = parallax.allgather_bytes(machines, 1.0, touched=0.1)
+        servers = parallax_per_machine.machine_spread_server_bytes(machines, 1.0, touched=0.1)
+        gathered = parallax_per_machine.machine_allgather_bytes(machines, 1.0, touched=0.1)
         assert (servers < gathered) == (machines > 2)
 
 
 @pytest.mark.parametrize("arguments", [{"touched": 1.5}, {"num_bytes": -1.0}, {"num_machines": 0}])
 def test_impossible_quantities_are_refused(arguments):
     with pytest.raises(InputError):
-        parallax.spread_server_bytes(**({"num_machines": 2, "num_bytes": 1.0, "touched": 0.5} | arguments))
+        parallax_per_machine.machine_spread_server_bytes(
+            **({"num_machines": 2, "num_bytes": 1.0, "touched": 0.5} | arguments)
+        )
     with pytest.raises(InputError, match="times are >= 0"):
         pipe_sgd.Iteration(update=-1.0, forward=0, backward=0, communicate=0)

@@ -21,7 +21,8 @@ from preduce.topo.document.writer import write_schedule
 from preduce.topo.errors import InputError, RefutedError, ScheduleError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import GroupPhases, Neighbor, Round, Static
+from preduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
+from preduce.topo.strategies.axes import Codec, Form, How
 from preduce.verify import Status, checker, prove
 from preduce.verify.certificate import certificate_bytes, confirm
 from preduce.verify.classes import class_product, distinct_classes
@@ -262,6 +263,14 @@ def test_functions_load_by_file_and_name(tmp_path):
 
 
 # Budgets and the program
+
+
+def test_budgets_say_what_a_codec_sends():
+    """16 workers on 4 nodes: 3/2 of the model leave a node in the hierarchical form, in 65 of 256 bits of each bit."""
+    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8)
+    found = prove(Schedule("c", Cluster.regular(4, 4), AllReduce(how=how))).budgets
+    assert found["coded"] == {"codec": "int8", "models_per_step_out_of_a_node": 1.5 * 65 / 256}
+    assert "coded" not in prove(Schedule("p", Cluster.regular(4, 4), AllReduce())).budgets
 
 
 def test_budgets_count_distinct_groups_of_the_busiest_rank():

@@ -18,6 +18,7 @@ from preduce.topo.phase import Group
 from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Generated, Pairwise, Server
+from preduce.topo.strategies.axes import WIDER, Codec, Drain, How, Pipeline, Total
 from preduce.verify import Status, prove
 from preduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some
 from preduce.verify.certificate import certificate_bytes, confirm
@@ -74,6 +75,58 @@ def test_what_a_loss_does_rests_on_consensus(apart):
     assert "rests on consensus" in claim.explanation
     together = graph(4, shift(4, Fraction(1, 3)))
     assert prove(together)["consensus-after-a-loss"].status is Status.PROVED
+
+
+def test_late_gradients_and_codecs_are_claimed_and_essential():
+    pipe, coded = prove(SCHEDULES["pipeline"]), prove(SCHEDULES["coded"])
+    assert pipe.essential - MEANS == {"conflict-free", "membership", "lag", "equal-replicas", "codec-error"}
+    assert coded.essential - MEANS == {"conflict-free", "codec-error"}
+    assert names(SCHEDULES["pipeline"])[-7:] == [*OF_RUNS[:2], "lag", "equal-replicas", "codec-error", *OF_RUNS[2:]]
+    assert names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
+    assert pipe.verdict is coded.verdict is Status.PROVED
+    server = prove(Schedule("s", Cluster.regular(2, 2), Server(how=How(codec=Codec.FLOAT16))))
+    assert server.essential == {"consensus", "deadlock-free", "codec-error"}
+    assert server.verdict is Status.PROVED
+    clash = explicit(3, [[0, 1], [1, 2]], [range(3)], how=How(codec=Codec.INT8))
+    assert prove(clash)["codec-error"].status is Status.NOT_PROVED
+
+
+EXACT = ["doubly-stochastic", "consensus", "contraction", "disagreement", "drift-worker"]
+
+
+def test_claims_about_matrices_say_that_they_speak_of_exact_averages_where_a_codec_rounds():
+    coded, plain = prove(SCHEDULES["coded"]), prove(SCHEDULES["explicit"])
+    for name in EXACT:
+        assert "exact averages; rounding adds" in coded[name].explanation
+        assert "exact averages" not in plain[name].explanation
+    assert "exact averages" not in coded["memory"].explanation
+
+
+def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_or_in_a_thread():
+    said = prove(SCHEDULES["pipeline"])["deadlock-free"].explanation
+    assert "Up to 2 of them are in flight at once" in said
+    assert "cut into pieces that all workers begin in the same order" in said
+    assert "A thread carries out its stages in this order" in said
+    said = prove(SCHEDULES["allreduce"])["deadlock-free"].explanation
+    assert not any(word in said for word in ("in flight", "pieces", "thread"))
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        (Pipeline(), "Each step applies the mean of all workers' gradients of exactly 1 step before; the first one"),
+        (Pipeline(), "Those of the last step are applied at the end: T steps apply all T gradients"),
+        (Pipeline(total=Total.SUM), "applies the sum of all"),
+        (Pipeline(warm_up=5), "After 5 steps in lockstep each step"),
+        (Pipeline(drain=Drain.DROP), "are dropped at the end: T steps apply T - 1 gradients"),
+        (Pipeline(width=4, wider=True), "the first 3 apply a gradient of 0. Never more than 3"),
+        (Pipeline(width=4, wider=True), f"A width of 4 was asked for, although {WIDER}."),
+    ],
+)
+def test_a_lag_is_told_in_words(when, words):
+    claim = prove(Schedule("a", Cluster.regular(2, 2), AllReduce(when=when)))["lag"]
+    assert words in claim.explanation
+    assert (claim.witness is not None) == (when.width > 2)
 
 
 ON_REQUEST = [Generated(), Pairwise(active=(0, 2)), Server()]

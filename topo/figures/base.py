@@ -78,6 +78,10 @@ class PipelineFigures:
     stability_limit: Figure
     noise_factor: Figure
 
+    def to_json(self) -> dict[str, float | None]:
+        """The two numbers by name."""
+        return {name: getattr(self, name).json_value() for name in ("stability_limit", "noise_factor")}
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:

@@ -6,6 +6,7 @@ The other two, *with whom* and *what*, are what the strategy kinds themselves sa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
@@ -14,6 +15,8 @@ from preduce.topo.fields import Choice, Closed, Count, Rounds
 @dataclass(frozen=True, slots=True)
 class Lockstep:
     """A round waits for its averaging: x_{k+1} = W_k (x_k + u_k)."""
+
+    word: ClassVar[str] = "lockstep"
 
     @property
     def lag(self) -> int:
@@ -30,11 +33,6 @@ class Lockstep:
         """First rounds that are in lockstep nevertheless."""
         return 0
 
-    @property
-    def drops_rest(self) -> bool:
-        """Whether what is still under way at the end is thrown away."""
-        return False
-
     def check(self) -> None:
         """Nothing can be wrong with it."""
 
@@ -42,6 +40,8 @@ class Lockstep:
 @dataclass(frozen=True, slots=True)
 class Late:
     """The averaging of a round's first parameters runs while the round computes: x_{k+1} = W_k x_k + u_k(x_k)."""
+
+    word: ClassVar[str] = "late"
 
     rounds: int = 1
 
@@ -59,11 +59,6 @@ class Late:
     def warm_up(self) -> int:
         """First rounds that are in lockstep nevertheless: none."""
         return 0
-
-    @property
-    def drops_rest(self) -> bool:
-        """Whether what is still under way at the end is thrown away: nothing."""
-        return False
 
     def check(self) -> None:
         """Refuse another lateness than one round.
@@ -105,6 +100,8 @@ class Pipeline(Closed):
     `wider` asks for it.
     """
 
+    word: ClassVar[str] = "pipeline"
+
     width: Count = 2
     warm_up: Rounds = 0
     drain: Drain = Drain.APPLY
@@ -120,11 +117,6 @@ class Pipeline(Closed):
     def delays_gradients(self) -> bool:
         """Gradients come late, the same for all."""
         return True
-
-    @property
-    def drops_rest(self) -> bool:
-        """As `drain` says."""
-        return self.drain is Drain.DROP
 
     def check(self) -> None:
         """Refuse a width of 1, and one beyond 2 that nobody insists on.

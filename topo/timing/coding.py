@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
 from preduce.topo.hardware import CodecSeconds
 from preduce.topo.strategies.axes import Codec, Sending, Where
 
@@ -21,9 +22,9 @@ FREE = CodecSeconds()
 """No time."""
 
 SECONDS = {
-    Codec.FLOAT16: CodecSeconds(1e-10, 1e-10),
-    Codec.BFLOAT16: CodecSeconds(1e-10, 1e-10),
-    Codec.INT8: CodecSeconds(1e-9, 1e-10),
+    Codec.FLOAT16: CodecSeconds(2e-10, 1e-10),
+    Codec.BFLOAT16: CodecSeconds(2e-10, 1e-10),
+    Codec.INT8: CodecSeconds(4e-10, 2e-10),
 }
 """What encoding and decoding take per byte of float32 on one ordinary core, where the hardware does not say
 (docs/clusters.md says how they were measured)."""
@@ -51,9 +52,10 @@ class Coding:
         if how.codec is Codec.NONE:
             return PLAIN
         is_int8 = how.codec is Codec.INT8
+        scales = SCALE_BYTES / how.block if is_int8 else 0.0
         stated = dict(hardware.codec).get(how.codec.value, SECONDS[how.codec])
         return cls(
-            wire=1 / 4 + 1 / how.block if is_int8 else 1 / 2,
+            wire=(NUMBER_BYTES[how.codec.value] + scales) / 4,
             exchanged=is_int8,
             across_only=how.where is Where.ACROSS_NODES,
             seconds=FREE if hardware.is_free_of_bytes() else stated,

@@ -234,8 +234,7 @@ def _improve(
     states = [_Ways(block, np.zeros(len(compute))) for block in blocks]
     for stage in stages:
         states = _forward(stage, compute, states, potential, when)
-    origin = np.concatenate([ways.origin for ways in states])
-    weight = np.concatenate([ways.weight for ways in states])
+    origin, weight = states[0] if len(states) == 1 else map(np.concatenate, zip(*states, strict=True))
     if not np.isfinite(means).all():
         return origin, weight, np.ones(len(means), dtype=bool)
     scale = max(1e-300, float(np.abs(weight).max()))
@@ -251,7 +250,7 @@ def _forward(
     """One round (the equations stand in `topo.timing.rounds`)."""
     now, *under_way = states
     computed = _Ways(now.origin, now.weight + compute)
-    sent = _Ways(now.origin, now.weight + stage.before(compute))
+    sent = computed if stage.segments is None else _Ways(now.origin, now.weight + stage.before(compute))
     if under_way:  # the operation begins behind the newest one, and the round ends with the oldest
         newest = _Ways(under_way[0].origin, under_way[0].weight + stage.duration())
         sent = potential.later(_Ways(sent.origin, sent.weight + stage.after()), newest)

@@ -104,20 +104,20 @@ def of_phase(
     phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, form: str, coding: Coding = PLAIN
 ) -> Loads:
     """The loads of the sums of explicit groups. O(size of the phase), vectorised."""
-    shape, pairs = _shape_of(phase, cluster)
+    shape, pairs = shape_of(phase, cluster)
     traffic, links = of_sum(shape, form, coding), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
 
 
 def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes: float) -> Loads:
     """The loads of an all_to_all in every group, each worker cutting `num_bytes` into equal pieces. As `of_phase`."""
-    shape, pairs = _shape_of(phase, cluster)
+    shape, pairs = shape_of(phase, cluster)
     traffic, links = all_to_all(shape), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=num_bytes)
 
 
-def _shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
-    """The shape of explicit groups, and their (group, node) incidences, shape (count, 2)."""
+def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
+    """The shape of explicit groups, for `topo.timing.traffic`, and their (group, node) incidences, shape (count, 2)."""
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
     keys = group * cluster.num_nodes + cluster.node_of()[phase.members]
@@ -207,7 +207,7 @@ def of_rule(
 
 
 def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
-    """As `_shape_of`, of the groups of a rule phase on all nodes."""
+    """As `shape_of`, of the groups of a rule phase on all nodes."""
     nodes = np.arange(cluster.num_nodes)
     sizes, spans, locals_, pairs = [np.zeros(0, int)], [np.zeros(0, int)], [np.zeros(0)], [np.zeros((0, 2), int)]
     shown = 0

@@ -10,7 +10,7 @@ operation of that round, and let `max` be over the group.
 Late, an operation begins when the round begins, on the parameters that are there; in a pipeline when the round's
 gradient is there, and the round ends without it: K−1 rounds later somebody waits. With K = 2 both are one recursion, in
 which the operation of a pipeline belongs to the round before; they differ in the first round, which waits for nothing
-in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to apply or to drop.
+in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to wait for.
 Warm-up rounds of a pipeline are in lockstep and leave nothing under way.
 
 Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
@@ -81,7 +81,8 @@ class Rounds:
         return Moments(start, computed, begin, end, self.now)
 
     def drained(self) -> Floats:
-        """When all is over: behind the last round, what a pipeline still has under way is awaited, or dropped."""
-        if self.when.drops_rest or not self._under_way:
-            return self.now
-        return np.maximum(self.now, self._under_way[-1])
+        """When all is over: behind the last round, what a pipeline still has under way is awaited.
+
+        Also where it is then dropped: operations that have begun end, and nobody leaves before.
+        """
+        return np.maximum(self.now, self._under_way[-1]) if self._under_way else self.now

@@ -26,7 +26,7 @@ Measured on 16 workers on 4 nodes with 2.19 MB (reference/systems.md, section 3)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
@@ -103,6 +103,8 @@ class Traffic:
 
     def through(self, group: npt.NDArray[np.int64], workers: Floats, nodes: Floats) -> Floats:
         """Shares that leave places through their NIC or uplink: so many workers and nodes of a group are there."""
+        if not self.exchanged.any():
+            return self.ring[group]
         parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)
         return self.ring[group] + self.exchanged[group] * here * (parts - here) / parts
 
@@ -110,28 +112,43 @@ class Traffic:
 def of_sum(shape: Shape, form: str, coding: Coding = PLAIN) -> Traffic:
     """The traffic of a sum over each group, in this form and coding. O(groups)."""
     k, m, few, split = shape.members, shape.num_nodes.astype(float), shape.inside, shape.is_split(form)
-    tree = form == "tree" and not coding.exchanged
-    hops = 2 * np.array([ceil(log2(size)) for size in shape.sizes.tolist()]) if tree else 2 * (k - 1)
-    whole = np.full(len(k), 2.0) if tree else 2 * (k - 1) / k
-    coded = shape.crosses if coding.across_only else np.ones(len(k), dtype=bool)
-    wire = np.where(coded, coding.wire, 1.0)
-    wire_inside = np.where(split & coding.across_only, 1.0, wire)
-    exchanged = coded & coding.exchanged
+    tree, none = form == "tree" and not coding.exchanged, np.zeros(len(k))
+    hops = 2.0 * np.array([ceil(log2(size)) for size in shape.sizes.tolist()]) if tree else 2 * (k - 1)
+    whole = np.full(len(k), 2.0) if tree else hops / k
     across = np.where(split, 2 * (m - 1) / m, whole)
-    stage = (few - 1) / few * (wire_inside + wire)
-    # An exchanged sum has an all_to_all in the place of half of the ring.
-    flat_inside = np.where(exchanged, (few - 1) / k + (k - 1) / k, whole)
-    return Traffic(
-        ring=wire * np.where(exchanged, across / 2, across),
-        exchanged=np.where(exchanged, wire, 0.0),
+    inside = np.where(few > 1, np.where(split, 2 * (few - 1) / few, whole), 0.0)
+    plain = Traffic(
+        ring=across,
+        exchanged=none,
         parts=np.where(split, m, k),
         by_node=split,
-        inside=np.where(few > 1, np.where(split, stage, flat_inside * wire), 0.0),
-        sent=np.where(split & coding.across_only, stage + across / few * wire, whole * wire),
+        inside=inside,
+        sent=whole,
         flat_hops=np.where(split, 0.0, hops),
         inside_hops=np.where(split, 2 * (few - 1), 0.0),
         nic_hops=np.where(split, 2 * (m - 1), 0.0),
-        messages=np.asarray(hops, dtype=float),
+        messages=hops,
+        codec=none,
+    )
+    return plain if coding == PLAIN else _coded(plain, shape, split, coding)
+
+
+def _coded(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
+    """The same sums with a codec: fewer bytes, and for 8 bits an all_to_all in the place of half of the ring."""
+    k, few = shape.members, shape.inside
+    coded = shape.crosses if coding.across_only else np.ones(len(k), dtype=bool)
+    wire = np.where(coded, coding.wire, 1.0)
+    exchanged = coded & coding.exchanged
+    flat_inside = np.where(exchanged, (few - 1) / k + (k - 1) / k, plain.inside)
+    # What is added up inside a node before it crosses keeps its precision; what is handed out has crossed.
+    first = np.where(split & coding.across_only, 1.0, wire)
+    stages = (few - 1) / few * (first + wire)
+    return replace(
+        plain,
+        ring=wire * np.where(exchanged, plain.ring / 2, plain.ring),
+        exchanged=np.where(exchanged, wire, 0.0),
+        inside=np.where(few > 1, np.where(split, stages, flat_inside * wire), 0.0),
+        sent=np.where(split, stages + plain.ring / few * wire, plain.sent * wire),
         codec=np.where(coded, _codec_seconds(shape, split, coding), 0.0),
     )
 

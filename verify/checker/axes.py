@@ -65,7 +65,8 @@ def read_how(raw: dict[str, Any], *, averages_gradients: bool) -> dict[str, Any]
     require(how["codec"] == "int8" or not only_int8, place, f"{sorted(only_int8)}: only int8 has it")
     is_apart = how["form"] == "hierarchical" and how["codec"] != "none"
     require("where" not in changed or is_apart, place, "where: goes with a codec and the form hierarchical")
-    require("sending" not in changed or averages_gradients, place, "sending: gradients go layer by layer")
+    for name in ("sending", "error_feedback"):
+        require(name not in changed or averages_gradients, place, f"{name}: goes with gradients in each step")
     return how
 
 

@@ -1,4 +1,6 @@
-"""Parallax's transfer table (Kim et al., EuroSys 2019, section 3): bytes a machine moves to synchronise one variable.
+"""Parallax's table per machine (Kim et al., EuroSys 2019, section 3): bytes in and out of a machine for one variable.
+
+The version of 2018 has another one, per GPU and outgoing (its Table 3), which is not this.
 
 N machines with one worker each, a variable of w bytes of which a worker touches the share α in one step (1 if dense).
 A parameter server on one of the machines exchanges the touched part with the N−1 others, in and out; a ring all-reduce
@@ -28,7 +30,7 @@ class Route(StrEnum):
     ALLGATHER = "allgather"
 
 
-def server_bytes(num_machines: int, num_bytes: float, *, touched: float = 1.0, is_server: bool) -> float:
+def machine_server_bytes(num_machines: int, num_bytes: float, *, touched: float = 1.0, is_server: bool) -> float:
     """Bytes in and out of one machine for one variable on a parameter server."""
     _check(num_machines, num_bytes, touched)
     if num_machines == 1:
@@ -36,34 +38,36 @@ def server_bytes(num_machines: int, num_bytes: float, *, touched: float = 1.0, i
     return 2 * touched * num_bytes * (num_machines - 1 if is_server else 1)
 
 
-def spread_server_bytes(num_machines: int, num_bytes: float, *, touched: float = 1.0) -> float:
+def machine_spread_server_bytes(num_machines: int, num_bytes: float, *, touched: float = 1.0) -> float:
     """Bytes in and out of each machine per variable when many variables are spread evenly over servers."""
     _check(num_machines, num_bytes, touched)
     return 4 * touched * num_bytes * (num_machines - 1) / num_machines
 
 
-def allreduce_bytes(num_machines: int, num_bytes: float) -> float:
+def machine_allreduce_bytes(num_machines: int, num_bytes: float) -> float:
     """Bytes in and out of each machine for a dense variable by a ring all-reduce."""
     _check(num_machines, num_bytes, 1.0)
     return 4 * num_bytes * (num_machines - 1) / num_machines
 
 
-def allgather_bytes(num_machines: int, num_bytes: float, *, touched: float) -> float:
+def machine_allgather_bytes(num_machines: int, num_bytes: float, *, touched: float) -> float:
     """Bytes in and out of each machine when everybody gathers everybody's sparse gradient."""
     _check(num_machines, num_bytes, touched)
     return 2 * touched * num_bytes * (num_machines - 1)
 
 
-def cheapest(num_machines: int, num_bytes: float, *, touched: float, is_sparse: bool) -> tuple[Route, float]:
+def cheapest_per_machine(
+    num_machines: int, num_bytes: float, *, touched: float, is_sparse: bool
+) -> tuple[Route, float]:
     """The route with the fewest bytes per machine, and those bytes; dense variables on a tie go by all-reduce.
 
     A sparse variable may also be treated as dense, which pays when nearly all of it is touched.
     """
     share = touched if is_sparse else 1.0
-    options = [(allreduce_bytes(num_machines, num_bytes), 0, Route.ALLREDUCE)]
-    options.append((spread_server_bytes(num_machines, num_bytes, touched=share), 1, Route.SERVER))
+    options = [(machine_allreduce_bytes(num_machines, num_bytes), 0, Route.ALLREDUCE)]
+    options.append((machine_spread_server_bytes(num_machines, num_bytes, touched=share), 1, Route.SERVER))
     if is_sparse:
-        options.append((allgather_bytes(num_machines, num_bytes, touched=touched), 2, Route.ALLGATHER))
+        options.append((machine_allgather_bytes(num_machines, num_bytes, touched=touched), 2, Route.ALLGATHER))
     amount, _, route = min(options)
     return route, amount
 

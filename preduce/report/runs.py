@@ -1,0 +1,25 @@
+"""How a schedule runs, in a few words, for tables and titles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.topo.strategies.axes import Codec, Form, Sending, Where
+
+if TYPE_CHECKING:
+    from preduce.topo.strategies.axes import How, When
+    from preduce.topo.strategies.base import Pace
+
+
+def runs(pace: Pace, when: When, how: How, form: Form | None = None) -> str:
+    """What differs from float32 sums around rings, in one piece, in lockstep, after every step; may be empty."""
+    words = [] if pace == 1 else [f"every {pace}" if isinstance(pace, int) else "paced"]
+    if when.lag:
+        words.append(when.word if when.lag == 1 else f"{when.word} {when.lag} late")
+    if (form or how.form) is not Form.RING:
+        words.append(str(form or how.form))
+    if how.codec is not Codec.NONE:
+        words.append(str(how.codec) + (" across" if how.where is Where.ACROSS_NODES else ""))
+    if how.sending is Sending.LAYERS:
+        words.append("layers")
+    return " ".join(words)

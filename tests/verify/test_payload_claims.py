@@ -1,0 +1,168 @@
+"""Laws of the claims about payloads: prover, checker and a run of each agree, and no other number is accepted."""
+
+from __future__ import annotations
+
+import json
+import random
+from fractions import Fraction
+
+import pytest
+
+from benchmarks.forgery import payloads
+from benchmarks.forgery.dense import dense
+from benchmarks.forgery.schedules import SCHEDULES, explicit, random_allreduce, random_schedule
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import dump_schedule
+from preduce.topo.phase import Group
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, How, Late
+from preduce.topo.strategies.axes import Codec, Form, Rounding, Where
+from preduce.verify import checker
+from preduce.verify.codec_error import prove_codec_error, rounded_up
+from preduce.verify.equal_replicas import prove_equal_replicas
+from preduce.verify.lag import prove_lag
+from preduce.verify.memory import prove_memory
+
+PROVERS = {
+    "lag": prove_lag,
+    "equal-replicas": prove_equal_replicas,
+    "codec-error": prove_codec_error,
+    "memory": prove_memory,
+}
+
+
+def said(raw, entry):
+    """What the checker says against one entry, None if it holds."""
+    try:
+        checker.CLAIMS[entry["claim"]].check(checker.read_schedule(json.loads(json.dumps(raw))), entry, "here")
+    except checker.Refusal as refusal:
+        return refusal.sentence
+    return None
+
+
+def test_prover_checker_and_runs_agree_on_random_schedules():
+    draw, made = random.Random(7), dict.fromkeys(PROVERS, 0)
+    for number in range(400):
+        schedule = random_allreduce(draw) if number % 2 else random_schedule(draw)
+        raw = dump_schedule(schedule)
+        listed, matrices = dense(raw)
+        for name, prove in PROVERS.items():
+            claim = prove(schedule)
+            if name != "memory":
+                assert (claim is not None) == payloads.is_due(name, raw, listed, matrices), raw
+            if claim is None:
+                continue
+            made[name] += 1
+            entry = json.loads(json.dumps(dict(claim.entry)))
+            assert said(raw, entry) is None, (raw, entry)
+            if name != "memory":
+                assert payloads.JUDGES[name](entry, raw, listed, matrices), (raw, entry)
+            for key, value in entry.items():
+                if key != "claim":
+                    for other in others(value):
+                        assert key in said(raw, {**entry, key: other}), "the refusal names the number"
+    assert min(made.values()) > 100
+
+
+def others(value):
+    """Other values that an entry might have."""
+    if isinstance(value, int):
+        return value - 1, value + 1, str(value)
+    if isinstance(value, list):
+        return [], [*value, 99], [*value[:-1], -1]
+    if value in ("gradients", "parameters"):
+        return "steps", {"gradients": "parameters", "parameters": "gradients"}[value]
+    return str(Fraction(value) * Fraction(999_999, 10**6)), str(Fraction(value) * 2), f"{Fraction(value)}/1"
+
+
+def test_a_claim_that_is_not_due_is_refused_with_what_is_missing():
+    raw = dump_schedule(SCHEDULES["rule"])
+    lag = {"claim": "lag", "lag": 0, "warm_up": 0, "idle": 0, "in_flight": 0, "left_out": 0}
+    assert "a pipeline of gradients" in said(raw, lag)
+    assert "a codec" in said(raw, {"claim": "codec-error", "relative": "0", "absolute": "0", "roundings": 0})
+    assert "a plain round of all" in said(raw, {"claim": "equal-replicas", "of": "parameters", "rounds": [0]})
+
+
+def bound(how, nodes=4, on_each=4):
+    entry = prove_codec_error(Schedule("a", Cluster.regular(nodes, on_each), AllReduce(how=how))).entry
+    return Fraction(entry["relative"]), Fraction(entry["absolute"]), entry["roundings"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "unit", "tiny"),
+    [
+        (Codec.FLOAT16, Fraction(1, 2**11), Fraction(1, 2**25)),
+        (Codec.BFLOAT16, Fraction(1, 2**8), Fraction(1, 2**134)),
+    ],
+)
+def test_errors_in_16_bits_grow_with_the_additions_on_the_way(codec, unit, tiny):
+    for how, additions in ((How(codec=codec), 15), (How(codec=codec, form=Form.HIERARCHICAL), 6)):
+        relative, absolute, roundings = bound(how)
+        assert roundings == 1 + additions
+        assert (1 + additions) * unit < relative < (1 + additions) * unit * (1 + 8 * unit)
+        assert absolute == 32 * tiny, "16 members"
+    across = How(codec=codec, form=Form.HIERARCHICAL, where=Where.ACROSS_NODES)
+    assert bound(across)[2] == 4
+    assert bound(across, nodes=1) == (Fraction(6 * 2**8 + 1, 2**32), Fraction(1, 2**146), 0), "nothing is coded"
+    assert bound(across, on_each=1)[2] == 4, "one on each node goes as a ring"
+
+
+def test_errors_of_int8_are_two_or_three_roundings_of_half_a_step_or_a_step():
+    for rounding, step in ((Rounding.NEAREST, Fraction(1, 254)), (Rounding.STOCHASTIC, Fraction(1, 127))):
+        ring = How(codec=Codec.INT8, rounding=rounding)
+        staged = How(codec=Codec.INT8, rounding=rounding, form=Form.HIERARCHICAL)
+        across = How(codec=Codec.INT8, rounding=rounding, form=Form.HIERARCHICAL, where=Where.ACROSS_NODES)
+        for how, roundings in ((ring, 2), (staged, 3), (across, 2)):
+            relative, _, seen = bound(how)
+            assert seen == roundings
+            exact = (1 + step) ** roundings - 1
+            assert exact < relative < exact + Fraction(1, 2**18)
+
+
+@pytest.mark.parametrize(
+    "absolute", [Fraction(1, 2**150), Fraction(3, 2**150), Fraction(1), Fraction(65), Fraction(64)]
+)
+def test_bounds_are_rounded_up_to_simple_numbers(absolute):
+    relative, power = rounded_up(Fraction(1, 3), absolute)
+    assert 0 <= relative - Fraction(1, 3) < Fraction(1, 2**32)
+    assert relative * 2**32 == int(relative * 2**32)
+    assert power >= absolute > power / 2
+    assert 1 in (power.numerator, power.denominator)
+    assert (power.numerator & (power.numerator - 1), power.denominator & (power.denominator - 1)) == (0, 0)
+
+
+def test_replicas_are_equal_after_plain_rounds_of_all_in_lockstep_and_no_others():
+    def rounds(schedule):
+        claim = prove_equal_replicas(schedule)
+        return None if claim is None else claim.entry["rounds"]
+
+    everybody = range(4)
+    assert rounds(explicit(4, [[0, 1], [2, 3]], [everybody], [everybody])) == [1, 2]
+    assert rounds(explicit(4, [everybody, [0, 1]], [Group(tuple(everybody), Fraction(3, 2))])) is None
+    assert rounds(explicit(4, [everybody], when=Late())) is None
+    assert rounds(explicit(4, [[0, 1, 2]])) is None
+    plain = prove_equal_replicas(explicit(4, [[0, 1], [2, 3]], [everybody]))
+    assert "1 of 2 rounds" in plain.explanation
+    assert "codec" not in plain.explanation
+    coded = prove_equal_replicas(explicit(4, [everybody], how=How(codec=Codec.INT8)))
+    assert "every round" in coded.explanation
+    assert "whoever summed them" in coded.explanation
+    steps = prove_equal_replicas(Schedule("a", Cluster.regular(2, 2), AllReduce()))
+    assert (steps.entry["of"], "after every step" in steps.explanation) == ("gradients", True)
+
+
+def test_memory_names_what_a_pipeline_and_a_codec_keep():
+    def told(schedule):
+        claim = prove_memory(schedule)
+        return claim.entry["arrays"], claim.explanation
+
+    arrays, words = told(SCHEDULES["pipeline"])
+    assert arrays == 5
+    assert "3 for the sums in flight" in words
+    assert "two for what error feedback keeps" in words
+    arrays, words = told(SCHEDULES["coded"])
+    assert arrays == 2
+    assert "second communicator" in words
+    assert "reference from which coded differences are taken" in words
+    arrays, words = told(SCHEDULES["allreduce"])
+    assert (arrays, "one for the sums)" in words, "second" in words) == (1, True, False)
