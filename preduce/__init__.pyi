@@ -4,6 +4,7 @@ from .api import catalogue as catalogue
 from .api import design as design
 from .planner.job import Data as Data
 from .planner.job import Job as Job
+from .planner.lateness import Lateness as Lateness
 from .planner.option import Option as Option
 from .planner.plan import Plan as Plan
 from .planner.plan import plan as plan
