@@ -295,17 +295,17 @@ def contestants(
         *[Contestant(**fields) for fields in late_and_small.entries()],
         Contestant(core=True, name=PICK, family="designed", make=planned, **HIERARCHICAL),
         Contestant(
-            name=f"{PICK}, int8",
-            family="small",
-            make=late_and_small.in_8_bits(planned),
-            twin=PICK,
-            form="hierarchical",
-        ),
-        Contestant(
             name=f"{PICK}, codec",
             family="designed",
             make=planned_coded or planned,
             form="hierarchical",  # its file says so, and with which codec
+            twin="node-then-all 15",
+        ),
+        Contestant(
+            name=f"{PICK}, codec left out",
+            family="designed",
+            make=late_and_small.without_codec(planned_coded or planned),
+            form="hierarchical",
             twin="node-then-all 15",
         ),
         Contestant(

@@ -43,17 +43,18 @@ def one_host(name: str, how: How) -> Make:
     return make
 
 
-def in_8_bits(make: Make) -> Make:
-    """The same schedule, whose sums cross nodes in 8 bits."""
+def without_codec(make: Make) -> Make:
+    """The same schedule with numbers as they are."""
 
-    def coded(cluster: Cluster, setting: Setting) -> Schedule | None:
+    def plain(cluster: Cluster, setting: Setting) -> Schedule | None:
         schedule = make(cluster, setting)
-        if schedule is None or schedule.strategy.refuses_codec(cluster):
+        if schedule is None:
             return None
-        strategy: Any = replace(schedule.strategy, how=HIERARCHICAL_INT8)
-        return Schedule(f"{schedule.name}-int8", schedule.cluster, strategy)
+        strategy: Any = schedule.strategy
+        how = How(form=strategy.how.form, sending=strategy.how.sending)
+        return Schedule(f"{schedule.name}-plain", schedule.cluster, replace(strategy, how=how))
 
-    return coded
+    return plain
 
 
 def entries() -> list[dict[str, Any]]:

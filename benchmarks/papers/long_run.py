@@ -42,7 +42,7 @@ PLANNED = Setting(name="40 Mbit/s", rate="40mbit", compute=0.16, task="text")
 SHAPE = (4, 2)
 STEPS = 1000
 FIGURE, PLOT = "Loss after 1,000 steps of the text model", "Long run: loss of the text model over steps"
-NAMES = ("flat ring", "pipeline", PICK, f"{PICK}, int8")
+NAMES = ("flat ring", "pipeline", PICK, f"{PICK}, codec", f"{PICK}, codec left out")
 WORDS = {
     "flat ring": "All-Reduce",
     "pipeline": "Pipe",
@@ -125,7 +125,7 @@ def schedules_of(names: Sequence[str]) -> dict[str, Schedule]:
     planner = Planner({})
     cluster = Cluster.regular(*SHAPE)
     made = {}
-    for contestant in contestants(planner, planner.corrected):
+    for contestant in contestants(planner, planner.corrected, planner.coded):
         if contestant.name in names and contestant.make is not None:
             schedule = contestant.make(cluster, PLANNED)
             assert schedule is not None
