@@ -47,7 +47,8 @@ WORDS = {
     "flat ring": "All-Reduce",
     "pipeline": "Pipe",
     PICK: "planner's pick",
-    f"{PICK}, int8": "planner's pick + 8 bit",
+    f"{PICK}, codec": "planner's pick with a codec",
+    f"{PICK}, codec left out": "the same pick without its codec",
 }
 
 
