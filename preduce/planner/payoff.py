@@ -66,7 +66,7 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
             "its sums travel as they are: drift correction learns from means, and from rounded ones it learns wrongly"
         ]
     if reason := chosen.schedule.strategy.refuses_codec(chosen.schedule.cluster):
-        return [f"its sums travel as they are: {reason.removesuffix('; leave it out')}"]
+        return [f"its sums travel as they are: {reason.partition(';')[0]}"]
     tried = [_priced(chosen, job, how) for how in _coded(chosen, job)]
     if not tried:
         return []

@@ -19,8 +19,8 @@ steps of lockstep on the first network, 1.43 on the lab's text and 2.1 on its di
 lockstep's (`python -m benchmarks.steps_to_loss.late_and_small`). Where the learning rate times the curvature, h, is not
 known, their geometric mean counts. Where it is known, the price is proportional to the noise that the delay adds:
 0.008 times (noise factor - 1) meets both rates of the first network at which h stayed below the limit, h = 0.37 and
-0.74. Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05 times the steps, no more than 1.4 standard
-errors away.
+0.74. Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05 times the steps on the two networks for
+digits, no more than 1.4 standard errors away.
 """
 
 from __future__ import annotations

@@ -230,3 +230,11 @@ def test_reasons_name_what_comes_late_and_the_usual_all_reduce() -> None:
     assert "its gradients come one step late" in said
     assert "averaging runs beside the computing" not in said
     assert "what other schedules' steps are counted against" not in said
+
+
+def test_the_fastest_is_taken_where_it_is_asked_for() -> None:
+    simple, fast = job(codec=None), job(codec=None, fastest=True)
+    options = competitors(simple, until=0.0)
+    least = min(option.time for option in options)
+    assert pick(options, fast).time == pytest.approx(least)
+    assert pick(options, simple).time > least
