@@ -48,7 +48,10 @@ UPPER = (1e-2, 1.3, 1e-8, 1e-3, 1e-1, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A cell that the simulator can predict: its schedule, form, setting, and what was measured (ms per step)."""
+    """A cell that the simulator can predict: its schedule, form, setting, and what was measured (ms per step).
+
+    `steps` are those of each worker.
+    """
 
     contestant: str
     setting: Setting
@@ -56,6 +59,7 @@ class Point:
     form: str
     measured: float
     model_bytes: int
+    steps: int = STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +78,10 @@ class Prediction:
         return self.predicted / self.measured - 1
 
 
-def simulated_ms(point: Point, hardware: Hardware, *, steps: int = STEPS) -> float:
+def simulated_ms(point: Point, hardware: Hardware) -> float:
     """Milliseconds per step as the lab counts them, on a cluster whose nodes share nothing but the network."""
     paces = point.schedule.paces()
-    rounds = max(1, steps // int(paces.max()))
+    rounds = max(1, point.steps // int(paces.max()))
     compute, form = point.setting.compute_times(), Form(point.form)
     timeline = simulate(point.schedule, _in_segments(hardware, point), compute=compute, num_rounds=rounds, form=form)
     return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
@@ -119,9 +123,7 @@ def host_work(point: Point) -> list[HostWork]:
     return found
 
 
-def predicted_ms(
-    point: Point, values: npt.NDArray[np.float64], *, steps: int = STEPS, works: list[HostWork] | None = None
-) -> float:
+def predicted_ms(point: Point, values: npt.NDArray[np.float64], *, works: list[HostWork] | None = None) -> float:
     """As `simulated_ms`, with the six fitted figures and one host for all, whose `works` may be known already."""
     setting, schedule = point.setting, point.schedule
     nic = Link(float(values[0]), float(values[1]) * 8e-6 / setting.megabits)
@@ -131,7 +133,7 @@ def predicted_ms(
         for work in works or host_work(point)
     )
     paces = schedule.paces()
-    rounds = max(1, steps // int(paces.max()))
+    rounds = max(1, point.steps // int(paces.max()))
     timeline = run_rounds(
         schedule,
         _in_segments(Hardware(nic=nic, codec=ON_HOST, model_bytes=point.model_bytes), point),

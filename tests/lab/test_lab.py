@@ -85,7 +85,7 @@ def test_calibration_finds_the_figures_that_made_the_step_times():
             schedule = contestant.make(FOUR, setting)
             if schedule is None or schedule.strategy.kind not in ("static", "allreduce"):
                 continue
-            point = Point(contestant.name, setting, schedule, contestant.form, 1.0, 2_000_000)
+            point = Point(contestant.name, setting, schedule, contestant.form, 1.0, 2_000_000, steps=12)
             points.append(replace(point, measured=predicted_ms(point, made)))
     found = against_lab(points[::3])
     assert found["predicted_half"] >= 5
