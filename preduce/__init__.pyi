@@ -4,6 +4,7 @@ from .api import catalogue as catalogue
 from .api import design as design
 from .planner.job import Data as Data
 from .planner.job import Job as Job
+from .planner.lateness import Lateness as Lateness
 from .planner.option import Option as Option
 from .planner.plan import Plan as Plan
 from .planner.plan import plan as plan
@@ -18,6 +19,8 @@ from .runtime.pilot.job import PilotJob as PilotJob
 from .runtime.recorder import merge_traces as merge_traces
 from .runtime.state.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.state.checkpoint import save_checkpoint as save_checkpoint
+from .runtime.virtual_time.predict import Prediction as Prediction
+from .runtime.virtual_time.predict import predict as predict
 from .runtime.virtual_time.simulate import simulate as simulate
 from .runtime.virtual_time.timeline import Timeline as Timeline
 from .schedulers.imports.load import import_schedule as import_schedule

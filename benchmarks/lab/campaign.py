@@ -78,7 +78,7 @@ class Campaign:
         wanted = chosen.contestants.split(";") if chosen.contestants else None
         self.contestants = [
             c
-            for c in contestants(self._planner, self._planner.corrected)
+            for c in contestants(self._planner, self._planner.corrected, self._planner.coded)
             if (c.name in wanted if wanted else (c.core or chosen.full or chosen.settings))
         ]
 

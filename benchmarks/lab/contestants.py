@@ -150,8 +150,13 @@ def _generated(**options: Any) -> Callable[[Cluster], object]:  # noqa: ANN401 -
     return make
 
 
-def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Contestant]:
-    """All of them, in the order of the table; `planned` is the planner's pick, with and without drift correction."""
+def contestants(
+    planned: Pick, planned_corrected: Pick | None = None, planned_coded: Pick | None = None
+) -> list[Contestant]:
+    """All of them, in the order of the table.
+
+    `planned` is the planner's pick, `planned_corrected` that with drift correction, `planned_coded` that with a codec.
+    """
     smart = {"division": "inter-intra"}
     return [
         Contestant(core=True, name="alone", family="none", how="alone", twin="local SGD, every 16"),
@@ -289,6 +294,13 @@ def contestants(planned: Pick, planned_corrected: Pick | None = None) -> list[Co
         ],
         *[Contestant(**fields) for fields in late_and_small.entries()],
         Contestant(core=True, name=PICK, family="designed", make=planned, **HIERARCHICAL),
+        Contestant(
+            name=f"{PICK}, codec",
+            family="designed",
+            make=planned_coded or planned,
+            form="hierarchical",  # its file says so, and with which codec
+            twin="node-then-all 15",
+        ),
         Contestant(
             core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)
         ),

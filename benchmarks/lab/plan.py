@@ -6,7 +6,7 @@ It plans for hierarchical group operations, and the lab runs its picks in that f
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form
@@ -28,16 +28,20 @@ class Planner:
         self.words: dict[str, str] = {}
 
     def __call__(self, cluster: Cluster, setting: Setting) -> Schedule:
-        return self._pick(cluster, setting, corrected=False)
+        return self._pick(cluster, setting)
 
     def corrected(self, cluster: Cluster, setting: Setting) -> Schedule:
         """The pick for a run with drift correction."""
-        return self._pick(cluster, setting, corrected=True)
+        return self._pick(cluster, setting, ", corrected", drift_correction=True)
 
-    def _pick(self, cluster: Cluster, setting: Setting, *, corrected: bool) -> Schedule:
-        key = f"{setting.name}, corrected" if corrected else setting.name
+    def coded(self, cluster: Cluster, setting: Setting) -> Schedule:
+        """The fastest by prediction where codecs are allowed, whatever is simpler."""
+        return self._pick(cluster, setting, ", codec", codec=None, fastest=True)
+
+    def _pick(self, cluster: Cluster, setting: Setting, words: str = "", **options: Any) -> Schedule:  # noqa: ANN401 - fields of Job
+        key = setting.name + words
         if key not in self._picks:
-            self._picks[key] = self._plan(cluster, setting, key, corrected=corrected)
+            self._picks[key] = self._plan(cluster, setting, key, options)
         return self._picks[key]
 
     def hardware(self, setting: Setting) -> Hardware:
@@ -50,7 +54,7 @@ class Planner:
             base = known.hardware
         return replace(base, model_bytes=self._model_bytes, compute=setting.compute, slowdown=setting.slow)
 
-    def _plan(self, cluster: Cluster, setting: Setting, key: str, *, corrected: bool) -> Schedule:
+    def _plan(self, cluster: Cluster, setting: Setting, key: str, options: dict[str, Any]) -> Schedule:
         from preduce import Data, Job, plan
 
         job = Job(
@@ -59,7 +63,7 @@ class Planner:
             disturbance=setting.disturbance,
             time_limit=PLAN_SECONDS,
             form=Form.HIERARCHICAL,
-            drift_correction=corrected,
+            **options,
         )
         found = plan(job)
         pick = found.pick

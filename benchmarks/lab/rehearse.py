@@ -274,7 +274,7 @@ def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> Iter
         write_data(task, Path(folder) / "data.npz")
         samples = read_data(Path(folder) / "data.npz")
     found: set[str] = set()
-    for contestant in contestants(planned, planned.corrected):
+    for contestant in contestants(planned, planned.corrected, planned.coded):
         name = contestant.rehearsed_as
         if (
             data not in contestant.on_data

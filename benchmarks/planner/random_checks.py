@@ -16,14 +16,16 @@ from benchmarks.planner.brute_force import all_schedules
 from preduce import Objective, plan
 from preduce.planner.limits import within_gap
 from preduce.planner.measuring import measure
+from preduce.planner.ways import travelling
 from preduce.topo.errors import InfeasibleError, InputError, PreduceError, UnknownError
-from preduce.topo.strategies.axes import LOCKSTEP, Late
+from preduce.topo.strategies.axes import Codec, Form, How, Where
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from benchmarks.planner.brute_force import Everything
     from preduce import Job, Limits, Option, Plan
+    from preduce.topo.schedule import Schedule
 
 OVERRUN = 1.0
 """Seconds of a core by which a plan may overrun its time limit: figures, bounds and the pick's proof that had begun."""
@@ -31,6 +33,9 @@ SLACK = 1e-6
 """Figures that differ by this share are equal."""
 MAX_BASES, PACES = 12, (1, 2, 3, 5, 8, 13, 24)
 """Schedules of one job, and steps of a round, that are measured in every form, late and in lockstep."""
+FINEST = (Codec.NONE, Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8)
+ROUNDS = 1.011
+"""A coarser codec than the pick's has to be faster by more than this: a little less time is no reason to round."""
 PROVED = 1e-4
 """A bound may lie this much above a disagreement: its tables are in single precision."""
 
@@ -59,7 +64,7 @@ def run(
         job: what is planned.
         exhaust: compare with all short schedules.
         again: compare with a second run.
-        settings: compare with every form, lateness and pace of what was measured.
+        settings: compare with every form, codec, lateness and pace of what was measured.
         overrun: seconds that a plan may take beyond its time limit.
     """
     begun, worked = time.monotonic(), time.process_time()
@@ -106,9 +111,16 @@ def _beats(one: Option, other: Option) -> bool:
     )
 
 
+def _is_finer(option: Option, other: Option) -> bool:
+    """Whether an option rounds no more than another, or is enough faster and communicates enough less."""
+    if FINEST.index(option.how.codec) <= FINEST.index(other.how.codec):
+        return True
+    return option.time * ROUNDS < other.time and option.communication * ROUNDS < other.communication
+
+
 def _keeps(option: Option, job: Job) -> bool:
     limits, spread = job.limits, option.disagreement.value
-    if not math.isfinite(option.stretch) or spread is None or option.late not in job.whens:
+    if not math.isfinite(option.stretch) or spread is None or option.lateness not in job.whens:
         return False
     slack = 1 + 1e-9
     budget, value = limits.max_communication, limits.max_disagreement
@@ -132,7 +144,7 @@ def _pick(planned: Plan, job: Job) -> list[str]:
 
 
 def _settings(planned: Plan, job: Job) -> list[str]:
-    """No form, lateness or pace of what was measured beats the pick within the limits."""
+    """No form, lateness, pace or codec of what was measured beats the pick within the limits."""
     if not job.compute_times().is_fixed or job.objective is Objective.EXACT:
         return []
     bases = {
@@ -143,14 +155,28 @@ def _settings(planned: Plan, job: Job) -> list[str]:
     wrong = []
     for base in [*bases.values()][:MAX_BASES]:
         for form, late, pace in product(job.forms, job.whens, PACES):
-            strategy = replace(base.strategy, when=Late() if late else LOCKSTEP, pace=pace)
-            schedule = replace(base, strategy=strategy)
+            strategy = replace(base.strategy, pace=pace, how=How())
+            if not late.suits(strategy):
+                continue
+            schedule = replace(base, strategy=replace(strategy, when=late.when))
             if not within_gap(schedule, job.limits):
                 continue
-            option = measure(schedule, job, form=form)
-            if _keeps(option, job) and _beats(option, planned.pick):
-                wrong.append(f"{base.name} {form} late={late} pace={pace} {_costs(option)} beats {planned.pick.name}")
+            for how in _hows(schedule, job, form):
+                option = measure(travelling(schedule, how), job, form=form)
+                if _keeps(option, job) and _is_finer(option, planned.pick) and _beats(option, planned.pick):
+                    said = f"{base.name} {how} {late} pace={pace} {_costs(option)}"
+                    wrong.append(f"{said} beats {planned.pick.name} {_costs(planned.pick)}")
     return wrong
+
+
+def _hows(schedule: Schedule, job: Job, form: Form) -> list[How]:
+    """Every way that the job and the strategy allow."""
+    plain, coded = [How(form=form)], [codec for codec in job.codecs if codec is not Codec.NONE]
+    if not coded or form is Form.TREE or schedule.strategy.refuses_codec(schedule.cluster):
+        return plain
+    places = [Where.ALL, *([Where.ACROSS_NODES] if form is Form.HIERARCHICAL else [])]
+    hows = [How(form=form, codec=codec, where=where) for codec in coded for where in places]
+    return hows + (plain if Codec.NONE in job.codecs else [])
 
 
 def _front(planned: Plan) -> list[str]:
@@ -220,7 +246,7 @@ def _bounds(planned: Plan, limits: Limits, every: Everything) -> list[str]:
             within &= every.largest <= limits.max_group
         # Late, each holds the steps of one round more.
         least = float(every.disagreement[within].min(initial=math.inf))
-        least += (1 - 1 / option.schedule.num_workers) * option.late
+        least += (1 - 1 / option.schedule.num_workers) * option.schedule.strategy.mixes_late
         if least < option.bound - PROVED:
             wrong.append(f"{option.name}: bound {option.bound:.6g} at {option.communication:.6g} s, yet {least:.6g}")
     return wrong

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from preduce import Data, Job, Limits, Objective
+from preduce.planner.lateness import Lateness
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link, Switch
-from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.axes import Codec, Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,18 +31,30 @@ def draw_job(seed: int, number: int, *, tiny: bool = False) -> Job:
     hardware = _hardware(rng, cluster)
     cluster = replace(cluster, hardware=hardware)
     timed = rng.random() < 0.3
-    return Job(
+    job = Job(
         cluster=cluster,
         objective=_one_of(rng, list(Objective)),
         data=_one_of(rng, list(Data)),
         drift_correction=bool(rng.random() < 0.3),
         form=_one_of(rng, [None, None, None, Form.RING, *Form]),
-        late=_one_of(rng, [None, None, False, True]),
+        when=_one_of(rng, [None, None, Lateness.LOCKSTEP, Lateness.LATE]),
         limits=_limits(rng, cluster, hardware, tiny=tiny),
         effort=None if timed else float(rng.uniform(0.05, 0.4)),
         time_limit=float(rng.uniform(0.05, 0.6)) if timed else 60.0,
         seed=int(rng.integers(1000)),
     )
+    return _late_and_small(rng, job)
+
+
+def _late_and_small(rng: np.random.Generator, job: Job) -> Job:
+    """With codecs, a pipeline alone, and a known curvature at times."""
+    job = replace(job, codec=_one_of(rng, [Codec.NONE, Codec.NONE, None, None, *Codec]))
+    if rng.random() < 0.05:
+        job = replace(job, when=Lateness.PIPELINE)
+    if rng.random() < 0.3:
+        most = 1.0 if job.when is Lateness.PIPELINE else 2.0
+        job = replace(job, curvature=float(rng.uniform(0.01, 0.99 * most)))
+    return job
 
 
 def _one_of(rng: np.random.Generator, values: Sequence[T]) -> T:

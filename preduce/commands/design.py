@@ -64,6 +64,16 @@ def command(
     max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
     form: options.FormName = options.ANY,
     when: options.WhenName = options.ANY,
+    codec: options.CodecName = options.NO_CODEC,
+    curvature: Annotated[
+        float | None,
+        typer.Option(
+            help="Learning rate times the largest curvature of the loss, if known; prices a pipeline.", metavar="H"
+        ),
+    ] = None,
+    fastest: Annotated[
+        bool, typer.Option("--fastest", help="Take the least predicted time, though a simpler one may be as good.")
+    ] = False,
     effort: Annotated[
         str | None,
         typer.Option(
@@ -93,10 +103,11 @@ def command(
 
     from preduce.commands.design_search import search
     from preduce.planner.job import Data, Job, effort_of
+    from preduce.planner.lateness import Lateness
     from preduce.schedulers.synthesis.problem import Limits, Objective
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.document.pilot import load_pilot
-    from preduce.topo.strategies.axes import Form
+    from preduce.topo.strategies.axes import Codec, Form
     from preduce.topo.units import parse_number, parse_time
 
     place = load_cluster(cluster)
@@ -117,8 +128,11 @@ def command(
             max_group=max_group,
             max_distinct_phases=max_distinct,
         ),
-        form=None if form == options.ANY else options.choice(Form, form, "--form"),
-        late=options.late_of(when),
+        form=options.choice_or_any(Form, form, "--form"),
+        when=options.choice_or_any(Lateness, when, "--when"),
+        codec=options.choice_or_any(Codec, codec, "--codec"),
+        curvature=curvature,
+        fastest=fastest,
         disturbance=None if disturb is None else options.disturbance_of(disturb),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),

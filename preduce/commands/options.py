@@ -70,13 +70,22 @@ FormName = Annotated[
         autocompletion=members(ANY, "ring", "tree", "hierarchical"),
     ),
 ]
-WHENS = {ANY: None, "lockstep": False, "late": True}
+_WHENS = ("lockstep", "late", "pipeline")
 WhenName = Annotated[
     str,
     typer.Option(
         "--when",
-        help="Whether a round waits for its averaging: any, lockstep, or late by one round.",
-        autocompletion=members(*WHENS),
+        help="Whether a round waits: any, lockstep, late by one round, or pipeline (All-Reduce's gradients come late).",
+        autocompletion=members(ANY, *_WHENS),
+    ),
+]
+NO_CODEC = "none"
+CodecName = Annotated[
+    str,
+    typer.Option(
+        "--codec",
+        help="How sums may be written: none, any (where it pays: float16 or int8), float16, bfloat16 or int8.",
+        autocompletion=members(ANY, NO_CODEC, "float16", "bfloat16", "int8"),
     ),
 ]
 FileForm = Annotated[
@@ -173,15 +182,17 @@ def choice(kind: type[E], text: str, option: str) -> E:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}", param_hint=option) from None
 
 
-def late_of(text: str) -> bool | None:
-    """What `--when` allows: True late only, False lockstep only, None either.
+def choice_or_any(kind: type[E], text: str, option: str) -> E | None:
+    """The member of an enumeration that an option names, None for any.
 
     Raises:
-        BadParameter: another word.
+        BadParameter: no such member; the message lists them.
     """
-    if text not in WHENS:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(WHENS)}", param_hint="--when")
-    return WHENS[text]
+    if text == ANY:
+        return None
+    if text not in tuple(kind):
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join([ANY, *kind])}", param_hint=option)
+    return kind(text)
 
 
 def function_of(text: str, place: str) -> Callable[..., Any]:

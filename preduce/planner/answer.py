@@ -13,6 +13,7 @@ from preduce.planner.job import Data
 from preduce.planner.preference import MAX_STRETCH_WHEN_CHEAP
 from preduce.schedulers.synthesis.candidates import TOLERANCE, class_of
 from preduce.schedulers.synthesis.problem import ROUNDING, Objective, Status
+from preduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
     from preduce.planner.job import Job
@@ -63,7 +64,7 @@ def answer_of(chosen: Option, job: Job, searched: Front, clock: Clock, rounds: E
 
 def why_infeasible(job: Job, searched: Front, rounds: ExactAnswer | None) -> str | None:
     """The proof that no schedule keeps the limits, with the class that it covers; None without one."""
-    if searched.status is Status.INFEASIBLE:
+    if searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,):
         return searched.reason
     if rounds is None or rounds.bound.rounds is None or rounds.bound.rounds <= job.limits.max_period:
         return None
@@ -83,7 +84,8 @@ def _optimal(chosen: Option, job: Job, searched: Front, rounds: ExactAnswer | No
     if job.objective is Objective.DISAGREEMENT and spread <= ROUNDING:
         return "its disagreement is 0, and none is below"
     # The bounds are for lockstep and one form; where any form will do, that is one which no phase is cheaper without.
-    if job.form not in {None, chosen.form} or chosen.late or not searched.bounds:
+    # They know of no codec, which makes every phase cheaper.
+    if job.form not in {None, chosen.form} or chosen.late or job.codecs != (Codec.NONE,) or not searched.bounds:
         return None
     classes = "; ".join(class_of(bound, problem) for bound in searched.bounds)
     if (

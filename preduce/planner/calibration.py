@@ -223,6 +223,10 @@ def steps_model(pilot: Pilot) -> StepsModel:
         late=prices.late.value,
         errors=((pilot.data, _error(pilot)),),
         late_errors=(),
+        # What a pilot without a pipeline knows of lateness is that of parameters.
+        delay=prices.late.value,
+        delay_noise=None,
+        delay_error=_error(pilot),
         max_disagreement=pilot.max_disagreement,
         max_drift=pilot.max_drift,
         a_beyond=max(prices.disagreement.high, FITTED.a),

@@ -6,18 +6,20 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from preduce.planner.axes import Axes, timed
+from preduce.planner.axes import Axes
 from preduce.planner.front import PUBLISHED
 from preduce.planner.job import Data
+from preduce.planner.lateness import Lateness
 from preduce.planner.limits import within_gap, within_limits
 from preduce.planner.measuring import Label, measure
+from preduce.planner.ways import timed
 from preduce.planner.work import payer, work_of, work_of_setting
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from preduce.schedulers.synthesis.cluster_shape import derived_paces
 from preduce.topo.errors import PreduceError
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.axes import LOCKSTEP, Form
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
@@ -90,12 +92,10 @@ def competitors(
                 Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
             )
             options += [
-                measure(
-                    timed(paced, late, paced.strategy.pace), job, label=Label(name=f"paced {label}{' late' * late}")
-                )
+                measure(timed(paced, one.when, paced.strategy.pace), job, label=_paced_label(label, one))
                 for paced in _paced(schedule, job)
-                for late in job.whens
-                if within_gap(paced, job.limits) and fits(paced)
+                for one in job.whens
+                if one.suits(paced.strategy) and within_gap(paced, job.limits) and fits(paced)
             ]
             if plain and not any(option.name == label for option in options):
                 options.append(measure(schedule, job, label=Label(name=label), form=Form.RING))
@@ -116,10 +116,13 @@ def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str,
         yield schedule.name, schedule
 
 
+def _paced_label(label: str, lateness: Lateness) -> Label:
+    return Label(name=f"paced {label}" if lateness is Lateness.LOCKSTEP else f"paced {label} {lateness}")
+
+
 def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
     """The schedule with paces in proportion to the workers' speeds, where those differ: nobody waits for the slow ones.
 
-    In lockstep and late, as the job allows.
     Where workers see different data their progress is normalised, so that the slow ones' data count as much.
     """
     strategy = schedule.strategy
@@ -132,7 +135,7 @@ def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
         if len(set(paces)) > 1:
             unequal = replace(strategy, pace=paces, averaging=averaging)
             named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
-            yield from (timed(named, late, paces) for late in job.whens)
+            yield timed(named, LOCKSTEP, paces)
 
 
 def _offered(entry: Entry, job: Job) -> bool:

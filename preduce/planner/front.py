@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from preduce.planner.lateness import Lateness
 from preduce.topo.arithmetic.pareto import non_dominated
-from preduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,15 +31,14 @@ PUBLISHED = ("prague-figure-10", "ring")
 def baselines(options: Sequence[Option]) -> list[Option]:
     """What a user would take without a planner, by rising communication, beaten by others or not.
 
-    All-Reduce in every step as torch does it (gradients around rings) and at its best; every k steps at its best, in
-    lockstep and late; and the published schedules that were measured.
+    All-Reduce in every step as torch does it (gradients around rings, as they are) and at its best; every k steps at
+    its best, in lockstep and late; as a pipeline of gradients; and the published schedules that were measured.
     """
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
     kinds = [
-        [o for o in plain if o.schedule.strategy.averages_gradients and o.form is Form.RING],
+        [o for o in plain if o.is_usual],
         [o for o in plain if o.pace == 1],
-        [o for o in plain if not o.late],
-        [o for o in plain if o.late],
+        *([o for o in plain if o.lateness is lateness] for lateness in Lateness),
         *([o for o in options if o.name == name] for name in PUBLISHED),
     ]
     best = [min(kind, key=lambda option: (option.time, option.communication)) for kind in kinds if kind]

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from preduce.planner.lateness import Lateness
 from preduce.planner.steps_model import FITTED
 from preduce.schedulers.synthesis.clock import Clock
 from preduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from preduce.topo.errors import InputError
-from preduce.topo.strategies.axes import Form
+from preduce.topo.figures.pipeline import stability_limit
+from preduce.topo.strategies.axes import Codec, Form, Pipeline
 from preduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
@@ -20,11 +22,14 @@ if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware
     from preduce.topo.pilot import Pilot
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import When
     from preduce.topo.timing.compute import Disturbance
 
 
 EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
 """Efforts by name, in nominal seconds: about what one quiet core takes."""
+PIPELINE_WIDTH = Pipeline().width
+"""Iterations side by side in a pipeline that the planner weighs."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
 """The time limit where only an effort is given: so many seconds, and so many times the effort."""
 
@@ -63,10 +68,13 @@ class Job:
     `drift_correction` allows schedules to be picked for training with it, which needs plain SGD; `disturbance` is what
     the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names some): the
     same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no effort is given,
-    and caps the effort otherwise; without either the effort is normal. `form` and `late` restrict how every
-    candidate may travel and whether its averaging may come a round late; None leaves it to the planner, which takes
-    what is best for each. A `pilot` of the user's own job brings the prices of disagreement, drift and lateness that
-    stand in for the shipped ones.
+    and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict how every candidate
+    may travel and what of it may come a round late; None leaves it to the planner, which takes what is best for each.
+    `codec` is what sums may be written in, where a strategy allows it and it pays: nothing but numbers as they are, as
+    long as nobody allows more; None allows float16 and int8. `curvature` is the learning rate times the largest
+    curvature of the loss: it prices gradients that come late. `fastest` takes the least predicted time also where the
+    prediction cannot tell it from something simpler. A `pilot` of the user's own job brings the prices of
+    disagreement, drift and lateness that stand in for the shipped ones.
     """
 
     cluster: Cluster
@@ -75,7 +83,10 @@ class Job:
     data: Data = Data.SHUFFLED
     drift_correction: bool = False
     form: Form | None = None
-    late: bool | None = None
+    when: Lateness | None = None
+    codec: Codec | None = Codec.NONE
+    curvature: float | None = None
+    fastest: bool = False
     disturbance: Disturbance | None = None
     time_limit: float | None = None
     effort: float | None = None
@@ -97,6 +108,7 @@ class Job:
         if self.effort is not None and not 0 < self.effort < float("inf"):
             raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
         self.limits.check(self.cluster)
+        self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(
                 f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with --data "
@@ -105,12 +117,29 @@ class Job:
         if self.pilot is not None and self.drift_correction:
             raise InputError("pilot: ran without drift correction, whose prices are others; leave out one of the two")
 
+    def _check_curvature(self) -> None:
+        if self.curvature is None:
+            return
+        most, limit = stability_limit(1), stability_limit(PIPELINE_WIDTH)
+        if not 0 < self.curvature < most:
+            raise InputError(
+                f"curvature: is {self.curvature}; learning rate times curvature lies between 0 and {most:g}, where "
+                "training in lockstep diverges"
+            )
+        if self.when is Lateness.PIPELINE and not self.bears_pipeline:
+            raise InputError(
+                f"curvature: is {self.curvature}; gradients that come a step late diverge from {limit:g} on, so the "
+                f"learning rate would have to be less than {limit / self.curvature:.2g} times as large; leave out "
+                "--when pipeline"
+            )
+
     @property
     def steps_model(self) -> StepsModel:
         """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
         from preduce.planner.calibration import steps_model
 
-        return FITTED if self.pilot is None else steps_model(self.pilot)
+        model = FITTED if self.pilot is None else steps_model(self.pilot)
+        return model if self.curvature is None else model.at_curvature(self.curvature)
 
     @property
     def hardware(self) -> Hardware:
@@ -128,9 +157,36 @@ class Job:
         return (Form.RING, Form.HIERARCHICAL) if self.form is None else (self.form,)
 
     @property
-    def whens(self) -> tuple[bool, ...]:
-        """Whether a candidate may be late: False for lockstep, True for late by one round."""
-        return (False, True) if self.late is None else (self.late,)
+    def whens(self) -> tuple[Lateness, ...]:
+        """What of a candidate may be late; no pipeline where the curvature is said to be beyond what it bears."""
+        allowed = tuple(Lateness) if self.when is None else (self.when,)
+        return tuple(one for one in allowed if one is not Lateness.PIPELINE or self.bears_pipeline)
+
+    @property
+    def bears_pipeline(self) -> bool:
+        """Whether gradients may come a step late, as far as the curvature is known."""
+        return self.curvature is None or self.curvature < stability_limit(PIPELINE_WIDTH)
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """The codecs that a candidate takes where its strategy allows it and it pays, the finest first.
+
+        None where drift correction is counted on, whose corrections do not sum to zero if learned from rounded means.
+        """
+        if self.drift_correction and self.data is not Data.SHUFFLED:
+            return (Codec.NONE,)
+        if self.codec is None:
+            return (Codec.NONE, Codec.FLOAT16, Codec.INT8)
+        return (Codec.NONE,) if self.codec is Codec.NONE else (Codec.NONE, self.codec)
+
+    @property
+    def sends_layers(self) -> bool:
+        """Whether gradients may go layer by layer: where the hardware says which layers there are."""
+        return self.hardware.layers is not None
+
+    def delayed(self, when: When) -> float:
+        """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""
+        return self.steps_model.delayed(when.lag + 1, self.curvature) if when.delays_gradients else 0.0
 
     def compute_times(self) -> ComputeTimes:
         """How long the workers compute (no time at all when the hardware does not say)."""

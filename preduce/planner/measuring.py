@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from preduce.planner.job import Data
+from preduce.planner.lateness import Lateness
 from preduce.planner.option import Option, known
 from preduce.planner.steps_model import CORRECTED
+from preduce.planner.ways import Way, coded_words, cost_of, paying, travelling, ways_of
 from preduce.topo.errors import PreduceError
-from preduce.topo.strategies.axes import Form
-from preduce.topo.timing.cost import Communication, communication
 from preduce.topo.timing.event_graph import cycle_time
 from preduce.topo.timing.sampling import sample
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from preduce.planner.steps_model import StepsModel
     from preduce.topo.figures.base import Figure
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
 
 MAX_SAMPLED_WORKERS = 4096
 
@@ -60,31 +61,47 @@ class Label:
 
 
 def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: Form | None = None) -> Option:
-    """All figures of one schedule as it stands, at its own pace, in lockstep or late, in the cheapest form allowed.
+    """All figures of one schedule as it stands, at its own pace, in lockstep or late, in the way that pays best.
+
+    With a `form` it travels in that one and with its own codec.
 
     Raises:
         PreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
     """
     from preduce.topo.figures import contraction, disagreement, drift
 
+    figures = Figures(disagreement(schedule), drift(schedule, job.push), contraction(schedule))
     if form is None:
-        form, cost = cheapest(schedule, job)
+        ways = ways_of(schedule, job)
     else:
-        cost = communication(schedule, job.hardware, form=form)
+        how = replace(schedule.strategy.how, form=form)
+        ways = (Way(how=how, cost=cost_of(schedule, job, how)),)
+    options = []
+    for way in ways:
+        named = label or Label(name=schedule.name)
+        if form is None and (words := coded_words(way.how)):
+            named = replace(named, name=" ".join([named.name, *words]))
+        options.append(_measured(schedule, job, named, way, figures))
+    return options[paying([option.costs for option in options], job)]
+
+
+def _measured(schedule: Schedule, job: Job, label: Label, way: Way, figures: Figures) -> Option:
+    runs, form = travelling(schedule, way.how), way.how.form
+    sent = Sent(way.cost.per_step, way.cost.nic_bytes_per_step)
+    # The file of what travels so says how it is to be run.
+    return assembled(runs, job, label, form=form, sent=sent, seconds=seconds_of(runs, job, form), figures=figures)
+
+
+def seconds_of(schedule: Schedule, job: Job, form: Form) -> Seconds:
+    """Of a step of a schedule as it stands: exact where speeds are fixed, sampled elsewhere.
+
+    Raises:
+        PreduceError: too many workers to sample.
+    """
     times = job.compute_times()
     if times.is_fixed:
-        seconds = Seconds(cycle_time(schedule, job.hardware, times, form=form).per_step, times.base)
-    else:
-        seconds = sampled_seconds(schedule, job, form)
-    return assembled(
-        schedule.travelling(form),  # the file then says how it is to be run
-        job,
-        label or Label(name=schedule.name),
-        form=form,
-        sent=Sent(cost.per_step, cost.nic_bytes_per_step),
-        seconds=seconds,
-        figures=Figures(disagreement(schedule), drift(schedule, job.push), contraction(schedule)),
-    )
+        return Seconds(cycle_time(schedule, job.hardware, times, form=form).per_step, times.base)
+    return sampled_seconds(schedule, job, form)
 
 
 def assembled(
@@ -93,7 +110,8 @@ def assembled(
     """The option of a schedule that is measured already."""
     noise, pushed = known(figures.disagreement), pushed_by(figures.drift, job)
     model = steps_model(schedule, job, noise, pushed)
-    late = schedule.strategy.overlap
+    lateness = Lateness.of(schedule.strategy)
+    late, delayed = lateness is Lateness.LATE, job.delayed(schedule.strategy.when)
     return Option(
         name=label.name,
         schedule=schedule,
@@ -103,11 +121,11 @@ def assembled(
         nic_bytes=sent.nic_bytes,
         step_seconds=seconds.step,
         step_error=seconds.error,
-        waiting=_waiting(seconds, 0.0 if late else sent.seconds),
+        waiting=_waiting(seconds, 0.0 if schedule.strategy.overlap else sent.seconds),
         disagreement=figures.disagreement,
         drift=figures.drift,
         contraction=figures.contraction,
-        stretch=model.stretch(noise, pushed, late=late),
+        stretch=model.stretch(noise, pushed, late=late, delayed=delayed),
         model=model,
         extrapolated=model.extrapolates(noise, pushed),
         corrected=model is CORRECTED,
@@ -123,14 +141,6 @@ def _waiting(seconds: Seconds, communicating: float) -> float:
     return left if left > 1e-9 * seconds.step else 0.0
 
 
-def cheapest(schedule: Schedule, job: Job) -> tuple[Form, Communication]:
-    """The form that the job allows in which the schedule communicates least, the simplest of equals, and its cost."""
-    able = (*schedule.strategy.forms, Form.TREE)  # a tree is a cost to compare with, of any kind
-    forms = [form for form in job.forms if form in able] or [Form.RING]
-    costs = [(form, communication(schedule, job.hardware, form=form)) for form in forms]
-    return min(costs, key=lambda pair: float(f"{pair[1].per_round:.12g}"))
-
-
 def pushed_by(drift: Figure, job: Job) -> float:
     """The drift that counts for the job's data: none where every worker sees the same mixture."""
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
@@ -140,7 +150,7 @@ def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float) -> St
     """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
     from preduce.topo.figures.correction import is_correctable
 
-    usual, late = job.steps_model, schedule.strategy.overlap
+    usual, late = job.steps_model, schedule.strategy.mixes_late
     if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
         return usual
     helps = CORRECTED.stretch(noise, pushed) < usual.stretch(noise, pushed, late=late)

@@ -6,20 +6,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from preduce.planner.lateness import Lateness
 from preduce.planner.preference import Costs
+from preduce.topo.strategies.axes import Form, How
 
 if TYPE_CHECKING:
     from preduce.planner.job import Data
     from preduce.planner.steps_model import StepsModel
     from preduce.topo.figures.base import Figure
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
     from preduce.topo.strategies.base import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A schedule on the job's cluster, as it is to be run: its pace, its form, in lockstep or late.
+    """A schedule on the job's cluster, as it is to be run: its pace, its form and codec, in lockstep or late.
 
     Seconds are per step of the workers with the largest pace. `step_seconds` includes computing, waiting and
     communication, `step_error` is the relative standard error where it was sampled; `stretch` is the predicted number
@@ -66,8 +67,18 @@ class Option:
 
     @property
     def late(self) -> bool:
-        """Whether a round's averaging comes one round late, beside the computing."""
+        """Whether a round's averaging comes one round late, beside the computing; parameters or gradients."""
         return self.schedule.strategy.overlap
+
+    @property
+    def lateness(self) -> Lateness:
+        """What comes late: nothing, parameters or gradients."""
+        return Lateness.of(self.schedule.strategy)
+
+    @property
+    def how(self) -> How:
+        """How its sums travel; in the form of the field `form`, where that one can only be compared with."""
+        return self.schedule.strategy.how
 
     @property
     def pace(self) -> Pace:
@@ -79,11 +90,24 @@ class Option:
         """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
         return self.schedule.strategy.averages_everyone and isinstance(self.pace, int)
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is All-Reduce as it is usually run: gradients in every step, around rings, as they are."""
+        lockstep = self.schedule.strategy.averages_gradients and not self.late
+        return self.is_plain and lockstep and self.form is Form.RING and self.how == How()
+
     def stretch_error(self, data: Data) -> float:
-        """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in every step define 1."""
+        """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""
+        if self.lateness is Lateness.PIPELINE:
+            return self.model.delay_error
         if self.schedule.strategy.averages_gradients:
             return 0.0
         return self.model.error(data, late=self.late)
+
+    @property
+    def basis(self) -> str:
+        """Whose errors `stretch_error` is, as the subject of a sentence."""
+        return "measured pipelines" if self.lateness is Lateness.PIPELINE else self.model.basis
 
     @property
     def is_exact(self) -> bool:
@@ -95,7 +119,10 @@ class Option:
         return {
             "name": self.name,
             "form": str(self.form),
-            "when": "late" if self.late else "lockstep",
+            "codec": str(self.how.codec),
+            "where": str(self.how.where),
+            "sending": str(self.how.sending),
+            "when": str(self.lateness),
             "pace": self.pace if isinstance(self.pace, int) else list(self.pace),
             "communication_seconds_per_step": self.communication,
             "nic_bytes_per_step": self.nic_bytes,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from preduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
 from preduce.planner.job import Data
+from preduce.planner.lateness import Lateness
 from preduce.planner.preference import preference
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import PreduceError, UnknownError
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 def pick(options: Sequence[Option], job: Job) -> Option:
     """The option that the objective prefers within the job's limits, the simplest of those that it cannot tell apart.
 
-    Predicted times that differ by less than the error of the prediction are not told apart; other objectives are
-    figures of the schedule and are, up to rounding.
+    Predicted times that differ by less than the error of the prediction are not told apart, unless the job asks for the
+    fastest; other objectives are figures of the schedule and are, up to rounding.
 
     Raises:
         UnknownError: no option keeps the limits; the message names the nearest one.
@@ -37,7 +38,7 @@ def pick(options: Sequence[Option], job: Job) -> Option:
         allowed = [option for option in exact if option.period == min(other.period for other in exact)]
     if not allowed:
         raise UnknownError(_nothing(options, job))
-    if job.objective is Objective.BALANCED:
+    if job.objective is Objective.BALANCED and not job.fastest:
         return simplest_as_good(allowed, job.data)
     kept = unbeaten(allowed)
     least = min(preference(option.costs, job.objective) for option in kept)
@@ -47,7 +48,7 @@ def pick(options: Sequence[Option], job: Job) -> Option:
 
 def permitted(options: Sequence[Option], job: Job) -> list[Option]:
     """The options that keep the job's limits and may be late, or in lockstep, as it says."""
-    able = [option for option in options if option.late in job.whens]
+    able = [option for option in options if option.lateness in job.whens]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
 
 
@@ -72,14 +73,14 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     costs = f"it communicates {_ms(chosen.communication)} per step and takes {_ms(chosen.step_seconds)} per step in all"
     said = [f"{costs}, of which {_ms(chosen.waiting)} are waiting"]
     said += _compared(chosen, options, job)
-    if chosen.schedule.strategy.averages_gradients:
+    if chosen.schedule.strategy.averages_gradients and not chosen.late:
         said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
     else:
         said.append(
             f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
-            f"({chosen.model.basis} lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
+            f"({chosen.basis} lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
         )
-    if chosen.late:
+    if chosen.lateness is Lateness.LATE:
         said.append(
             "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
             "one more copy of the parameters, and --when lockstep leaves such schedules out"
@@ -124,9 +125,19 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
         best = min(every, key=lambda option: option.time)
         said.append(
             f"All-Reduce in every step would take {best.time / chosen.time:.2f} times as long at its best "
-            f"({best.name}, {_ms(best.step_seconds)} per step)"
+            f"({best.name}, {_ms(best.step_seconds)} per step){_beside_usual(best, chosen, options)}"
         )
     return said
+
+
+def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> str:
+    """What All-Reduce as torch runs it takes, where its best is another one."""
+    usual = [option for option in options if option.is_usual and option is not best and option is not chosen]
+    return "".join(
+        f", and {one.time / chosen.time:.2f} times as long as it is usually run ({one.name}, "
+        f"{_ms(one.step_seconds)} per step)"
+        for one in usual[:1]
+    )
 
 
 def _sure(chosen: Option, against: Gain) -> str:

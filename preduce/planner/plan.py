@@ -8,17 +8,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from preduce.planner.answer import Answer, answer_of, why_infeasible
-from preduce.planner.axes import Axes, timed
+from preduce.planner.axes import Axes
 from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
+from preduce.planner.payoff import late_and_small
 from preduce.planner.pick import cautions, gain_of, pick, reasons
 from preduce.planner.searched import options_of
 from preduce.planner.shorter import shorter
+from preduce.planner.ways import timed
 from preduce.planner.work import SETTINGS, payer, work_of
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.errors import InfeasibleError, UnknownError
+from preduce.topo.strategies.axes import LOCKSTEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +140,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     return Plan(
         pick=chosen,
         proof=proof,
-        reasons=reasons(chosen, options, job),
+        reasons=[*reasons(chosen, options, job), *late_and_small(chosen, options, job)],
         cautions=[*cautions(chosen, job, answer.ended), *_unmeasured(left_out, unmeasured)],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         baselines=baselines(options),
@@ -165,7 +168,7 @@ def _search(job: Job, clock: Clock, options: list[Option], say: Callable[[str], 
     each = SETTINGS * clock.position() / max(1, len(options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each) + _for_proof(clock)
     # The search is in lockstep; of late ones it takes the phases.
-    spoken = (timed(option.schedule, late=False, pace=option.pace) for option in front(options))
+    spoken = (timed(option.schedule, LOCKSTEP, option.pace) for option in front(options))
     hints = tuple({hint.strategy: hint for hint in spoken}.values())
     return search(job.problem(hints), clock, clock.limit - kept, seed=job.seed, progress=lambda news: say(_line(news)))
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from preduce.planner.axes import Axes, timed
+from preduce.planner.axes import Axes
+from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import Label, measure
+from preduce.planner.ways import timed
 from preduce.schedulers.synthesis.candidates import LOCKSTEP_CLASS, TOLERANCE
+from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
@@ -27,8 +30,9 @@ def options_of(candidate: Candidate, job: Job) -> list[Option]:
     if isinstance(pace, int):
         options = Axes.of(found, job).options(label, (pace,))
     else:
-        late = {late: replace(label, name=f"{name}{' late' * late}") for late in job.whens}
-        options = [measure(timed(found, when, pace), job, label=named) for when, named in late.items()]
+        able = [lateness for lateness in job.whens if lateness.suits(found.strategy)]
+        named = [(one, name if one is Lateness.LOCKSTEP else f"{name} {one}") for one in able]
+        options = [measure(timed(found, one.when, pace), job, label=replace(label, name=words)) for one, words in named]
     return [with_bound(option, pace) for option in options]
 
 
@@ -39,8 +43,11 @@ def with_bound(option: Option, found: Pace) -> Option:
     At pace k the schedule communicates a k-th of that and is one of pace 1 with empty phases, so the bound holds there,
     too. Late, every covariance is that of a lockstep schedule with the steps of one round more, and a round has at
     least one step: the bound rises by what one step of all workers adds off the mean, (n − 1)/n. Where the paces differ
-    it is their mean times that; steps that are normalised group by group have no such law here.
+    it is their mean times that; steps that are normalised group by group have no such law here. What a codec makes of
+    the costs of phases is not in the bound, so a coded schedule has none.
     """
+    if option.bound is not None and option.how.codec is not Codec.NONE:
+        return replace(option, bound=None, bound_class="", status="feasible")
     if option.bound is None or (not option.late and option.pace == found):
         return option
     strategy, n = option.schedule.strategy, option.schedule.num_workers

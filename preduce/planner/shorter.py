@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.planner.axes import Axes, Setting
+from preduce.planner.axes import Axes
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.preference import SLACK, preference
+from preduce.planner.timings import Setting
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
@@ -44,8 +45,11 @@ def shorter(option: Option, job: Job, may_go_on: Callable[[Schedule], bool] = la
         return None
     if schedule.rule() is None and schedule.num_workers > MAX_EXPLICIT_WORKERS:
         return None
-    wanted, setting = preference(option.costs, job.objective), Setting(option.late, option.pace)
-    costs = Axes.of(schedule, job).cost.phases
+    wanted, setting = preference(option.costs, job.objective), Setting(option.lateness, option.pace)
+    known = Axes.of(schedule, job).travelling_as(option.how)
+    if known is None:
+        return None
+    costs = known.way.cost.phases
     left = MAX_RUNS
     for length in range(1, schedule.period):
         served = []
@@ -61,7 +65,11 @@ def shorter(option: Option, job: Job, may_go_on: Callable[[Schedule], bool] = la
             if not within_limits(part, job.limits):
                 continue
             label = Label(name=part.name, status=option.status, bound=option.bound, bound_class=option.bound_class)
-            found = Axes.of(part, job).option(setting, label)
+            axes = Axes.of(part, job)
+            timing = axes.travelling_as(option.how)
+            if timing is None:
+                continue  # without a round of all nothing may be coded
+            found = axes.option(setting, label, timing)
             if found.costs.keep(job.limits) and preference(found.costs, job.objective) <= wanted:
                 served.append(found)
         if served:

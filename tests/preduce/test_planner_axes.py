@@ -10,11 +10,13 @@ import pytest
 
 from preduce import Data, Job, Limits, Objective, Option, plan
 from preduce.__main__ import main
-from preduce.planner.axes import Axes, timed
+from preduce.planner.axes import Axes
 from preduce.planner.competitors import competitors
+from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import Label, measure
 from preduce.planner.preference import preference
 from preduce.planner.searched import with_bound
+from preduce.planner.ways import timed
 from preduce.schedulers import registry
 from preduce.schedulers.synthesis.age_bound import dual_bound
 from preduce.schedulers.synthesis.problem import Problem
@@ -22,7 +24,7 @@ from preduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from preduce.topo.cluster import Cluster
 from preduce.topo.figures import disagreement
 from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.axes import LOCKSTEP, Form, Late
 from preduce.topo.timing.cost import communication
 
 LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
@@ -39,10 +41,11 @@ def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) 
 def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: str, hardware: Hardware) -> None:
     schedule = registry.build(name, Cluster.parse("4x4"))
     everything = [
-        measure(timed(schedule, late, pace), job(hardware=hardware), form=form)
-        for late in (False, True)
+        measure(timed(schedule, late.when, pace), job(hardware=hardware), form=form)
+        for late in Lateness
         for pace in range(1, 25)
         for form in (Form.RING, Form.HIERARCHICAL)
+        if late.suits(replace(schedule.strategy, pace=pace))
     ]
     for objective in (Objective.BALANCED, Objective.COMMUNICATION, Objective.WAITING):
         axes = Axes.of(schedule, job(hardware=hardware, objective=objective))
@@ -66,9 +69,9 @@ def test_every_option_is_what_its_file_says() -> None:
 
 
 def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
-    rings = competitors(job(form=Form.RING, late=False), until=0.0)
+    rings = competitors(job(form=Form.RING, when=Lateness.LOCKSTEP), until=0.0)
     assert {(option.form, option.late) for option in rings} == {(Form.RING, False)}
-    late = plan(job(late=True, hardware=replace(HARDWARE, model_bytes=100_000_000)))
+    late = plan(job(when=Lateness.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000)))
     assert late.pick.late
     assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
 
@@ -94,15 +97,16 @@ def test_the_bound_of_a_late_schedule_holds_for_every_schedule_of_its_class() ->
     alphabet = rule_alphabet(problem)
     bound = dual_bound(alphabet, lambda: False)
     assert bound is not None
-    some = measure(timed(registry.build("allreduce", asked.cluster), late=True, pace=1), asked)
+    some = measure(timed(registry.build("allreduce", asked.cluster), Late(), 1), asked)
     words, reached = "rules, of any period, in lockstep, with sums in the form ring", 0
     for first in range(len(alphabet)):
         for second in range(len(alphabet)):
             found = alphabet.schedule((first, second), "x")
             cost = communication(found, asked.hardware).per_step
             for late, pace in ((False, 1), (True, 1), (False, 3), (True, 3)):
-                value = disagreement(timed(found, late, pace)).value
-                option = replace(some, schedule=timed(found, late, pace), status="optimal", bound_class=words)
+                retimed = timed(found, Late() if late else LOCKSTEP, pace)
+                value = disagreement(retimed).value
+                option = replace(some, schedule=retimed, status="optimal", bound_class=words)
                 converted = with_bound(replace(option, bound=bound.at(cost / pace)), 1)
                 assert converted.bound is not None
                 assert value >= converted.bound - 1e-5

@@ -11,6 +11,7 @@ from preduce import Data, Job, Objective, Option, plan
 from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
 from preduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
+from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import Label, measure
 from preduce.planner.pick import gain_of, pick, reasons
 from preduce.planner.shorter import shorter
@@ -99,7 +100,7 @@ def test_the_pick_is_never_beaten_in_everything(options: list[Option]) -> None:
 
 
 def test_the_text_says_what_cannot_be_told_apart() -> None:
-    asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), late=False)
+    asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), when=Lateness.LOCKSTEP)
     options = competitors(asked, until=0.0)
     chosen = pick(options, asked)
     fastest = min(options, key=lambda option: option.time)
