@@ -1,7 +1,7 @@
 """The papers' tables: runs a paper's experiments in the lab and puts what it printed beside what was measured.
 
     python -m benchmarks.papers pipe-sgd --minutes 40     # root; says why and ends well where it cannot run
-    python -m benchmarks.papers pipe-sgd --only timed     # one part: sums, to-loss, timed or free
+    python -m benchmarks.papers pipe-sgd --only lab       # one part: sums, lab or free
     python -m benchmarks.papers prague --stored           # rows from results that are kept, without running anything
     python -m benchmarks.papers --list
     python -m benchmarks.papers --write                   # docs/papers.md and the README's table again

@@ -34,7 +34,7 @@ class Experiment:
     """Contestants side by side in one setting, on (nodes, workers per node).
 
     `steps` of each worker in a cell; without it as many as reach the loss, `target` or the task's own. `limit` seconds
-    end a cell.
+    end a cell. `at_once`: all repetitions before the next experiment, because they are what matters most.
     """
 
     setting: Setting
@@ -44,6 +44,7 @@ class Experiment:
     target: float | None = None
     limit: float = 75.0
     repetitions: int = 3
+    at_once: bool = False
 
     @property
     def is_timed(self) -> bool:
@@ -143,19 +144,22 @@ def _rounds(experiments: Sequence[Experiment], campaigns: list[Campaign], *, pro
     profiled: dict[tuple[tuple[int, int], str], Campaign] = {}
     prepared: dict[int, list[Any]] = {}
     left_out = 0
-    for repetition in range(max(experiment.repetitions for experiment in experiments)):
-        for index, (experiment, campaign) in enumerate(zip(experiments, campaigns, strict=True)):
-            if repetition >= experiment.repetitions or time.monotonic() > campaign.end:
-                left_out += len(experiment.contestants) if repetition < experiment.repetitions else 0
-                continue
-            if index not in prepared:
-                campaign.prepare()
-                key = experiment.shape, experiment.setting.rate
-                if profile and experiment.is_timed and key not in profiled:
-                    campaign.profile(experiment.setting.rate)
-                campaign.profiles.update(profiled.setdefault(key, campaign).profiles)
-                prepared[index] = campaign.fitting(experiment.setting)
-            left_out += campaign.turn(experiment.setting, prepared[index], repetition)
+    turns = [
+        (0 if e.at_once else turn, index, turn) for index, e in enumerate(experiments) for turn in range(e.repetitions)
+    ]
+    for _, index, repetition in sorted(turns):
+        experiment, campaign = experiments[index], campaigns[index]
+        if time.monotonic() > campaign.end:
+            left_out += len(experiment.contestants)
+            continue
+        if index not in prepared:
+            campaign.prepare()
+            key = experiment.shape, experiment.setting.rate
+            if profile and experiment.is_timed and key not in profiled:
+                campaign.profile(experiment.setting.rate)
+            campaign.profiles.update(profiled.setdefault(key, campaign).profiles)
+            prepared[index] = campaign.fitting(experiment.setting)
+        left_out += campaign.turn(experiment.setting, prepared[index], repetition)
     return (f"{left_out} cells were left out because the time was spent",) if left_out else ()
 
 

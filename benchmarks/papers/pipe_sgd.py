@@ -26,7 +26,6 @@ NAME = "pipe-sgd"
 D_SYNC, PS_SYNC, CODED_PICK = "flat ring", "server on one host, synchronous", f"{PICK}, codec"
 PLAIN_PICK = f"{PICK}, codec left out"
 WORDS = {
-    "alone": "computing alone",
     D_SYNC: "D-Sync",
     "flat ring, float16": "D-Sync + 16 bit",
     "flat ring, int8": "D-Sync + 8 bit",
@@ -60,7 +59,16 @@ SAME_STEPS = {
 """Whose steps to the loss are another's, of the same mathematics but for rounding to 16 bits or at other places."""
 LATE = tuple(name for name in WORDS if name.startswith("pipeline"))
 SIXTEEN_ONLY = ("hierarchical", "hierarchical, int8", "pipeline, hierarchical, int8")
-TIMED = tuple(name for name in WORDS if name not in ("alone", "pipeline, int8, warm-up", PICK, PLAIN_PICK, CODED_PICK))
+TIMED = tuple(name for name in WORDS if name not in ("pipeline, int8, warm-up", PICK, PLAIN_PICK, CODED_PICK))
+MAIN = (
+    D_SYNC,
+    "flat ring, int8",
+    PS_SYNC,
+    "pipeline",
+    "pipeline, float16",
+    "pipeline, int8",
+    "pipeline, hierarchical, int8",
+)
 FREE = (
     D_SYNC,
     "flat ring, int8",
@@ -101,9 +109,9 @@ def timed() -> list[Experiment]:
         Experiment(
             setting=_setting(task, size, rate),
             shape=(4, size),
-            contestants=_fitting(TIMED, size),
-            steps=24 if rate == "200mbit" else 16,
-            limit=22.0,
+            contestants=_fitting(TIMED if task == "digits" else MAIN, size),
+            steps=20 if rate == "200mbit" else 12,
+            limit=16.0,
         )
         for task in ("digits", "text")
         for rate in ("200mbit", "40mbit")
@@ -134,12 +142,12 @@ def to_loss() -> list[Experiment]:
     picked = replace(_setting("digits", 4, "40mbit"), name=PICKED_SETTING)
     target = REHEARSED_TARGETS["digits"]
     return [
-        Experiment(setting=picked, shape=(4, 4), contestants=("alone", PICK, PLAIN_PICK, CODED_PICK)),
+        Experiment(setting=picked, shape=(4, 4), contestants=(PICK, CODED_PICK, PLAIN_PICK), at_once=True),
         Experiment(setting=waited, shape=(4, 1), contestants=names, target=target, repetitions=1),
     ]
 
 
-PARTS = {"sums": list, "to-loss": to_loss, "timed": timed, "free": free}
+PARTS = {"sums": list, "lab": lambda: [*to_loss(), *timed()], "free": free}
 """What can be run by itself."""
 
 
@@ -295,6 +303,6 @@ def _curves(cells: Cells) -> Iterator[Curve]:
     """Loss over seconds of the picks."""
     for where, block in cells.blocks().items():
         for row in block if where.endswith("picks") else ():
-            for seed, cell in enumerate(row.cells if row.contestant != "alone" else ()):
+            for seed, cell in enumerate(row.cells):
                 _, at, losses = zip(*cell.curve, strict=True)
                 yield Curve(plot=PICKS, name=f"{WORDS[row.contestant]}, seed {seed}", at=at, losses=losses)
