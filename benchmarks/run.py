@@ -105,6 +105,10 @@ BENCHMARKS = (
         "--turns 5 -o {out}.md", "-o benchmarks/results/codecs.md", 180,
     ),
     Benchmark(
+        "codecs-parameters", "coded averages of parameters take the steps of exact ones", "codecs.parameters",
+        "--quick", "", 180,
+    ),
+    Benchmark(
         "mailbox", "a message between workers costs little more than a bare ZeroMQ send", "mailbox.messages",
         "--megabytes 2 --repetitions 15 -o {out}.md", "-o benchmarks/results/mailbox.md", 120,
     ),

@@ -19,6 +19,8 @@ from .runtime.pilot.job import PilotJob as PilotJob
 from .runtime.recorder import merge_traces as merge_traces
 from .runtime.state.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.state.checkpoint import save_checkpoint as save_checkpoint
+from .runtime.virtual_time.predict import Prediction as Prediction
+from .runtime.virtual_time.predict import predict as predict
 from .runtime.virtual_time.simulate import simulate as simulate
 from .runtime.virtual_time.timeline import Timeline as Timeline
 from .schedulers.imports.load import import_schedule as import_schedule

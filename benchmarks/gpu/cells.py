@@ -18,7 +18,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Group, Phase
 from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Codec, GroupPhases, How, Late, Lockstep, Pipeline
+from preduce.topo.strategies import Codec, GroupPhases, How, Late, Lockstep, Pipeline, Sending
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.neighbor import Neighbor
@@ -53,6 +53,7 @@ class Cell:
     codec: Codec = Codec.NONE
     width: int = 1
     """Of a pipeline of gradients."""
+    sending: Sending = Sending.WHOLE
 
     @property
     def schedule(self) -> Schedule:
@@ -63,7 +64,8 @@ class Cell:
         averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
         strategy: Any
         if self.kind == "allreduce":
-            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=How(codec=self.codec))
+            how = How(codec=self.codec, sending=self.sending)
+            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how)
         elif self.kind == "neighbor":
             ring = Round.from_edges(RANKS, [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)])
             half = Round.from_edges(RANKS, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))])
@@ -89,6 +91,7 @@ CELLS = [
     Cell("allreduce of gradients, pipeline", kind="allreduce", width=2),
     Cell("allreduce of gradients, pipeline, mixed", kind="allreduce", width=2, dtypes=(torch.float32, torch.bfloat16)),
     Cell("allreduce of gradients, pipeline of 3, Adam", kind="allreduce", width=3, optimizer="adam"),
+    Cell("allreduce of gradients, layers", kind="allreduce", sending=Sending.LAYERS),
     Cell("allreduce of parameters", kind="allreduce", paces=2),
     Cell("allreduce of parameters, overlap", kind="allreduce", paces=2, overlap=True),
     Cell("neighbor", kind="neighbor"),

@@ -190,7 +190,8 @@ def faults() -> dict[str, Any]:
     from benchmarks.gpu.cells import CELLS, FAULTS, judge_fault
     from benchmarks.gpu.simulated import Fault
 
-    names = ("static", "static, overlap", "allreduce of gradients", "allreduce of gradients, Adam")
+    averaged = ("allreduce of gradients", "allreduce of gradients, Adam", "allreduce of gradients, pipeline")
+    names = ("static", "static, overlap", *averaged)
     chosen = [cell for cell in CELLS if cell.name in names]
     said = [judge_fault(cell, kind(), Fault(fault, 2)) for cell in chosen for fault in FAULTS]
     wrong = [sentence for sentence in said if sentence is not None]

@@ -73,7 +73,7 @@ class Campaign:
         self.profile_errors: dict[str, Any] = {}
         self._samples: dict[str, Samples] = {}
         self._took: dict[tuple[str, str], float] = {}
-        self._planner = Planner(self.profiles, model_bytes=MODEL_BYTES["digits"])
+        self._planner = Planner(self.profiles)
         self._rehearsed = json.loads(RATES.read_text()) if RATES.exists() else {}
         wanted = chosen.contestants.split(";") if chosen.contestants else None
         self.contestants = [
@@ -256,7 +256,7 @@ class Campaign:
                 if contestant.how == "hierarchical":
                     schedule = build("allreduce", self.cluster)
                 cells = [
-                    cell.measured.step_ms
+                    cell.measured
                     for cell in self.cells
                     if cell.setting == setting.name and cell.contestant == contestant.name
                 ]
@@ -267,8 +267,9 @@ class Campaign:
                             setting,
                             schedule,
                             contestant.form,
-                            median(cells),
+                            median(cell.step_ms for cell in cells),
                             MODEL_BYTES[setting.task],
+                            max(cells[0].steps),
                         )
                     )
         return found

@@ -302,6 +302,13 @@ def contestants(
             twin="node-then-all 15",
         ),
         Contestant(
+            name=f"{PICK}, codec left out",
+            family="designed",
+            make=late_and_small.without_codec(planned_coded or planned),
+            form="hierarchical",
+            twin="node-then-all 15",
+        ),
+        Contestant(
             core=True, name="paced node-then-all 3", family="designed", make=_paced("node-then-all", node_rounds=3)
         ),
         *[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from benchmarks.lab.board import Board
 from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS
+from preduce.runtime.transport.admission import RUN_SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,7 +128,10 @@ class Crew:
         self._store.send("new")
         port = int(self._store.answer(time.monotonic() + 20).split()[1])
         with self._generator(job) as environment:
-            ready = replace(job, port=port, address=self.network.switch_address, environment=environment)
+            # Every node's launcher makes a secret of its own, which keeps strangers from this machine's workers; those
+            # of one run on several nodes need the same.
+            known = {RUN_SECRET: secrets.token_hex(32), **environment}
+            ready = replace(job, port=port, address=self.network.switch_address, environment=known)
             for forker in self._forkers:
                 forker.send(ready.to_line())
             end = time.monotonic() + START_SECONDS + job.limit + 2 * SPARE_SECONDS

@@ -41,6 +41,8 @@ def _wire(setting: Setting, nodes: int, size: int) -> str:
     """The least that exact averaging can take, at the link's nominal rate, and what it therefore leaves to gain."""
     wire = setting.wire_seconds(nodes, size, MODEL_BYTES[setting.task])
     least = max(setting.compute, wire["hierarchical"])
+    if not setting.compute:
+        return f"{setting.name}: as fast as the machine is, and no step sleeps"
     return (
         f"{setting.name}: flat ring {1e3 * wire['flat ring']:.0f} ms, hierarchical {1e3 * wire['hierarchical']:.0f} ms "
         f"per step beside {1e3 * setting.compute:g} ms of computing; overlapped, without headers and slow workers, "

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Make = Callable[[Cluster, Setting], Schedule | None]
 
+WARM_UP = 8
+"""Steps in lockstep before gradients come late."""
 HIERARCHICAL_INT8 = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=Where.ACROSS_NODES)
 
 
@@ -41,6 +43,20 @@ def one_host(name: str, how: How) -> Make:
     return make
 
 
+def without_codec(make: Make) -> Make:
+    """The same schedule with numbers as they are."""
+
+    def plain(cluster: Cluster, setting: Setting) -> Schedule | None:
+        schedule = make(cluster, setting)
+        if schedule is None:
+            return None
+        strategy: Any = schedule.strategy
+        how = How(form=strategy.how.form, sending=strategy.how.sending)
+        return Schedule(f"{schedule.name}-plain", schedule.cluster, replace(strategy, how=how))
+
+    return plain
+
+
 def entries() -> list[dict[str, Any]]:
     """Fields of the contestants, in the order of the table."""
     lockstep: dict[str, Any] = {"twin": "flat ring", "family": "small"}
@@ -55,6 +71,7 @@ def entries() -> list[dict[str, Any]]:
         ("pipeline, layers", How(sending=Sending.LAYERS), late),
         ("pipeline, float16", How(codec=Codec.FLOAT16), late),
         ("pipeline, int8", How(codec=Codec.INT8), late),
+        ("pipeline, layers, int8", How(codec=Codec.INT8, sending=Sending.LAYERS), late),
         ("pipeline, hierarchical", How(form=Form.HIERARCHICAL), late),
         ("pipeline, hierarchical, float16", replace(HIERARCHICAL_INT8, codec=Codec.FLOAT16), late),
         ("pipeline, hierarchical, int8", HIERARCHICAL_INT8, late),
@@ -68,6 +85,9 @@ def entries() -> list[dict[str, Any]]:
         }
         for name, how, rest in made
     ]
+    for name, how in (("pipeline, warm-up", How()), ("pipeline, int8, warm-up", How(codec=Codec.INT8))):
+        make = everyone(name.replace(", ", "-"), how, Pipeline(warm_up=WARM_UP))
+        found.append({"name": name, "make": make, "family": "late", "twin": "pipeline, warm-up"})
     for name, how in (
         ("server on one host, synchronous", How()),
         ("server on one host, synchronous, int8", How(codec=Codec.INT8)),

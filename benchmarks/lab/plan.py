@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.lab.setting import MODEL_BYTES, MODEL_LAYERS
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form
 
@@ -22,8 +23,8 @@ PLAN_SECONDS = 20.0
 class Planner:
     """Plans once per setting; `profiles` maps a rate to the cluster that was profiled at it."""
 
-    def __init__(self, profiles: dict[str, Cluster], *, model_bytes: int) -> None:
-        self._profiles, self._model_bytes = profiles, model_bytes
+    def __init__(self, profiles: dict[str, Cluster]) -> None:
+        self._profiles = profiles
         self._picks: dict[str, Schedule] = {}
         self.words: dict[str, str] = {}
 
@@ -52,7 +53,13 @@ class Planner:
             base = Hardware(inside=Link.of_bandwidth(1e9, 1e-4), nic=nic)
         else:
             base = known.hardware
-        return replace(base, model_bytes=self._model_bytes, compute=setting.compute, slowdown=setting.slow)
+        return replace(
+            base,
+            model_bytes=MODEL_BYTES[setting.task],
+            layers=MODEL_LAYERS[setting.task],
+            compute=setting.compute,
+            slowdown=setting.slow,
+        )
 
     def _plan(self, cluster: Cluster, setting: Setting, key: str, options: dict[str, Any]) -> Schedule:
         from preduce import Data, Job, plan

@@ -15,7 +15,7 @@ WORDS = {"blocked": "waiting or communicating"}
 
 def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_ms: float) -> None:
     """Four panels for one setting."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(17, 12), layout="constrained")
     figure.suptitle(title)
     names = [row.contestant for row in rows]
@@ -69,7 +69,7 @@ def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN4
 
 def draw_prediction(path: Path, predictions: list[dict[str, Any]], title: str) -> None:
     """Predicted against measured step times, with the band of 15 %."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(8, 8), layout="constrained")
     for calibrated, colour, words in ((True, "#bab0ac", "calibrated on"), (False, "#e45756", "predicted")):
         chosen = [p for p in predictions if p["calibrated"] is calibrated]
@@ -90,7 +90,8 @@ def _label(axis: Any, names: list[str]) -> None:  # noqa: ANN401 - as above
     axis.invert_yaxis()
 
 
-def _pyplot() -> Any:  # noqa: ANN401 - as above
+def pyplot() -> Any:  # noqa: ANN401 - as above
+    """Matplotlib without a screen."""
     import matplotlib as mpl
 
     mpl.use("Agg")

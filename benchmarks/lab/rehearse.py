@@ -33,7 +33,7 @@ from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.plan import Planner
-from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED_TARGETS, Setting, case_of
+from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
 from benchmarks.lab.tasks import evaluated, make_model, read_data, shard, write_data
 from preduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
 from preduce.runtime.virtual_time.machine import VirtualMachine
@@ -269,7 +269,7 @@ def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> Iter
     """Every contestant with its steps to the target by rate; contestants of the same mathematics share them."""
     task, data = case.split()
     cluster, setting = Cluster.regular(nodes, size), Setting(name=case, rate="80mbit", task=task, data=data)
-    planned = Planner({}, model_bytes=MODEL_BYTES[task])
+    planned = Planner({})
     with tempfile.TemporaryDirectory() as folder:
         write_data(task, Path(folder) / "data.npz")
         samples = read_data(Path(folder) / "data.npz")

@@ -1,6 +1,7 @@
 """The papers' tables: runs a paper's experiments in the lab and puts what it printed beside what was measured.
 
     python -m benchmarks.papers pipe-sgd --minutes 40     # root; says why and ends well where it cannot run
+    python -m benchmarks.papers pipe-sgd --only lab       # one part: sums, lab or free
     python -m benchmarks.papers prague --stored           # rows from results that are kept, without running anything
     python -m benchmarks.papers --list
     python -m benchmarks.papers --write                   # docs/papers.md and the README's table again
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -30,6 +32,7 @@ def main() -> int:
         "papers", nargs="*", metavar="PAPER", help=f"of {', '.join(p.name for p in PAPERS)}; default all"
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for each paper; default {MINUTES:g}")
+    parser.add_argument("--only", help="one part of the paper's experiments, as its module names them")
     parser.add_argument("--stored", action="store_true", help="make rows of what was measured before")
     parser.add_argument("--write", action="store_true", help="write the page and the README's table, and run nothing")
     parser.add_argument("--list", action="store_true")
@@ -43,12 +46,12 @@ def main() -> int:
         return 0
     if not chosen.write:
         for name in chosen.papers or known:
-            _one(known[name], chosen.minutes, stored=chosen.stored)
+            _one(known[name], chosen)
     page.write()
     return 0
 
 
-def _one(paper: Paper, minutes: float, *, stored: bool) -> None:
+def _one(paper: Paper, chosen: argparse.Namespace) -> None:
     from benchmarks.papers.cells import NoLabError
 
     module = paper.load()
@@ -56,14 +59,15 @@ def _one(paper: Paper, minutes: float, *, stored: bool) -> None:
         print(f"{paper.title}: not yet")
         return
     try:
-        found = module.stored() if stored else module.run(minutes)
+        found = module.stored(chosen.only) if chosen.stored else module.run(chosen.minutes, chosen.only)
     except NoLabError as reason:
         print(f"papers: {paper.title}: skipped: {reason}")
         return
     except FileNotFoundError as error:
         print(f"papers: {paper.title}: nothing is stored: {error.filename}", file=sys.stderr)
         return
-    rows.add(found)
+    kept = rows.add(found)
+    rows.add(replace(found, rows=module.derived(kept), curves=()))
     print(f"{paper.title}, at {found.commit}\n\n{page.table(found)}\n")
 
 

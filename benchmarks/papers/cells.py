@@ -33,20 +33,23 @@ RAW = RESULTS.parent / "raw"
 class Experiment:
     """Contestants side by side in one setting, on (nodes, workers per node).
 
-    `steps` of each worker in a cell; without it as many as reach the loss. `limit` seconds end a cell.
+    `steps` of each worker in a cell; without it as many as reach the loss, `target` or the task's own. `limit` seconds
+    end a cell. `at_once`: all repetitions before the next experiment, because they are what matters most.
     """
 
     setting: Setting
     shape: tuple[int, int]
     contestants: tuple[str, ...]
     steps: int | None = None
+    target: float | None = None
     limit: float = 75.0
     repetitions: int = 3
+    at_once: bool = False
 
     @property
-    def num_workers(self) -> int:
-        """Workers in all."""
-        return self.shape[0] * self.shape[1]
+    def is_timed(self) -> bool:
+        """Whether the time of its steps means something: nobody sleeps in the others."""
+        return self.setting.compute > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def run(name: str, experiments: Sequence[Experiment], minutes: float, *, profile
             try:
                 notes = _rounds(experiments, campaigns, profile=profile)
             finally:  # what was measured is kept, also when the lab's machinery fails
-                cells = _collected(campaigns, notes)
+                cells = _collected(experiments, campaigns, notes)
                 cells.write(name)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -127,7 +130,7 @@ def _campaign(experiment: Experiment, network: Network, crew: Crew, scratch: Pat
         minutes=(end - time.monotonic()) / 60,
         steps=experiment.steps,
         limit=experiment.limit,
-        target=None,
+        target=experiment.target,
         rate=None,
         full=False,
         no_profile=True,
@@ -141,29 +144,32 @@ def _rounds(experiments: Sequence[Experiment], campaigns: list[Campaign], *, pro
     profiled: dict[tuple[tuple[int, int], str], Campaign] = {}
     prepared: dict[int, list[Any]] = {}
     left_out = 0
-    for repetition in range(max(experiment.repetitions for experiment in experiments)):
-        for index, (experiment, campaign) in enumerate(zip(experiments, campaigns, strict=True)):
-            if repetition >= experiment.repetitions or time.monotonic() > campaign.end:
-                left_out += len(experiment.contestants) if repetition < experiment.repetitions else 0
-                continue
-            if index not in prepared:
-                campaign.prepare()
-                key = experiment.shape, experiment.setting.rate
-                if profile and key not in profiled:
-                    campaign.profile(experiment.setting.rate)
-                first = profiled.setdefault(key, campaign)
-                campaign.profiles.update(first.profiles)
-                prepared[index] = campaign.fitting(experiment.setting)
-            left_out += campaign.turn(experiment.setting, prepared[index], repetition)
+    turns = [
+        (0 if e.at_once else turn, index, turn) for index, e in enumerate(experiments) for turn in range(e.repetitions)
+    ]
+    for _, index, repetition in sorted(turns):
+        experiment, campaign = experiments[index], campaigns[index]
+        if time.monotonic() > campaign.end:
+            left_out += len(experiment.contestants)
+            continue
+        if index not in prepared:
+            campaign.prepare()
+            key = experiment.shape, experiment.setting.rate
+            if profile and experiment.is_timed and key not in profiled:
+                campaign.profile(experiment.setting.rate)
+            campaign.profiles.update(profiled.setdefault(key, campaign).profiles)
+            prepared[index] = campaign.fitting(experiment.setting)
+        left_out += campaign.turn(experiment.setting, prepared[index], repetition)
     return (f"{left_out} cells were left out because the time was spent",) if left_out else ()
 
 
-def _collected(campaigns: list[Campaign], notes: tuple[str, ...]) -> Cells:
-    measured = [campaign for campaign in campaigns if campaign.cells]
+def _collected(experiments: Sequence[Experiment], campaigns: list[Campaign], notes: tuple[str, ...]) -> Cells:
+    pairs = [(each, campaign) for each, campaign in zip(experiments, campaigns, strict=True) if campaign.cells]
+    measured = [campaign for _, campaign in pairs]
     contents = [campaign.content(machine()) for campaign in measured]
     said = [note for content in contents for note in content["notes"]]
     profiles = {name: hardware for campaign in measured for name, hardware in campaign.hardware().items()}
-    points = [point for campaign in measured for point in campaign.points()]
+    points = [point for experiment, campaign in pairs if experiment.is_timed for point in campaign.points()]
     try:
         prediction = predicted(points, profiles)
     except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.papers.pictures import draw, names
 from benchmarks.papers.registry import PAPERS, Paper
 from benchmarks.papers.rows import RESULTS, read
 
@@ -21,8 +22,10 @@ NOT_YET = "not yet"
 
 
 def write(folder: Path = RESULTS) -> None:
-    """Both, from the files in the folder."""
+    """Both, and the pictures, from the files in the folder."""
     results = {paper.name: read(paper.name, folder) for paper in PAPERS}
+    for found in results.values():
+        draw(found, folder)
     head = PAGE.read_text().split(BEGIN)[0]
     PAGE.write_text(f"{head}{BEGIN}\n\n{page(results)}")
     before, _, rest = README.read_text().partition(TABLE_BEGINS)
@@ -41,6 +44,7 @@ def page(results: dict[str, Results]) -> str:
             continue
         parts += [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", ""]
         parts += [table(found), ""]
+        parts += [f"![{plot}](../benchmarks/results/papers/{name})\n" for plot, name in names(found).items()]
         if found.notes:
             parts += ["How the runs went:", "", *[f"* {note}" for note in found.notes], ""]
     return "\n".join(parts).rstrip() + "\n"

@@ -1,24 +1,30 @@
-"""Pipe-SGD's rows: how much faster steps and losses come when gradients are late and travel small."""
+"""Pipe-SGD's rows: how much faster steps and losses come when gradients are late and travel small.
+
+Two kinds of runs. *Timed* ones over shaped links say what a step takes. *Free* ones, over links as fast as the machine
+and without sleeping, say how many steps a loss takes: that depends on the mathematics and the seed, not on the time.
+Seconds to the loss are their product; one setting is also run to the loss over its links.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.lab.setting import Setting
+from benchmarks.lab.contestants import PICK
+from benchmarks.lab.setting import REHEARSED_TARGETS, TARGETS, Setting
 from benchmarks.papers import sums
 from benchmarks.papers.cells import Cells, Experiment
 from benchmarks.papers.cells import run as run_cells
-from benchmarks.papers.rows import Results, Row, only, ratio, value
+from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from benchmarks.lab.table import Row as Contestant
 
 NAME = "pipe-sgd"
-D_SYNC, PS_SYNC, PICK = "flat ring", "server on one host, synchronous", "planner's pick"
-PIPES = {"pipeline": "Pipe", "pipeline, float16": "Pipe + 16 bit", "pipeline, layers": "Pipe, layer by layer"}
+D_SYNC, PS_SYNC, CODED_PICK = "flat ring", "server on one host, synchronous", f"{PICK}, codec"
+PLAIN_PICK = f"{PICK}, codec left out"
 WORDS = {
     D_SYNC: "D-Sync",
     "flat ring, float16": "D-Sync + 16 bit",
@@ -32,102 +38,271 @@ WORDS = {
     "pipeline, layers": "Pipe, layer by layer",
     "pipeline, float16": "Pipe + 16 bit",
     "pipeline, int8": "Pipe + 8 bit",
+    "pipeline, layers, int8": "Pipe + 8 bit, layer by layer",
     "pipeline, hierarchical, int8": "Pipe + 8 bit, hierarchical",
+    "pipeline, int8, warm-up": "Pipe + 8 bit, 8 steps of warm-up",
     PICK: "planner's pick",
-    f"{PICK}, codec": "planner's pick with a codec",
+    CODED_PICK: "planner's pick with a codec",
+    PLAIN_PICK: "the same pick without its codec",
 }
+SAME_STEPS = {
+    WORDS["flat ring, layers"]: WORDS[D_SYNC],
+    WORDS["hierarchical"]: WORDS[D_SYNC],
+    WORDS["flat ring, float16"]: WORDS[D_SYNC],
+    WORDS["hierarchical, int8"]: WORDS["flat ring, int8"],
+    WORDS["pipeline, float16"]: WORDS["pipeline"],
+    WORDS[PS_SYNC]: WORDS[D_SYNC],
+    WORDS[f"{PS_SYNC}, int8"]: WORDS["flat ring, int8"],
+    WORDS["pipeline, layers"]: WORDS["pipeline"],
+    WORDS["pipeline, layers, int8"]: WORDS["pipeline, int8"],
+}
+"""Whose steps to the loss are another's, of the same mathematics but for rounding to 16 bits or at other places."""
 LATE = tuple(name for name in WORDS if name.startswith("pipeline"))
+SIXTEEN_ONLY = ("hierarchical", "hierarchical, int8", "pipeline, hierarchical, int8")
+TIMED = tuple(name for name in WORDS if name not in ("pipeline, int8, warm-up", PICK, PLAIN_PICK, CODED_PICK))
+MAIN = (
+    D_SYNC,
+    "flat ring, int8",
+    PS_SYNC,
+    "pipeline",
+    "pipeline, float16",
+    "pipeline, int8",
+    "pipeline, hierarchical, int8",
+)
+FREE = (
+    D_SYNC,
+    "flat ring, int8",
+    "pipeline",
+    "pipeline, int8",
+    "pipeline, hierarchical, int8",
+    "pipeline, int8, warm-up",
+)
 
-STEPS, OVER_D, OVER_PS = "Seconds per step", "Over D-Sync, per step", "Over PS-Sync, per step"
-TO_LOSS, LOSS_D, LOSS_PS = "Seconds to the loss", "Over D-Sync, to the loss", "Over PS-Sync, to the loss"
-LIMIT, CLOSE = "Of the compute-only limit", "Steps predicted within 15 %"
+STEP, STEPS, SECONDS = "Milliseconds per step", "Steps to the loss", "Seconds to the loss"
+STEP_D, STEP_PS = "Steps over D-Sync's", "Steps over PS-Sync's"
+LOSS_D, LOSS_PS = "To the loss, over D-Sync", "To the loss, over PS-Sync"
+LIMIT, CLOSE = "Of the compute-only limit", "Cells predicted within 15 %"
+PICKS = "Picks: loss of the planner's picks over seconds, 40 Mbit/s"
+
+PICKED = f"to a loss of {TARGETS['digits']:g}"
+PICKED_SETTING = f"digits, 4x4, 40 Mbit/s, {PICKED}"
 
 WHY: dict[str, str] = {}
 
 COMPUTE = {(1, "200mbit"): 0.06, (1, "40mbit"): 0.16, (4, "200mbit"): 0.08, (4, "40mbit"): 0.16}
 """Seconds that a step computes, by workers per node and rate: about what the 8-bit sum takes on the wire."""
+FREE_STEPS = 112
 
 
-def setting(task: str, size: int, rate: str, compute: float | None = None) -> Setting:
-    """One setting of the paper, named for its rows."""
-    chosen = compute or COMPUTE[size, rate]
-    named = f"{task}, 4x{size}, {rate.removesuffix('mbit')} Mbit/s"
-    more = f", {1e3 * chosen:.0f} ms" if compute else ""
-    return Setting(name=named + more, rate=rate, compute=chosen, task=task)
+def _setting(task: str, size: int, rate: str) -> Setting:
+    words = f"{task}, 4x{size}, {rate.removesuffix('mbit')} Mbit/s"
+    return Setting(name=words, rate=rate, compute=COMPUTE[size, rate], task=task)
 
 
-def experiments() -> list[Experiment]:
-    """The most important first: the paper's shape, then 16 workers, then the text model."""
-    found = []
-    listed = tuple(name for name in WORDS if not name.startswith(PICK))
-    for task in ("digits", "text"):
-        for rate in ("200mbit", "40mbit"):
-            for size in (1, 4):
-                names = tuple(n for n in listed if size > 1 or "hierarchical" not in n)
-                steps = 24 if rate == "200mbit" else 16
-                found.append(
-                    Experiment(setting=setting(task, size, rate), shape=(4, size), contestants=names, steps=steps)
-                )
-    return found
+def _fitting(names: tuple[str, ...], size: int) -> tuple[str, ...]:
+    return tuple(name for name in names if size > 1 or name not in SIXTEEN_ONLY)
 
 
-def run(minutes: float) -> Results:
-    """The bare sums, then the cells; what is left of the time goes into repetitions."""
-    bare = sums.run(minutes=min(4.0, minutes / 5))
-    cells = run_cells(NAME, experiments(), minutes - min(4.0, minutes / 5))
-    cell_rows = rows(cells)
-    return Results(
-        paper=NAME, commit=cells.commit, rows=(*bare.rows, *cell_rows), why=WHY, notes=(*bare.notes, *cells.notes)
-    )
+def timed() -> list[Experiment]:
+    """What a step takes: the paper's shape, then 16 workers, then the text model."""
+    return [
+        Experiment(
+            setting=_setting(task, size, rate),
+            shape=(4, size),
+            contestants=_fitting(TIMED if task == "digits" else MAIN, size),
+            steps=20 if rate == "200mbit" else 12,
+            limit=16.0,
+        )
+        for task in ("digits", "text")
+        for rate in ("200mbit", "40mbit")
+        for size in (1, 4)
+    ]
 
 
-def stored() -> Results:
+def free() -> list[Experiment]:
+    """How many steps a loss takes."""
+    return [
+        Experiment(
+            setting=Setting(name=f"{task}, 4x{size}, free", rate="10gbit", compute=0.0, task=task),
+            shape=(4, size),
+            contestants=_fitting(FREE, size),
+            steps=FREE_STEPS,
+            limit=240.0,
+            target=REHEARSED_TARGETS[task],
+        )
+        for task in ("digits", "text")
+        for size in (1, 4)
+    ]
+
+
+def to_loss() -> list[Experiment]:
+    """One setting run to the loss over its links, to check the products; and the planner's picks."""
+    names = (D_SYNC, "flat ring, int8", "pipeline", "pipeline, int8")
+    waited = replace(_setting("digits", 1, "200mbit"), name="digits, 4x1, 200 Mbit/s, to the loss")
+    picked = replace(_setting("digits", 4, "40mbit"), name=PICKED_SETTING)
+    target = REHEARSED_TARGETS["digits"]
+    return [
+        Experiment(setting=picked, shape=(4, 4), contestants=(PICK, CODED_PICK, PLAIN_PICK), at_once=True),
+        Experiment(setting=waited, shape=(4, 1), contestants=names, target=target, repetitions=1),
+    ]
+
+
+PARTS = {"sums": list, "lab": lambda: [*to_loss(), *timed()], "free": free}
+"""What can be run by itself."""
+
+
+def run(minutes: float, only: str | None = None) -> Results:
+    """The bare sums, then everybody's first repetition, then what the time is enough for; or only one part."""
+    bare = Results(paper=NAME)
+    if only in (None, "sums"):
+        bare = sums.run(minutes=min(4.0, minutes / 5))
+    listed = [e for part, made in PARTS.items() if only in (None, part) for e in made()]
+    if not listed:
+        return bare
+    cells = run_cells(_kept(only), listed, minutes - (min(4.0, minutes / 5) if bare.rows else 0))
+    found = _results(cells)
+    return replace(found, rows=(*bare.rows, *found.rows), why={**bare.why, **found.why})
+
+
+def stored(only: str | None = None) -> Results:
     """The same rows from the cells that this machine keeps."""
-    cells = Cells.read(NAME)
-    return Results(paper=NAME, commit=cells.commit, rows=rows(cells), why=WHY, notes=cells.notes)
+    return _results(Cells.read(_kept(only)))
+
+
+def _kept(only: str | None) -> str:
+    return NAME if only is None else f"{NAME}-{only}"
+
+
+def _results(cells: Cells) -> Results:
+    return Results(
+        paper=NAME, commit=cells.commit, rows=rows(cells), why=WHY, notes=cells.notes, curves=tuple(_curves(cells))
+    )
 
 
 def rows(cells: Cells) -> tuple[Row, ...]:
-    """All that can be said of the cells that were run."""
-    predictions = cells.predictions()
-    made: list[Row | None] = []
+    """All that the cells say by themselves; `derived` says the rest."""
+    made: list[Row] = []
     for where, block in cells.blocks().items():
-        by_name = {row.contestant: row for row in block if row.contestant in WORDS}
-        for name, row in by_name.items():
-            ms = predictions.get((where, name))
-            made.append(_step_row(where, name, row, ms))
-        made += _over(OVER_D, where, by_name, D_SYNC, (2.0, 3.2))
-        made += _over(OVER_PS, where, by_name, PS_SYNC, (4.0, 5.4))
-    made.append(_close(cells))
-    return only(made)
+        named = {row.contestant: row for row in block if row.contestant in WORDS}
+        if where.endswith("free"):
+            made += _steps_rows(where, named)
+        elif where.endswith(("to the loss", PICKED)):
+            made += _waited_rows(where, named)
+        if where.endswith(("bit/s", PICKED)):
+            made += _step_rows(where, named, cells)
+    return (*made, *_close(cells))
 
 
-def _step_row(where: str, name: str, row: Contestant, predicted: float | None) -> Row:
-    made = value(
-        [cell.step_ms for cell in row.cells], figure=STEPS, setting=f"{where}: {WORDS[name]}", unit="milliseconds"
-    )
-    return made if predicted is None else replace(made, predicted=predicted)
+def _step_rows(where: str, named: dict[str, Contestant], cells: Cells) -> Iterator[Row]:
+    """Milliseconds per step with their prediction, and how many of them fit into one of D-Sync's and of PS-Sync's."""
+    predictions = cells.predictions()
+    ms = {name: [cell.step_ms for cell in row.cells] for name, row in named.items()}
+    for name, values in ms.items():
+        row = value(values, figure=STEP, setting=f"{where}: {WORDS[name]}", unit="milliseconds")
+        yield replace(row, predicted=predictions.get((where, name)))
+    for figure, theirs, paper in ((STEP_D, D_SYNC, (2.0, 3.2)), (STEP_PS, PS_SYNC, (4.0, 5.4))):
+        for name in LATE:
+            if theirs in ms and name in ms:
+                yield ratio(ms[theirs], ms[name], figure=figure, setting=f"{where}: {WORDS[name]}", paper=paper)
 
 
-def _over(
-    figure: str, where: str, by_name: dict[str, Contestant], theirs: str, paper: tuple[float, float]
-) -> Iterable[Row]:
-    if theirs not in by_name:
-        return
-    base = [cell.step_ms for cell in by_name[theirs].cells]
-    for name in LATE:
-        if name in by_name:
-            ours = [cell.step_ms for cell in by_name[name].cells]
-            yield ratio(base, ours, figure=figure, setting=f"{where}: {WORDS[name]}", paper=paper)
+def _steps_rows(where: str, named: dict[str, Contestant]) -> Iterator[Row]:
+    for name, row in named.items():
+        reached = [found[0] for cell in row.cells if (found := cell.reached(row.target)) is not None]
+        if 2 * len(reached) > len(row.cells):
+            setting = f"{where.removesuffix(', free')}: {WORDS[name]}"
+            yield value(reached, figure=STEPS, setting=setting, unit="steps")
+    least = TARGETS["digits"]
+    if where.startswith("digits, 4x4") and D_SYNC in named:
+        reached = [found[0] for cell in named[D_SYNC].cells if (found := cell.reached(least)) is not None]
+        if reached:
+            yield value(reached, figure=STEPS, setting=f"digits, 4x4, loss {least:g}: {WORDS[D_SYNC]}", unit="steps")
 
 
-def _close(cells: Cells) -> Row | None:
-    """How many cells the simulator predicts within 15 % from the profile."""
-    found = (cells.prediction or {}).get("from_profile", [])
-    if not found:
-        return None
-    share = sum(abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found) / len(found)
+def _waited_rows(where: str, named: dict[str, Contestant]) -> Iterator[Row]:
+    for name, row in named.items():
+        if row.all_seconds:
+            yield value(row.all_seconds, figure=SECONDS, setting=f"{where}: {WORDS[name]}", unit="seconds")
+
+
+def derived(found: Results) -> tuple[Row, ...]:
+    """Seconds to the loss from the steps to it and the seconds of a step, and what follows from them."""
+    kept = {row.key: row for row in found.rows}
+    made: dict[tuple[str, str], Row] = {}
+    for row in found.rows:
+        where, _, name = row.setting.partition(": ")
+        steps = kept.get((STEPS, f"{where.rpartition(', ')[0]}: {SAME_STEPS.get(name, name)}"))
+        if row.figure != STEP or steps is None:
+            continue
+        made[where, name] = Row(
+            figure=SECONDS,
+            setting=row.setting,
+            measured=steps.measured * row.measured / 1e3,
+            low=steps.low * row.low / 1e3,
+            high=steps.high * row.high / 1e3,
+            runs=min(steps.runs, row.runs),
+            unit="seconds",
+            derived=True,
+        )
+    ratios = [
+        _ratio(figure, where, name, made[where, theirs], ours, paper)
+        for figure, theirs, paper in ((LOSS_D, WORDS[D_SYNC], (2.0, 3.2)), (LOSS_PS, WORDS[PS_SYNC], (4.0, 5.4)))
+        for (where, name), ours in made.items()
+        if name.startswith("Pipe") and (where, theirs) in made
+    ]
+    return (*made.values(), *ratios, *_limits(kept))
+
+
+def _limits(kept: dict[tuple[str, str], Row]) -> Iterator[Row]:
+    """What D-Sync's steps would take if nothing but computing took time, over the seconds of the picks."""
+    steps = kept.get((STEPS, f"digits, 4x4, loss {TARGETS['digits']:g}: {WORDS[D_SYNC]}"))
+    for name in (PICK, PLAIN_PICK, CODED_PICK):
+        took = kept.get((SECONDS, f"{PICKED_SETTING}: {WORDS[name]}"))
+        if steps is not None and took is not None:
+            least = COMPUTE[4, "40mbit"]
+            yield Row(
+                figure=LIMIT,
+                setting=f"{PICKED_SETTING}: {WORDS[name]}",
+                measured=steps.measured * least / took.measured,
+                low=steps.low * least / took.high,
+                high=steps.high * least / took.low,
+                runs=min(steps.runs, took.runs),
+                unit="share",
+                aim=0.9,
+            )
+
+
+def _ratio(figure: str, where: str, name: str, theirs: Row, ours: Row, paper: tuple[float, float]) -> Row:  # noqa: PLR0917
     return Row(
-        figure=CLOSE, setting=f"all {len(found)} cells, from the profile alone", measured=share, low=share, high=share,
-        runs=len(found), unit="share", aim=0.9,
-    )  # fmt: skip
+        figure=figure,
+        setting=f"{where}: {name}",
+        paper=paper,
+        measured=theirs.measured / ours.measured,
+        low=theirs.low / ours.high,
+        high=theirs.high / ours.low,
+        runs=min(theirs.runs, ours.runs),
+        derived=True,
+    )
+
+
+def _close(cells: Cells) -> Iterator[Row]:
+    """How many cells the simulator predicts within 15 %: from the profile alone, and fitted to every second cell."""
+    prediction = cells.prediction or {}
+    for which, words in (
+        ("from_profile", "from the profile alone"),
+        ("points", "unseen, calibrated on the others"),
+    ):
+        found = [p for p in prediction.get(which, []) if not p["calibrated"]]
+        if found:
+            share = sum(abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found) / len(found)
+            fields = {"figure": CLOSE, "setting": words, "unit": "share", "aim": 0.9}
+            yield Row(measured=share, low=share, high=share, runs=len(found), **fields)
+
+
+def _curves(cells: Cells) -> Iterator[Curve]:
+    """Loss over seconds of the picks."""
+    for where, block in cells.blocks().items():
+        for row in block if where.endswith("picks") else ():
+            for seed, cell in enumerate(row.cells):
+                _, at, losses = zip(*cell.curve, strict=True)
+                yield Curve(plot=PICKS, name=f"{WORDS[row.contestant]}, seed {seed}", at=at, losses=losses)

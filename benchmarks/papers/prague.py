@@ -55,15 +55,19 @@ STORED = ("nodes", "slow-x2", "baselines")
 """Runs of the lab whose cells stand in benchmarks/results/lab-NAME.json."""
 
 
-def run(minutes: float) -> Results:
-    """Run the experiments in the lab."""
+def run(minutes: float, only: str | None = None) -> Results:
+    """Run the experiments in the lab, or those of one setting."""
     known = settings(16)
-    listed = [Experiment(setting=known[name], shape=(4, 4), contestants=names) for name, names in EXPERIMENTS.items()]
+    listed = [
+        Experiment(setting=known[name], shape=(4, 4), contestants=names)
+        for name, names in EXPERIMENTS.items()
+        if only in (None, name)
+    ]
     cells = run_cells(NAME, listed, minutes)
     return Results(paper=NAME, commit=cells.commit, rows=rows(cells.blocks()), why=WHY, notes=cells.notes)
 
 
-def stored(folder: Path = RESULTS.parent) -> Results:
+def stored(only: str | None = None, folder: Path = RESULTS.parent) -> Results:  # noqa: ARG001 - all of them
     """The same rows from runs of `make lab` that are kept."""
     blocks, commits = {}, []
     for name in STORED:
@@ -72,6 +76,11 @@ def stored(folder: Path = RESULTS.parent) -> Results:
         blocks |= {setting.name: found for setting, found in listed(content)}
     note = "from the cells of " + ", ".join(f"[lab-{n}](../benchmarks/results/lab-{n}.md)" for n in STORED)
     return Results(paper=NAME, commit=" ".join(dict.fromkeys(commits)), rows=rows(blocks), why=WHY, notes=(note,))
+
+
+def derived(found: Results) -> tuple[Row, ...]:  # noqa: ARG001 - as said
+    """Nothing follows from rows of several runs."""
+    return ()
 
 
 def rows(blocks: dict[str, list[Contestant]]) -> tuple[Row, ...]:

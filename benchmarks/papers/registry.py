@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """`module` has a function `run(minutes) -> Results`; without one its experiments do not exist yet."""
+    """`module` runs its experiments; without one they do not exist yet.
+
+    A module has `run(minutes, only)` and `stored(only)`, which return Results, and `derived(results)`, the rows that
+    follow from rows of several runs.
+    """
 
     name: str
     title: str

@@ -73,11 +73,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Losses over steps, for a picture: `plot` names it."""
+    """Losses over steps or seconds, for a picture: `plot` names it (pictures.py)."""
 
     plot: str
     name: str
-    steps: tuple[float, ...]
+    at: tuple[float, ...]
     losses: tuple[float, ...]
 
 
@@ -120,15 +120,13 @@ class Results:
         content |= {"why": self.why, "notes": list(self.notes)}
         if self.curves:
             content["curves"] = [asdict(curve) for curve in self.curves]
-        return compact.text(content, digits=4)
+        return compact.text(content, digits=5)
 
     @classmethod
     def of_text(cls, text: str) -> Results:
         """What `to_text` wrote."""
         content = json.loads(text)
-        curves = [
-            Curve(**{**c, "steps": tuple(c["steps"]), "losses": tuple(c["losses"])}) for c in content.get("curves", ())
-        ]
+        curves = [Curve(**{**c, "at": tuple(c["at"]), "losses": tuple(c["losses"])}) for c in content.get("curves", ())]
         return cls(
             paper=content["paper"],
             commit=content["commit"],

@@ -74,20 +74,22 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
         "schedule", Column("runs", drop=6, justify="left"), Column("period", drop=4), "comm.",
-        Column("step", drop=1), Column("NIC bytes", drop=5),
+        Column("step", drop=1), Column("NIC bytes", drop=5), Column("age", drop=7), Column("memory", drop=8),
         Column("contr.", drop=3), "disagr.", "drift", Column("node drift", drop=2),
     )  # fmt: skip
     for row in rows:
         comparison.add(
-            row["name"], row["runs"], str(row["period"]), seconds(row["communication_seconds_per_step"]),
-            seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["contraction"]),
-            number(row["disagreement"]), number(row["drift"]["worker"]), number(row["drift"]["node"]),
+            row["name"], row["runs"], str(row["period"] or "-"), seconds(row["communication_seconds_per_step"]),
+            seconds(row["seconds_per_step"]), size(row["nic_bytes_per_step"]), number(row["largest_age_steps"]),
+            size(row["memory_bytes"]), number(row["contraction"]), number(row["disagreement"]),
+            number(row["drift"]["worker"]), number(row["drift"]["node"]),
         )  # fmt: skip
     console().print(comparison)
     console().print(
-        "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Per period: "
-        "contraction. In steady state: disagreement under gradient noise, drift when workers (or nodes) see different "
-        "data.",
+        "Per step: communication with its codec, whole step with waiting, bytes out of the busiest node. Age: steps of "
+        "another worker by which what is averaged may be behind. Memory: of the busiest worker, beside its parameters. "
+        "Per period: contraction. In steady state: disagreement under gradient noise, drift when workers (or nodes) "
+        "see different data. Kinds without fixed rounds are simulated, and have no figures of mixing.",
         style="dim",
     )
 
@@ -96,22 +98,12 @@ def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> d
     """One line of the comparison."""
     from preduce.commands.verify import figures_of
     from preduce.report.runs import runs
-    from preduce.topo.timing.compute import ComputeTimes
-    from preduce.topo.timing.cost import communication
-    from preduce.topo.timing.event_graph import cycle_time
-    from preduce.topo.timing.sampling import sample
+    from preduce.runtime.virtual_time.predict import predict
 
-    cost = communication(schedule, hardware, form=form)
-    times = ComputeTimes.of(hardware)
-    figures = figures_of(schedule)
-    per_step = (
-        cycle_time(schedule, hardware, times, form=form).per_step
-        if times.is_fixed
-        else sample(schedule, hardware, times, form=form).per_step
-    )
-    strategy = schedule.strategy
+    costs, figures, strategy = predict(schedule, hardware, form=form), figures_of(schedule), schedule.strategy
     return {
         "name": schedule.name,
+        "kind": strategy.kind,
         "form": str(form or strategy.how.form),
         "when": strategy.when.word,
         "lag": strategy.when.lag,
@@ -120,11 +112,15 @@ def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> d
         "sending": str(strategy.how.sending),
         "runs": runs(strategy.pace, strategy.when, strategy.how, form),
         "pace": strategy.pace if isinstance(strategy.pace, int) else list(strategy.pace),
-        "period": schedule.period,
-        "communication_seconds_per_step": cost.per_step,
-        "seconds_per_step": per_step,
-        "nic_bytes_per_step": cost.nic_bytes_per_step,
+        "period": schedule.period if schedule.is_mixing else None,
+        "communication_seconds_per_step": costs.communication_seconds,
+        "seconds_per_step": costs.step_seconds,
+        "nic_bytes_per_step": costs.nic_bytes,
+        "largest_age_steps": costs.largest_age,
+        "mean_age_steps": costs.mean_age,
+        "memory_bytes": costs.memory_bytes,
+        "predicted": costs.how,
         "contraction": figures.get("contraction"),
         "disagreement": figures.get("disagreement"),
-        "drift": figures.get("drift", {"worker": None, "node": None}),
+        "drift": figures.get("drift") or {"worker": None, "node": None},
     }

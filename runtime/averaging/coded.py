@@ -19,7 +19,9 @@ from preduce.topo.codec_numbers import LARGEST
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from preduce.runtime.averaging.bucket import Bucket
+    from collections.abc import Sequence
+
+    from preduce.runtime.averaging.bucket import Bucket, Slot
     from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.transport.communicators import Communicator
     from preduce.runtime.transport.streams import Streams
@@ -84,6 +86,33 @@ class CodedPart:
         self.array[end : self.bucket.size].zero_()
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is known of a worker's numbers before they are coded."""
+
+    not_finite: torch.Tensor
+    """One number on their device: 1 if one of them is infinite or none."""
+    worst: tuple[str, float] | None = None
+    """The parameter with the largest number, where that is beyond the codec's range, and the number."""
+
+    @classmethod
+    def of(
+        cls, slots: Sequence[Slot], array: torch.Tensor, values: torch.Tensor, coding: Coding, streams: Streams
+    ) -> Given:
+        """Of the `values` of an array, which are these parameters'."""
+        if streams.runs_ahead:
+            return cls((~torch.isfinite(values).all()).float().view(1))
+        peak = _peak(values)
+        beyond = LARGEST[coding.how.codec] < peak < math.inf
+        return cls(torch.tensor([0.0 if peak < math.inf else 1.0]), _worst(slots, array) if beyond else None)
+
+    def together(self, other: Given) -> Given:
+        """Of these numbers and of others."""
+        both = [one for one in (self.worst, other.worst) if one is not None]
+        worst = max(both, key=lambda one: one[1], default=None)
+        return Given(torch.maximum(self.not_finite, other.not_finite), worst)
+
+
 def launch_coded(
     bucket: Bucket,
     array: torch.Tensor,
@@ -94,26 +123,35 @@ def launch_coded(
     streams: Streams,
 ) -> tuple[CodedPart, list[RunningWork]]:
     """Start summing a filled array, coded up to `bucket.size`; the part, and what to wait for."""
-    values, rest = array[: bucket.size], array[bucket.size :]
+    values = array[: bucket.size]
+    given = Given.of(bucket.slots, array, values, coding, streams)
+    first = communicator.all_reduce(values, coding)
+    part, works = launch_beside(bucket, array, tag, given, coding=coding, communicator=communicator, streams=streams)
+    return part, [first, *works]
+
+
+def launch_beside(
+    bucket: Bucket,
+    array: torch.Tensor,
+    tag: tuple[int, ...],
+    given: Given,
+    *,
+    coding: Coding,
+    communicator: Communicator,
+    streams: Streams,
+) -> tuple[CodedPart, list[RunningWork]]:
+    """Start summing what goes beside the coded numbers; the whole part, and what to wait for."""
+    rest = array[bucket.size :]
     works: list[RunningWork] = []
     with_rest = bucket.exact and not streams.runs_ahead
-    worst = None
-    if streams.runs_ahead:
-        given = (~torch.isfinite(values).all()).float().view(1)
-    else:
-        peak = _peak(values)
-        given = torch.tensor([0.0 if peak < math.inf else 1.0])
-        if LARGEST[coding.how.codec] < peak < math.inf:
-            worst = _worst(bucket, array)
     if with_rest:
-        beside = torch.cat((rest, given.to(rest.dtype)))
+        beside = torch.cat((rest, given.not_finite.to(rest.dtype)))
     else:
-        beside = torch.cat((streams.upload(tag, torch.float32), given))
-    works.append(communicator.all_reduce(values, coding))
+        beside = torch.cat((streams.upload(tag, torch.float32), given.not_finite))
     if not with_rest and len(rest):
         works.append(communicator.all_reduce(rest))
     works.append(communicator.all_reduce(beside))
-    return CodedPart(bucket, array, coding, beside, with_rest, worst), works
+    return CodedPart(bucket, array, coding, beside, with_rest, given.worst), works
 
 
 def _peak(values: torch.Tensor) -> float:
@@ -121,7 +159,7 @@ def _peak(values: torch.Tensor) -> float:
     return float(torch.maximum(values.amax(), values.amin().neg())) if len(values) else 0.0
 
 
-def _worst(bucket: Bucket, array: torch.Tensor) -> tuple[str, float]:
+def _worst(slots: Sequence[Slot], array: torch.Tensor) -> tuple[str, float]:
     """The parameter with the largest number, and that number."""
-    peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in bucket.slots if slot.parameter.numel()]
+    peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in slots if slot.parameter.numel()]
     return max(peaks, key=lambda found: found[1])

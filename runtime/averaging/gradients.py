@@ -15,9 +15,9 @@ from preduce.runtime.averaging.commit import only_where
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Iterable, Sequence
 
-    from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.averaging.bucket import Bucket, Slot
 
 
 def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int) -> frozenset[int]:
@@ -28,31 +28,40 @@ def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int) -> froze
     Raises:
         InputError: a gradient is sparse.
     """
-    absent = frozenset(index for index, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
-    _load_presence(bucket, scratch, absent)
-    present = [slot for slot in bucket.slots if slot.parameter.grad is not None]
-    for slot in present:
-        if slot.parameter.grad is not None and slot.parameter.grad.layout is not torch.strided:
-            raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
-    for index in absent:
-        bucket.slots[index].view(scratch).zero_()
-    if bucket.device.type == "cuda" and present:
-        targets = [slot.view(scratch) for slot in present]
-        torch._foreach_copy_(targets, [slot.parameter.grad for slot in present])  # type: ignore[misc]
-        scratch[: bucket.size].div_(divisor)
-        return absent
-    for slot in present:
+    load_some(bucket.slots, scratch, divisor)
+    return load_presence(bucket, scratch)
+
+
+def load_some(slots: Sequence[Slot], scratch: torch.Tensor, divisor: int) -> None:
+    """Fill the places of some parameters with their gradients' shares, or zeros.
+
+    Raises:
+        InputError: a gradient is sparse.
+    """
+    present: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for slot in slots:
         gradient = slot.parameter.grad
-        assert gradient is not None, "present slots have one"
-        torch.div(gradient, divisor, out=slot.view(scratch))
-    return absent
+        if gradient is None:
+            slot.view(scratch).zero_()
+            continue
+        if gradient.layout is not torch.strided:
+            raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
+        present.append((slot.view(scratch), gradient))
+    if scratch.device.type == "cuda" and present:
+        targets = [target for target, _ in present]
+        torch._foreach_copy_(targets, [gradient for _, gradient in present])
+        torch._foreach_div_(targets, divisor)
+        return
+    for target, gradient in present:
+        torch.div(gradient, divisor, out=target)
 
 
-def _load_presence(bucket: Bucket, scratch: torch.Tensor, absent: Container[int]) -> None:
-    """One number per parameter: 1 if it has a gradient here."""
+def load_presence(bucket: Bucket, scratch: torch.Tensor) -> frozenset[int]:
+    """One number per parameter, 1 if it has a gradient here; the slots of those without."""
+    flags = [slot.parameter.grad is not None for slot in bucket.slots]
     presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)]
-    flags = [index not in absent for index in range(len(bucket.slots))]
     presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
+    return frozenset(index for index, is_there in enumerate(flags) if not is_there)
 
 
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:

@@ -138,6 +138,28 @@ class Reducer:
             raise self.failed(reduction, error) from None
         return reduction
 
+    def begin_parts(self, kind: str, step: int, round_: int, group: Group) -> Reduction:
+        """An operation whose parts the caller starts by `send`, one after the other, the same on all members.
+
+        Raises:
+            PeerLostError: an earlier operation is found to have failed.
+        """
+        reduction = self._announced(kind, step, round_, group)
+        self.send(reduction, lambda: self._look(reduction.operation))
+        return reduction
+
+    def send(self, reduction: Reduction, action: Callable[[], None]) -> None:
+        """Start parts of an operation; a failure is the operation's.
+
+        Raises:
+            PeerLostError: they cannot start.
+        """
+        try:
+            action()
+            self._fills_first()
+        except (GoneError, UnavailableError) as error:
+            raise self.failed(reduction, error) from None
+
     def attempt(
         self, kind: str, step: int, round_: int, group: Group, *, given_up: Callable[[], str | None]
     ) -> Reduction | None:

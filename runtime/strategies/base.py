@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from preduce.runtime.averaging.applier import Applier
@@ -65,6 +67,9 @@ class Runner(ABC):
     needs_round_start: bool = False
     """Whether what a round's end does depends on the parameters with which the round began."""
 
+    sends_early: bool = False
+    """Whether gradients leave while the backward pass goes on, so that nothing may change them after it."""
+
     late_scaled: bool = False
     """Whether the gradients that `before_step` put in place came from an earlier step under a GradScaler."""
 
@@ -76,6 +81,23 @@ class Runner(ABC):
 
     def __init__(self, run: Run) -> None:
         self.run = run
+
+    def follow(self, clock: Callable[[], int]) -> None:
+        """Learn where to ask for the step that comes next, for what begins before `before_step`."""
+
+    def refuse_unfinished(self, place: str) -> None:
+        """Refuse a call that comes between a backward pass and its step, where its gradients have left already.
+
+        Raises:
+            InputError: as said.
+        """
+
+    def refuse_late(self) -> None:
+        """Called before a step whose gradients were averaged earlier: refuse what was added to them since.
+
+        Raises:
+            InputError: as said.
+        """
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """Called with fresh gradients, before the wrapped optimizer; `first` of its round."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.runtime.averaging.gradients import commit_gradients
+from preduce.runtime.averaging.layers import LayerSender
 from preduce.runtime.averaging.riders import commit_riders
 from preduce.runtime.codecs.coding import Codings
 from preduce.runtime.strategies.base import Runner
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.axes import Sending
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from preduce.runtime.averaging.bucket import Bucket
@@ -23,7 +28,8 @@ KIND = "gradient average"
 class GradientMeans(Runner):
     """Every worker steps with the mean gradient, so that all stay equal, for every optimizer.
 
-    Nothing is ever in flight between steps. With a `divisor` of 1 the step is taken with the sum instead.
+    Nothing is ever in flight between steps, except, where they are sent by layers, the gradients of a backward pass
+    whose step has not come. With a `divisor` of 1 the step is taken with the sum instead.
     """
 
     averages_gradients = True
@@ -31,7 +37,16 @@ class GradientMeans(Runner):
     def __init__(self, run: Run, *, divisor: int | None = None) -> None:
         super().__init__(run)
         self._divisor = divisor
-        self._codings = Codings.of(run.schedule.strategy.how, len(run.flat.buckets))
+        how = run.schedule.strategy.how
+        self.sends_early = how.sending is Sending.LAYERS
+        self.layers: LayerSender | None = None
+        if self.sends_early:
+            self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, divisor=divisor)
+            self.layers.group = self.group
+        num_parts = len(run.flat.buckets) if self.layers is None else len(self.layers.segments)
+        self._codings = Codings.of(how, num_parts)
+        if self.layers is not None:
+            self.layers.codings = self._codings
 
     def group(self, round_: int) -> Group:
         """All workers."""
@@ -40,11 +55,14 @@ class GradientMeans(Runner):
         return group
 
     def send(self, step: int, round_: int) -> Reduction:
-        """Start the sum of the gradients as they are.
+        """Start the sum of the gradients as they are, or what is left to start of it.
 
         Raises:
             PeerLostError: a worker is gone.
+            InputError: gradients were changed after they had left.
         """
+        if self.layers is not None:
+            return self.layers.finish(step)
         codings = None if self._codings is None else self._codings.in_round(round_)
         return self.run.reducer.begin(
             KIND, step, round_, self.group(round_), gradients=True, divisor=self._divisor, codings=codings
@@ -64,18 +82,66 @@ class GradientMeans(Runner):
         self.run.applier.remember(reduction.ok)
 
     def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
-        """Undo the step where the device found that the gradients are no means; on CPU nothing is left to do."""
+        """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""
         self.run.applier.undo()
+        if self.layers is not None:
+            self.layers.reopen()
+
+    def follow(self, clock: Callable[[], int]) -> None:
+        """For gradients that leave before the step."""
+        if self.layers is not None:
+            self.layers.clock = clock
+
+    def refuse_unfinished(self, place: str) -> None:
+        """Refuse a call that comes between a backward pass and its step, where its gradients have left already.
+
+        Raises:
+            InputError: as said.
+        """
+        if self.layers is not None and self.layers.is_under_way:
+            raise InputError(
+                f"{place}: this step's gradients have left during backward(), since they are sent by layers; "
+                "call step() first, or let gradients travel whole"
+            )
+
+    def refuse_late(self) -> None:
+        """Refuse what a backward pass has added to gradients that are averaged already.
+
+        Raises:
+            InputError: as said.
+        """
+        if self.layers is not None:
+            self.layers.refuse_late()
+
+    def leave(self) -> None:
+        """The others could not tell whether the step of a backward pass still comes.
+
+        Raises:
+            InputError: it has not come.
+        """
+        self.refuse_unfinished("finish, join or checkpoint")
 
     def settle(self) -> None:
-        """Hear the device's verdicts."""
+        """Hear the device's verdicts.
+
+        Raises:
+            InputError: the step of a backward pass has not come.
+        """
+        self.refuse_unfinished("mean_model or checkpoint")
         self.run.reducer.flush()
 
     def drain(self) -> None:
-        """As `settle`; what roundings left over belongs to parameters that the run may not go on from."""
+        """Give up what a backward pass has sent; what roundings left over belongs to other parameters, too."""
+        if self.layers is not None:
+            self.layers.drop()
         self.settle()
         if self._codings is not None:
             self._codings.clear()
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        if self.layers is not None:
+            self.layers.close()
 
     def state(self) -> dict[str, torch.Tensor]:
         """What roundings left over, with error feedback."""

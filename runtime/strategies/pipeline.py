@@ -23,7 +23,7 @@ from preduce.topo.errors import InputError
 from preduce.topo.strategies.axes import WIDER, Drain, Total
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from preduce.runtime.averaging.bucket import Bucket
     from preduce.runtime.strategies.base import Run
@@ -61,6 +61,9 @@ class GradientPipeline(Runner):
         self.when = when
         self._lockstep = GradientMeans(run, divisor=1 if when.total is Total.SUM else None)
         self._flights: deque[_Flight] = deque()
+        self.sends_early = self._lockstep.sends_early
+        if self._lockstep.layers is not None:
+            self._lockstep.layers.may_begin = self._has_room
         if when.width > 2 and run.rank == 0:
             text = f"preduce: schedule {run.schedule.name!r} has a pipeline of {when.width}: {WIDER}"
             warnings.warn(text, stacklevel=5)
@@ -85,14 +88,58 @@ class GradientPipeline(Runner):
             self.run.applier.remember(arrived.reduction.ok)
             self.late_scaled = arrived.scaled
 
-    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+    def end_round(self, step: int, round_: int) -> None:
         """Undo the step where the device found that the gradients are no means."""
         if self._flights and self._flights[-1].step == step:
             self._flights[-1].scaled = self.run.applier.scaled
-        self.run.applier.undo()
+        self._lockstep.end_round(step, round_)
+
+    def follow(self, clock: Callable[[], int]) -> None:
+        """As in lockstep."""
+        self._lockstep.follow(clock)
+
+    def refuse_unfinished(self, place: str) -> None:
+        """As in lockstep.
+
+        Raises:
+            InputError: as said there.
+        """
+        self._lockstep.refuse_unfinished(place)
+
+    def refuse_late(self) -> None:
+        """As in lockstep.
+
+        Raises:
+            InputError: as said there.
+        """
+        self._lockstep.refuse_late()
+
+    def leave(self) -> None:
+        """As in lockstep.
+
+        Raises:
+            InputError: as said there.
+        """
+        self._lockstep.leave()
+
+    def close(self) -> None:
+        """As in lockstep."""
+        self._lockstep.close()
+
+    def _has_room(self) -> bool:
+        """Whether another sum may begin: fewer than K - 1 are in flight, or the oldest has arrived."""
+        return len(self._flights) < self.when.lag or all(
+            work.is_completed() for work in self._flights[0].reduction.works
+        )
 
     def settle(self) -> None:
-        """Wait for the sums in flight, which stay for the steps that apply them."""
+        """Wait for the sums in flight, which stay for the steps that apply them.
+
+        Raises:
+            PeerLostError: a worker is gone.
+            InputError: the step of a backward pass that has sent its gradients has not come.
+        """
+        self.refuse_unfinished("mean_model or checkpoint")
         for flight in list(self._flights):
             self._wait(flight)
         self.run.reducer.flush()
@@ -110,6 +157,8 @@ class GradientPipeline(Runner):
 
     def drain(self) -> None:
         """Drop the gradients in flight, and say so: what is loaded next has not seen them."""
+        if self._lockstep.layers is not None:
+            self._lockstep.layers.drop()
         self.settle()
         if self._flights:
             first, last = self._flights[0].step, self._flights[-1].step

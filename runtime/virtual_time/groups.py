@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from preduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
-from preduce.runtime.virtual_time.timeline import Timeline
+from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
+from preduce.runtime.virtual_time.timeline import Observed, Timeline
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.schedulers.protocols.group_generator.system import GroupSystem
 from preduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.generated import Generated
-from preduce.topo.timing.cost import group_seconds
+from preduce.topo.timing import loads
 from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
@@ -128,14 +129,30 @@ def run_groups(
     size = size_or_one(hardware, model_bytes)
     seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
     records = np.full((4, num_rounds, count), np.nan)
+    nic_bytes, done_rounds = np.zeros(cluster.num_nodes), np.zeros(count, dtype=np.int64)
+    heard = Hearsay(paces) if count <= MAX_WORKERS else None
+    left: dict[int, int] = {}
 
     @cache
-    def group(members: tuple[int, ...]) -> float:
+    def loaded(members: tuple[int, ...]) -> tuple[float, loads.Loads]:
         phase = Phase.from_groups(count, [members])
-        return float(group_seconds(phase, cluster, hardware, model_bytes=size, form=form)[0])
+        one = loads.of_phase(phase, cluster, hardware, model_bytes=size, form=form.value)
+        return float(one.seconds()[0]), one
+
+    def group(members: tuple[int, ...]) -> float:
+        seconds, one = loaded(members)
+        np.add.at(nic_bytes, one.node, one.bytes_)  # asked once for each group that begins
+        return seconds
 
     def record(done: WorkerRound) -> None:
         records[:, done.round, done.worker] = done.begun, done.computed, done.start, done.end
+        done_rounds[done.worker] += 1
+        if not done.members or heard is None:
+            return
+        left[done.seq] = left.get(done.seq, len(done.members)) - 1
+        if not left[done.seq]:  # the last member leaves, at the instant of all
+            del left[done.seq]
+            heard.meet(done.members, done_rounds)
 
     timing = GroupTiming(lambda worker, round_: float(seconds[round_, worker]), group, record)
     # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
@@ -143,4 +160,5 @@ def run_groups(
     group_machine(GeneratorSetting.of(strategy, cluster), timing, rounds=num_rounds, costs=costs, seed=seed).run()
     assert not np.isnan(records).any(), "the protocol never halts before the end: see verify/properties"
     begun, computed, start, end = records
-    return Timeline(paces, begun, computed, start, end, end, overlap=False, free_running=True)
+    observed = Observed(nic_bytes) if heard is None else Observed(nic_bytes, heard.ages.largest, heard.ages.mean)
+    return Timeline(paces, begun, computed, start, end, end, overlap=False, free_running=True, observed=observed)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from preduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
-from preduce.runtime.virtual_time.timeline import Timeline
+from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay
+from preduce.runtime.virtual_time.timeline import Observed, Timeline
 from preduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from preduce.schedulers.protocols.base import Received
 from preduce.topo.round import Round
@@ -39,12 +40,20 @@ class PairTiming(Timing):
         seconds: that each worker computes in each round, shape (num_rounds, num_workers); after them it rests.
         way: (source, to) → seconds that a model is on its way.
         overlap: the next round computes while the exchange runs, instead of after it.
+        on_exchange: called with who asked, who answered, and when the answer was there.
 
     `records` (4, num_rounds, num_workers) holds when computing and communicating began and ended.
     """
 
-    def __init__(self, seconds: npt.NDArray[np.float64], way: Callable[[int, int], float], *, overlap: bool) -> None:
-        self.seconds, self.wire, self.overlap = seconds, way, overlap
+    def __init__(
+        self,
+        seconds: npt.NDArray[np.float64],
+        way: Callable[[int, int], float],
+        *,
+        overlap: bool,
+        on_exchange: Callable[[int, int, float], None] = lambda asker, partner, now: None,  # noqa: ARG005
+    ) -> None:
+        self.seconds, self.wire, self.overlap, self.on_exchange = seconds, way, overlap, on_exchange
         self.records = np.zeros((4, *seconds.shape))
         self.done = [0] * seconds.shape[1]
 
@@ -80,6 +89,8 @@ class PairTiming(Timing):
             self.done[worker] += 1
         # Under overlap an exchange stands in the row of the round that computes meanwhile; the last one in none.
         row = self.done[worker] - (not self.overlap)
+        if isinstance(step.event, Received) and isinstance(step.event.message, Answer):
+            self.on_exchange(worker, step.event.source, step.end)
         if row == len(self.seconds):
             return
         if isinstance(step.event, Choose):
@@ -105,16 +116,31 @@ def run_pairs(
     size = size_or_one(hardware, model_bytes)
     seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
 
+    ends, node_of = np.cumsum(seconds, axis=0), cluster.node_of()  # (num_rounds, n), (n,)
+    nic_bytes = np.zeros(cluster.num_nodes)
+    heard = Hearsay(paces) if count <= MAX_WORKERS else None
+
     @cache
-    def way(source: int, to: int) -> float:
+    def seconds_of(source: int, to: int) -> float:
         edge = Round.from_edges(count, [(source, to, Fraction(1, 2))])
         return float(round_seconds(edge, cluster, hardware, model_bytes=size)[to])
 
+    def way(source: int, to: int) -> float:
+        nic_bytes[node_of[source]] += size * (node_of[source] != node_of[to])  # asked once for each message
+        return seconds_of(source, to)
+
+    def exchanged(asker: int, partner: int, now: float) -> None:
+        if heard is not None:
+            done = np.array(timing.done)
+            for passive in np.flatnonzero(~is_active):
+                done[passive] = np.searchsorted(ends[:, passive], now, side="right")
+            heard.meet((asker, partner), done)
+
+    is_active = np.isin(np.arange(count), strategy.active)
     pairing = pairing_of(strategy, count)
-    timing = PairTiming(seconds, way, overlap=strategy.overlap)
+    timing = PairTiming(seconds, way, overlap=strategy.overlap, on_exchange=exchanged)
     VirtualMachine(pairing, timing, seed=seed).run()
     records = timing.records
-    ends = np.cumsum(seconds, axis=0)
     for worker in range(count):
         if not timing.done[worker]:  # a passive worker, or one without neighbours: computes and never waits
             records[0, :, worker] = ends[:, worker] - seconds[:, worker]
@@ -123,4 +149,15 @@ def run_pairs(
         records[2:, 0] = records[0, 0]
     begun, computed, start, end = records
     finish = np.maximum(computed, end)
-    return Timeline(paces, begun, computed, start, end, finish, overlap=strategy.overlap, free_running=True)
+    observed = Observed(nic_bytes) if heard is None else Observed(nic_bytes, heard.ages.largest, heard.ages.mean)
+    return Timeline(
+        paces,
+        begun,
+        computed,
+        start,
+        end,
+        finish,
+        overlap=strategy.overlap,
+        free_running=True,
+        observed=observed,
+    )

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from preduce.runtime.virtual_time.groups import run_groups
 from preduce.runtime.virtual_time.pairs import run_pairs
 from preduce.runtime.virtual_time.rounds import run_rounds
+from preduce.runtime.virtual_time.servers import run_servers
 from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.server import Server
 from preduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from preduce.topo.strategies.axes import Form
 
 MAX_CELLS = 50_000_000
-PROTOCOLS = {Generated.kind: run_groups, Pairwise.kind: run_pairs}
-"""The kinds whose workers meet by a protocol, with what runs it; all other kinds have fixed phases or are refused."""
+PROTOCOLS = {Generated.kind: run_groups, Pairwise.kind: run_pairs, Server.kind: run_servers}
+"""The kinds whose workers write to each other as it comes, with what runs them; all other kinds have fixed phases."""
 
 
 def simulate(
@@ -36,10 +38,10 @@ def simulate(
     """Run a schedule in virtual time. Deterministic for a seed.
 
     O(num_rounds · n) for fixed phases. The kinds `generated` and `pairwise` run the protocol objects of the run-time;
-    groups cost there what they would cost alone on the links.
+    groups cost there what they would cost alone on the links. Messages of a `server` stand in line on them.
 
     Args:
-        schedule: static, allreduce or neighbor, whose prologue is run first; generated or pairwise.
+        schedule: static, allreduce or neighbor, whose prologue is run first; generated, pairwise or server.
         hardware: links and speeds; None for links that take no time.
         compute: step times; None for those of the hardware.
         num_rounds: how many rounds every worker does.
@@ -49,7 +51,7 @@ def simulate(
 
     Raises:
         InputError: step times that do not fit the workers, no rounds, or a timeline that would not fit memory.
-        ScheduleError: the strategy has neither fixed phases nor a protocol, or groups overlap.
+        ScheduleError: groups overlap.
     """
     hardware = hardware or Hardware()
     compute = ComputeTimes.of(hardware) if compute is None else compute

@@ -12,6 +12,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """What a run without common rounds shows beside its times, since no formula says it beforehand.
+
+    `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None where nothing was
+    measured: by how many steps of another worker what a worker averages is behind when it has averaged, or, at a
+    server, by how many the parameters with which a worker computed are behind those that its progress is added to.
+    """
+
+    nic_bytes: npt.NDArray[np.float64]
+    largest_age: float | None = None
+    mean_age: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """What every worker did in every round; all arrays have shape (rounds, num_workers), in seconds.
 
@@ -23,7 +37,8 @@ class Timeline:
     Round r ends with the operation of row `awaited[r]`: its own, unless a pipeline of gradients awaits an older one, or
     none (-1) while it fills. `drained` (num_workers,) is when each worker is done with what its last rounds left under
     way; with `finish[-1]` unless something is. `operating` holds the seconds that the links of an operation were busy,
-    where it was sent in pieces with pauses between them; elsewhere they were busy from its start to its end.
+    where it was sent in pieces with pauses between them; elsewhere they were busy from its start to its end. `observed`
+    is there for kinds without fixed phases.
     """
 
     paces: npt.NDArray[np.int64]
@@ -37,6 +52,7 @@ class Timeline:
     awaited: npt.NDArray[np.int64] | None = None
     drained: npt.NDArray[np.float64] | None = None
     operating: npt.NDArray[np.float64] | None = None
+    observed: Observed | None = None
 
     @property
     def runs_beside(self) -> bool:

@@ -27,7 +27,9 @@ class Stepper:
         self._loads = run.flat.loads.count
         self._joining = False
         self._averaged = False
-        self._watch = GradientWatch(run.flat) if runner.averages_gradients else None
+        # What is changed after it has left is refused and not warned of.
+        self._watch = GradientWatch(run.flat) if runner.averages_gradients and not runner.sends_early else None
+        runner.follow(lambda: self._steps)
 
     @property
     def steps(self) -> int:
@@ -73,6 +75,13 @@ class Stepper:
                 "skip: average_gradients() has put this step's gradients into those of all workers, who apply them; "
                 "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere"
             )
+        if skip and not self._averaged:
+            self.runner.refuse_unfinished("skip")
+        if found_inf is not None and self.runner.sends_early:
+            raise InputError(
+                "GradScaler: divides gradients after backward(), when they have left already, since they are sent by "
+                "layers; let gradients travel whole, or use bfloat16, which needs no scaler"
+            )
         if scale is not None and self._averaged and self.run.schedule.strategy.when.delays_gradients:
             raise InputError(
                 "average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
@@ -104,7 +113,9 @@ class Stepper:
             self._watch.look(unscaled=self.run.applier.scaled)
         if skip:
             self.optimizer.zero_grad(set_to_none=False)
-        if not self._averaged:
+        if self._averaged:
+            self.runner.refuse_late()
+        else:
             self.runner.before_step(self.steps, self.round, first=True)
         self._averaged = False
         self._apply()

@@ -206,13 +206,15 @@ def killed(when) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.0 if coded else float(rank() + 1))
-    if rank() == 3 and long:
+    if rank() == 3 and long and not coded:
         threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 
     def loop() -> None:
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, -float(rank() + 1) if coded else 0.0)
         for step in range(100_000):
+            if rank() == 3 and coded and step == 4:  # the start is over, and two means
+                threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
             if rank() == 3 and when == "between operations" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             if rank() == 3 and when == "stopped" and step == 5:
@@ -220,12 +222,12 @@ def killed(when) -> None:
             try:
                 optimizer.step()
             except PreduceError:
-                facts = {"values": sorted(set(weights(model).tolist())), "steps": optimizer.steps}
+                held = {"values": weights(model)}
                 if coded:
-                    slots, (array,) = optimizer.run.flat.slots(), optimizer.runner.reference.arrays
-                    facts["reference"] = sorted(
-                        {value for slot in slots for value in slot.view(array).view(-1).tolist()}
-                    )
+                    array = optimizer.runner.reference.arrays[0]
+                    held["reference"] = torch.cat([slot.view(array).flatten() for slot in optimizer.run.flat.slots()])
+                facts = {name: tensor.unique().tolist() for name, tensor in held.items()}
+                facts["steps"] = optimizer.steps
                 report(**facts)
                 raise
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lab.contestants import contestants
 from benchmarks.lab.network import why_not
 from benchmarks.lab.setting import Setting
 from benchmarks.papers import cells, page, pipe_sgd, prague, rows
@@ -87,7 +88,7 @@ def test_rows_survive_their_file_and_a_merge_replaces_what_was_run_again_alone()
             Results(
                 paper="p", commit=commit, why={"a": commit}, notes=(commit,),
                 rows=tuple({(made := random_row(rng)).key: made for _ in range(rng.randint(0, 6))}.values()),
-                curves=(Curve(plot="loss", name=rng.choice("mn"), steps=(0.0, 1.0), losses=(2.0, 1.0)),),
+                curves=(Curve(plot="loss", name=rng.choice("mn"), at=(0.0, 1.0), losses=(2.0, 1.0)),),
             )
             for commit in ("old", "new")
         )  # fmt: skip
@@ -148,6 +149,36 @@ def test_pragues_rows_come_from_the_kept_cells():
     )
 
 
+def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
+    step, steps, shape = pipe_sgd.STEP, pipe_sgd.STEPS, "digits, 4x1"
+    made = (
+        row(step, f"{shape}, 200 Mbit/s: D-Sync", 200.0, low=190.0, high=220.0, runs=3, unit="milliseconds"),
+        row(step, f"{shape}, 200 Mbit/s: D-Sync, layer by layer", 100.0, unit="milliseconds"),
+        row(step, f"{shape}, 200 Mbit/s: Pipe", 50.0, low=40.0, runs=2, unit="milliseconds"),
+        row(step, f"{shape}, 40 Mbit/s: Pipe + 8 bit", 50.0, unit="milliseconds"),
+        row(steps, f"{shape}: D-Sync", 30.0, low=28.0, high=33.0, runs=3, unit="steps"),
+        row(steps, f"{shape}: Pipe", 60.0, high=70.0, runs=3, unit="steps"),
+    )
+    found = {kept.key: kept for kept in pipe_sgd.derived(Results(paper="p", rows=made))}
+    alike = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: D-Sync, layer by layer"]
+    assert (alike.measured, alike.runs, alike.derived) == (3.0, 1, True), "the same mathematics takes the same steps"
+    late = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: Pipe"]
+    assert (late.measured, late.low, late.high, late.runs) == (3.0, 2.4, 3.5, 2)
+    gain = found[pipe_sgd.LOSS_D, f"{shape}, 200 Mbit/s: Pipe"]
+    assert (gain.measured, gain.low, gain.high) == (2.0, pytest.approx(28 * 0.19 / 3.5), pytest.approx(33 * 0.22 / 2.4))
+    assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "nobody knows its steps to the loss"
+
+
+def test_every_experiment_names_contestants_of_the_lab():
+    known = {contestant.name for contestant in contestants(lambda *_: None)}
+    for part, listed in pipe_sgd.PARTS.items():
+        for experiment in listed():
+            assert set(experiment.contestants) <= known, (part, set(experiment.contestants) - known)
+            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.PICKED))
+    for names in prague.EXPERIMENTS.values():
+        assert set(names) <= known
+
+
 def test_the_list_names_all_papers_without_root():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.papers", "--list"],
@@ -166,13 +197,13 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     monkeypatch.setattr(cells, "RAW", tmp_path)
-    tiny = Setting(name="digits, 2x1", rate="200mbit", compute=0.02)
+    tiny = Setting(name="digits, 2x1, 200 Mbit/s", rate="200mbit", compute=0.02)
     listed = [cells.Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1)]
     found = cells.run("tiny", listed, minutes=2.0, profile=False)
     assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
     assert not found.notes
     made = pipe_sgd.rows(found)
-    assert [kept.key for kept in made] == [(pipe_sgd.STEPS, "digits, 2x1: D-Sync")]
+    assert [kept.key for kept in made] == [(pipe_sgd.STEP, "digits, 2x1, 200 Mbit/s: D-Sync")]
     # Two workers exchange one model each way: 2.19 MB over 25 MB/s, and 20 ms of computing.
     assert made[0].measured > 1e3 * (0.02 + 2.19e6 / 25e6)
     assert pipe_sgd.rows(cells.Cells.read("tiny")) == made

@@ -394,12 +394,24 @@ def test_a_reader_that_leaves_is_no_error(figure_10, options):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("verb", ["show", "simulate", "compare"])
-def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path, verb):
-    kind = Server() if verb == "simulate" else Generated()
+def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path):
     path = tmp_path / "no-phases.json"
-    write_schedule(path, Schedule("g", Cluster.regular(2, 4), kind))
-    assert f"'{kind.kind}'" in refusal(capsys, verb, path, code=65)
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
+    assert "'generated'" in refusal(capsys, "show", path, code=65)
+
+
+@pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])
+def test_compare_shows_kinds_without_fixed_phases_beside_the_others(capsys, figure_10, tmp_path, kind):
+    path = tmp_path / "no-phases.json"
+    write_schedule(path, Schedule("g", Cluster.regular(4, 4), kind))
+    options = ["--nic-bandwidth", "1GB/s", "--compute", "10ms", "--json"]
+    fixed, free = answer(capsys, "compare", figure_10, path, *options)["schedules"]
+    assert fixed["predicted"] == "exact"
+    assert (free["predicted"], free["period"], free["disagreement"]) == ("simulated", None, None)
+    assert free["seconds_per_step"] > 0.01
+    assert free["nic_bytes_per_step"] > 0
+    assert free["memory_bytes"] >= 1e8
+    assert free["largest_age_steps"] >= 0
 
 
 @pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1, 2, 3)), Pairwise(active=(0, 1), when=Late())])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from preduce.runtime.averaging.applier import Applier
 from preduce.runtime.averaging.bucket import Bucket, Rider, Slot
 from preduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
+from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from preduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
 from preduce.runtime.averaging.riders import commit_riders, load_riders, snapshot_riders
 from preduce.topo.errors import InputError
@@ -184,3 +186,28 @@ def test_one_number_that_is_none_is_seen_in_any_bucket(bad):
     assert not averaged_are_finite(buckets)
     two.grad, one.grad = None, torch.tensor([1.0, bad], dtype=torch.float64)
     assert not averaged_are_finite(buckets)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "ok", "check", "moves"),
+    [
+        (3.0, None, False, True), (3.0, YES, True, True), (3.0, NO, False, False),
+        (float("inf"), None, True, False), (float("nan"), YES, True, False), (float("inf"), None, False, True),
+    ],
+)  # fmt: skip
+def test_an_applier_steps_with_a_given_mean_unless_it_is_none_or_not_finite(gradient, ok, check, moves):
+    """Momentum and decay would move a weight even with a gradient of zero, so a wrong step is undone as a whole."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.5)
+    flat = FlatModel(model, inner, BufferPolicy.LOCAL, StatePolicy.LOCAL)
+    model.weight.grad = torch.ones_like(model.weight)
+    inner.step()
+    before = model.weight.detach().clone()
+
+    def put():
+        model.weight.grad.fill_(0.0 if ok is NO else gradient)
+        return ok
+
+    applier = Applier(inner, flat)
+    assert applier.apply(put, check_finite=check) == (moves or ok is NO)
+    assert torch.equal(model.weight.detach(), before) == (not moves)

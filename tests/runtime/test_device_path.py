@@ -40,6 +40,7 @@ def one_thread():
         ("static, float16", "commit"),
         ("static, overlap, float16", "fill"),
         ("allreduce of gradients, pipeline, mixed", "sum"),
+        ("allreduce of gradients, layers", "sum"),
         ("allreduce of gradients, pipeline of 3, Adam", "commit"),
         ("neighbor, overlap", "fill"),
     ],

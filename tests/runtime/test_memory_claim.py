@@ -15,7 +15,7 @@ from preduce.topo.cluster import Cluster
 from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Static
-from preduce.topo.strategies.axes import LOCKSTEP, Late
+from preduce.topo.strategies.axes import LOCKSTEP, Codec, How, Late
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.verify import prove
@@ -27,6 +27,7 @@ EDGES = [(i, (i + d) % N, Fraction(1, 5)) for i in range(N) for d in (1, 2)]
 STRATEGIES = {
     "allreduce of gradients": lambda **options: AllReduce(**options),
     "allreduce of parameters": lambda **options: AllReduce(pace=2, **options),
+    "allreduce of coded parameters": lambda **options: AllReduce(pace=2, how=How(codec=Codec.INT8), **options),
     "pairs": lambda **options: Static(phases=build("hyper-cuboid", Cluster.regular(2, 2)).strategy.phases, **options),
     "neighbours": lambda **options: Neighbor(rounds=(Round.from_edges(N, EDGES),), **options),
 }
@@ -69,6 +70,6 @@ def arrays_in_memory() -> int:
     gc.collect()
     found = set()
     for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.numel() >= WIDTH:
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.nbytes >= 4 * WIDTH:
             found.add(thing.data_ptr() // WIDTH)
     return len(found)

@@ -19,7 +19,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce
 from preduce.topo.strategies.axes import WIDER, Codec, Drain, How, Lockstep, Pipeline, Rounding, Total
 
-CASES = int(os.environ.get("PREDUCE_PIPELINE_CASES", "60"))
+CASES = int(os.environ.get("PREDUCE_PIPELINE_CASES", "40"))
 """The whole campaign: `PREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/test_strategy_pipeline.py -k replay`."""
 BASE = int(os.environ.get("PREDUCE_TEST_SEED", "0"))
 

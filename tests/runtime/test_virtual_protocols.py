@@ -10,10 +10,9 @@ from preduce.runtime.virtual_time.groups import GroupTiming, group_machine
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from preduce.topo.cluster import Cluster
-from preduce.topo.errors import ScheduleError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
-from preduce.topo.strategies import Generated, Late, Pairwise, Server
+from preduce.topo.strategies import Generated, Late, Pairwise
 from preduce.topo.strategies.generated import Division, InitiatorRule
 from preduce.topo.timing.compute import ComputeTimes
 
@@ -130,11 +129,6 @@ def test_a_group_that_starts_a_laggards_round_is_not_counted_twice():
     assert machine.is_idle
     assert sorted((done.worker, done.round) for done in rounds) == [(w, r) for w in range(4) for r in range(10)]
     assert all(done.computed - done.begun == (5.0 if done.worker == 1 else 1.0) for done in rounds)
-
-
-def test_what_has_neither_phases_nor_a_protocol_is_still_refused():
-    with pytest.raises(ScheduleError, match="no fixed phases"):
-        simulate(Schedule("s", CLUSTER, Server()))
 
 
 SIXTEEN = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), seed=1, initiator=InitiatorRule.LAGGARD_LATE)

@@ -1,5 +1,6 @@
 """Schedules: what they answer about a worker and a round agrees with their phases."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,17 +13,20 @@ from preduce.topo.rule import Block
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import (
     AllReduce,
+    Codec,
     Form,
     Generated,
     GroupPhases,
     How,
     Late,
     Neighbor,
+    Pairwise,
     Round,
     RulePhases,
     Server,
     Static,
 )
+from preduce.topo.strategies.generated import Division
 
 CLUSTER = Cluster.regular(4, 2)
 RULE = Static(phases=RulePhases((2, 2), ((Block((0,), (0, 1)),), (Block((0, 1)),), ())), prologue=2)
@@ -132,3 +136,32 @@ def test_one_worker_is_no_schedule():
 def test_rounds_refuse_edges(edge, words):
     with pytest.raises(ScheduleError, match=words):
         Round.from_edges(8, [(0, 1, Fraction(1, 2)), (*edge, Fraction(1, 2))])
+
+
+EVERYBODY, NODES = (Block((0, 1), (0,)),), (Block((0, 1)),)
+PAIRS, ALL_FOUR = Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)])
+HALF = Phase.from_groups(4, [Group((0, 1, 2, 3), Fraction(1, 2))])
+CODED = How(codec=Codec.INT8)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (Static(phases=GroupPhases((PAIRS, ALL_FOUR))), ""),
+        (Static(phases=GroupPhases((PAIRS, HALF))), ""),
+        (Static(phases=RulePhases((2,), (NODES, EVERYBODY)), when=Late()), ""),
+        (AllReduce(pace=4), ""),
+        (Static(phases=GroupPhases((PAIRS,)), prologue=3), "no round of the period averages over all workers"),
+        (Static(phases=RulePhases((2,), (NODES,))), "no round of the period averages over all workers"),
+        (Generated(division=Division.NODE_THEN_ALL, slow_threshold=None), "its groups may leave out any worker"),
+        (Pairwise(active=(0, 1)), "strategy 'pairwise' sends parameters, and rounded parameters lose every update"),
+        (Server(pace=2), "strategy 'server' sends parameters, and rounded parameters lose every update"),
+    ],
+)
+def test_parameters_may_be_rounded_where_all_meet_again_and_again(strategy, reason):
+    cluster = Cluster.regular(2, 2)
+    if not reason:
+        assert Schedule("coded", cluster, replace(strategy, how=CODED)).strategy.how is CODED
+        return
+    with pytest.raises(ScheduleError, match=rf"how\.codec: is int8; .*{reason}"):
+        Schedule("coded", cluster, replace(strategy, how=CODED))

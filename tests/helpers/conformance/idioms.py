@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 STEPS = 6
 GRADIENTS = [name for name, kind in KINDS.items() if kind.gradients]
 PROGRESS = [name for name, kind in KINDS.items() if kind.in_turn or kind.late]
+EARLY = [name for name, kind in KINDS.items() if kind.early]
+WHOLE = [name for name in GRADIENTS if name not in EARLY]
 PIPELINES = [name for name, kind in KINDS.items() if kind.lag]
 _building = threading.Lock()
 
@@ -121,7 +123,11 @@ def adam(cell):
     finished(cell, optimizer, model)
 
 
-@idiom("accumulation", "two backward passes a step, gradients zeroed in place")
+@idiom(
+    "accumulation",
+    "two backward passes a step, gradients zeroed in place",
+    early=(EARLY, Outcome("refused", "got a gradient a second time before step()", "the first has left by then")),
+)
 def accumulation(cell):
     model = network()
     optimizer = cell.wrap(sgd(model), model)
@@ -156,9 +162,10 @@ def clipping(cell):
     "clipping alone",
     "`clip_grad_norm_` without `average_gradients()`",
     averaged=(
-        GRADIENTS,
+        WHOLE,
         Outcome("warned", "call optimizer.average_gradients() before it", "each clips its own gradient; DDP the mean"),
     ),
+    early=(EARLY, Outcome("refused", "was changed after backward(), when it had left", "clip the averaged ones")),
 )
 def clipping_alone(cell):
     model = network()
@@ -170,7 +177,11 @@ def clipping_alone(cell):
     finished(cell, optimizer, model)
 
 
-@idiom("GradScaler", "a scaled loss; one worker meets an infinite gradient")
+@idiom(
+    "GradScaler",
+    "a scaled loss; one worker meets an infinite gradient",
+    early=(EARLY, Outcome("refused", "divides gradients after backward()", "they have left by then")),
+)
 def scaler(cell):
     model = network()
     optimizer = cell.wrap(sgd(model), model)
@@ -320,15 +331,20 @@ def several(cell):
         finished(cell, optimizer, model)
 
 
-@idiom("skipped step", "one worker's `skip()`, as NaN guards do")
+@idiom(
+    "skipped step",
+    "one worker's `skip()`, as NaN guards do; before `backward()` where gradients leave during it",
+)
 def skipped(cell):
     model = network()
     optimizer = cell.wrap(sgd(model), model)
     for number in range(STEPS):
         yield
         optimizer.zero_grad()
-        loss_of(model, batch(cell.rank, number)).backward()
-        if (cell.rank, number) == (1, 2):
+        skips = (cell.rank, number) == (1, 2)
+        if not (skips and cell.kind.early):
+            loss_of(model, batch(cell.rank, number)).backward()
+        if skips:
             optimizer.skip()
         else:
             optimizer.step()

@@ -13,11 +13,13 @@ from preduce.topo.strategies import (
     Division,
     Generated,
     GroupPhases,
+    How,
     Late,
     Neighbor,
     Pairwise,
     Pipeline,
     Round,
+    Sending,
     Server,
     Static,
 )
@@ -37,6 +39,8 @@ class Kind:
     late: bool = False
     lag: int = 0
     """Steps by which gradients are late."""
+    early: bool = False
+    """Whether gradients leave during the backward pass."""
     free: str = ""
     """`server`, `pairwise` or `generated`: whom a worker averages with, and when, is known while it runs only."""
 
@@ -58,6 +62,7 @@ RING_EDGES = [(i, (i + 1) % N, Fraction(1, 4)) for i in range(N)]
 KINDS = {
     "allreduce": Kind(AllReduce(), gradients=True),
     "allreduce, pipeline": Kind(AllReduce(when=Pipeline()), gradients=True, lag=1),
+    "allreduce, layers": Kind(AllReduce(how=How(sending=Sending.LAYERS)), gradients=True, early=True),
     "allreduce, pace 2": Kind(AllReduce(pace=2), pace=2),
     "allreduce, late": Kind(AllReduce(when=Late()), late=True),
     "static": Kind(

@@ -1,0 +1,265 @@
+"""Layers: a step's gradients sent in segments, each as soon as the backward pass has made it, hidden behind the rest.
+
+Backward makes the gradients of the last layers first. A segment is a stretch of the flat array, from its end towards
+its beginning; it is sent when all its parameters have their gradients and all segments before it were sent, so that the
+order is the same on all workers, whatever each of them computes when. What backward leaves out (parameters that it does
+not use), buffers that ride along, presence and tag follow at the end of the step.
+
+A gradient that has left cannot be called back. Whatever would change it afterwards is refused at the step, by what
+backward did and not by what had left, so that all workers refuse alike; the operation is then sent to its end with a
+tag of its own, so that nobody can take its sums for gradients and the next operation finds all at the same place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.averaging.coded import Given, launch_beside
+from preduce.runtime.averaging.gradients import load_presence, load_some
+from preduce.runtime.averaging.riders import load_riders
+from preduce.runtime.transport.tags import TAG_LENGTH, tag_of
+from preduce.topo.errors import InputError, PreduceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from preduce.runtime.averaging.bucket import Bucket, Slot
+    from preduce.runtime.averaging.reducer import Reducer, Reduction
+    from preduce.runtime.codecs.coding import Coding, Codings
+    from preduce.topo.phase import Group
+
+SEGMENT_BYTES = 128 * 2**10
+"""Layers that are smaller share a segment: at 200 Mbit/s as much takes 5 ms, well above what an operation costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of one bucket's array, with the parameters that lie in it."""
+
+    bucket: int
+    start: int
+    stop: int
+    slots: tuple[int, ...]
+
+
+def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) -> list[Segment]:
+    """The segments in the order in which they are sent; `order` are the parameters from the first layer to the last."""
+    places = {parameter: place for place, parameter in enumerate(order)}
+    found: list[tuple[int, Segment]] = []
+    for index, bucket in enumerate(buckets):
+        stop, taken, mine = bucket.size, [], []
+        for number in reversed(range(len(bucket.slots))):
+            taken.append(number)
+            start = bucket.slots[number].start
+            if (stop - start) * bucket.dtype.itemsize >= SEGMENT_BYTES or number == 0:
+                mine.append(Segment(index, start, stop, tuple(taken)))
+                stop, taken = start, []
+        if len(mine) > 1 and (mine[-1].stop - mine[-1].start) * bucket.dtype.itemsize < SEGMENT_BYTES:
+            first, second = mine.pop(), mine.pop()
+            mine.append(Segment(index, first.start, second.stop, second.slots + first.slots))
+        # A segment is complete with its first layer, which backward comes to last.
+        found += [(min(places[bucket.slots[slot].parameter] for slot in one.slots), one) for one in mine]
+    return [segment for _, segment in sorted(found, key=lambda pair: -pair[0])]
+
+
+class LayerSender:
+    """Sends one worker's gradients segment by segment.
+
+    Args:
+        reducer: carries the operations out.
+        order: the parameters from the first layer to the last.
+        kind: of the operations, for reports and tags.
+        divisor: of gradients, the number of workers by default.
+    """
+
+    def __init__(
+        self, reducer: Reducer, order: Iterable[torch.nn.Parameter], kind: str, *, divisor: int | None = None
+    ) -> None:
+        self.reducer, self.kind, self._divisor = reducer, kind, divisor
+        self.segments = segments_of(reducer.buckets, order)
+        self.codings: Codings | None = None
+        self.group: Callable[[int], Group]
+        self.clock: Callable[[], int] = lambda: 0
+        """The step that backward works for."""
+        self.may_begin: Callable[[], bool] = lambda: True
+        """Whether a first segment may leave already."""
+        self._of: dict[torch.Tensor, tuple[int, Slot]] = {
+            reducer.buckets[segment.bucket].slots[slot].parameter: (number, reducer.buckets[segment.bucket].slots[slot])
+            for number, segment in enumerate(self.segments)
+            for slot in segment.slots
+        }
+        self._made: dict[torch.Tensor, tuple[int, int]] = {}
+        """Gradients that backward has made for this step, by parameter: identity and version."""
+        self._missing: list[int] = []
+        self._reduction: Reduction | None = None
+        self._coded: list[Coding] | None = None
+        self._given: dict[int, Given] = {}
+        self._sent = 0
+        self._closed = self._gives_up = False
+        self._problem: PreduceError | None = None
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+            for parameter in self._of
+        ]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether backward has made gradients that no step has taken up."""
+        return bool(self._made) and not self._closed
+
+    def finish(self, step: int) -> Reduction:
+        """Send what is still to be sent; the whole operation.
+
+        Raises:
+            PeerLostError: a worker is gone, which may have been found during backward.
+            InputError: gradients were changed after backward, or backward ran more than once.
+        """
+        problem = self._problem or self._changed(step)
+        if problem is not None:
+            if isinstance(problem, InputError):
+                self.drop()
+            raise problem
+        reduction = self._opened(step)
+        self.reducer.send(reduction, lambda: self._send_rest(reduction, reduction.tag))
+        self._forget()
+        self._closed = True
+        return reduction
+
+    def refuse_late(self) -> None:
+        """Refuse what backward has made since the step's gradients were averaged.
+
+        Raises:
+            InputError: as said.
+        """
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise problem
+
+    def reopen(self) -> None:
+        """The step has been taken: what backward makes from now on is for the next one."""
+        self._closed = self._gives_up = False
+        self._problem = None
+        self._made.clear()
+
+    def drop(self) -> None:
+        """Give up what backward has made: all its parts are sent, with a tag that fits nobody's sums."""
+        if self.is_under_way:
+            step, self._gives_up = self.clock(), True
+            reduction = self._opened(step)
+            wrong = tag_of(self.reducer.key, self.kind, step, "given up")
+            self.reducer.send(reduction, lambda: self._send_rest(reduction, wrong))
+            self.reducer.recorder.end(reduction.operation, "given up")
+        self._forget()
+        self.reopen()
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        """Backward has made a gradient; may run in a thread of autograd's, so it raises nothing."""
+        if self._problem is not None:
+            return
+        number, slot = self._of[parameter]
+        if self._closed or parameter in self._made:
+            when = "between average_gradients() and step()" if self._closed else "a second time before step()"
+            self._problem = _refused(f"parameter {slot.names[0]!r} got a gradient {when}, after the first had left")
+            return
+        if parameter.grad is None:
+            return
+        if parameter.grad.layout is not torch.strided:
+            text = f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding"
+            self._problem = InputError(text)
+        if not self._made:
+            self._missing = [
+                sum(self.reducer.buckets[one.bucket].slots[i].parameter.requires_grad for i in one.slots)
+                for one in self.segments
+            ]
+        self._made[parameter] = id(parameter.grad), parameter.grad._version  # noqa: SLF001 - torch has no public way
+        self._missing[number] -= 1
+        if self._problem is not None:
+            return
+        try:
+            self._send_ready()
+        except PreduceError as error:
+            self._problem = error
+
+    def _send_ready(self) -> None:
+        while self._sent < len(self.segments) and self._missing[self._sent] == 0:
+            if self._reduction is None and not self.may_begin():
+                return
+            reduction = self._opened(self.clock())
+            self.reducer.send(reduction, lambda one=reduction: self._send_next(one))  # type: ignore[misc]
+
+    def _opened(self, step: int) -> Reduction:
+        """The step's operation, begun now if it was not."""
+        if self._reduction is None:
+            self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group(step))
+            self._coded = None if self.codings is None else self.codings.in_round(step)
+            self._sent, self._given = 0, {}
+        return self._reduction
+
+    def _send_next(self, reduction: Reduction) -> None:
+        segment = self.segments[self._sent]
+        bucket, array = reduction.buckets[segment.bucket], reduction.arrays[segment.bucket]
+        slots = [bucket.slots[slot] for slot in segment.slots]
+        with self.reducer.stream(bucket.device), torch.no_grad():
+            part = array[segment.start : segment.stop]
+            if self._gives_up:
+                part.zero_()
+            else:
+                load_some(slots, array, self._divisor or reduction.num_members)
+            coding = None if self._coded is None else self._coded[self._sent]
+            if coding is not None:
+                given = Given.of(slots, array, part, coding, self.reducer.streams)
+                before = self._given.get(segment.bucket)
+                self._given[segment.bucket] = given if before is None else before.together(given)
+            reduction.works.append(reduction.communicator.all_reduce(part, coding))
+        self._sent += 1
+
+    def _send_rest(self, reduction: Reduction, tag: tuple[int, ...]) -> None:
+        while self._sent < len(self.segments):
+            self._send_next(reduction)
+        streams, communicator = self.reducer.streams, reduction.communicator
+        for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
+            with self.reducer.stream(bucket.device), torch.no_grad():
+                reduction.absent[index] = load_presence(bucket, array)
+                load_riders(bucket, array, reduction.num_members, is_first=communicator.is_first)
+                beside = streams.runs_ahead or not bucket.exact
+                if not beside:
+                    array[-TAG_LENGTH:].copy_(torch.tensor(tag, dtype=bucket.dtype))
+                if self._coded is not None:
+                    given = self._given.get(index) or Given(torch.zeros(1, device=bucket.device))
+                    reduction.coded[index], works = launch_beside(
+                        bucket, array, tag, given, coding=self._coded[0], communicator=communicator, streams=streams
+                    )
+                    reduction.works += works
+                    continue
+                if len(rest := array[bucket.size :]):
+                    reduction.works.append(communicator.all_reduce(rest))
+                if beside:
+                    side = reduction.sides[index] = streams.upload(tag, torch.float32)
+                    reduction.works.append(communicator.all_reduce(side))
+
+    def _changed(self, step: int) -> InputError | None:
+        """Why the gradients are not those that backward made."""
+        for parameter, (tensor, version) in self._made.items():
+            gradient = parameter.grad
+            if gradient is None or id(gradient) != tensor or gradient._version != version:  # noqa: SLF001 - as above
+                name = self._of[parameter][1].names[0]
+                return _refused(f"step {step}: the gradient of {name!r} was changed after backward(), when it had left")
+        return None
+
+    def _forget(self) -> None:
+        self._reduction, self._coded, self._sent, self._given = None, None, 0, {}
+
+
+def _refused(what: str) -> InputError:
+    return InputError(
+        f"sending layers: {what}; call average_gradients() right after the one backward() and change the means, or let "
+        "gradients travel whole, as accumulation and GradScaler need it"
+    )

@@ -1,0 +1,191 @@
+"""`preduce.predict`: what a schedule of any kind costs, as one value: seconds, bytes, age, memory.
+
+Kinds with fixed phases say it by formulas and proofs. The others are run in virtual time, by the protocol that runs
+between real workers, and what is counted there is the prediction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from preduce.runtime.virtual_time.simulate import simulate
+from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.server import Server
+from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.cost import bytes_of, communication
+from preduce.topo.timing.event_graph import cycle_time
+from preduce.topo.timing.sampling import sample
+from preduce.verify.meetings import NeverMeetError, TooManyRoundsError, rounds_to_meet
+from preduce.verify.memory import prove_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
+    from preduce.topo.strategies.base import Strategy
+
+ROUNDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a schedule costs on a cluster. Seconds and bytes are per step of the workers with the largest pace.
+
+    Of kinds without common rounds they are per step of all workers, on average. `step_seconds` includes waiting and
+    what no overlap hides, `communication_seconds` is the links' time alone, and `nic_bytes` leaves the busiest node.
+
+    `largest_age` and `mean_age` are in steps of a worker: by how many steps of another worker what a worker averages
+    may be behind when it has averaged; where progress is added to what others change meanwhile (pipelines of gradients,
+    asynchronous servers), by how many the parameters that it was computed with are. None where it is not known.
+
+    `arrays` are kept beside the parameters by the busiest worker, at most, in units of their size, messages that
+    its protocol lets arrive included; `memory_bytes` are these. `how` says where step and age come from: `exact`,
+    `sampled` (computing that varies), or `simulated`.
+    """
+
+    step_seconds: float
+    communication_seconds: float
+    nic_bytes: float
+    largest_age: float | None
+    mean_age: float | None
+    arrays: float
+    memory_bytes: float
+    how: str
+
+
+def predict(
+    schedule: Schedule,
+    hardware: Hardware,
+    *,
+    compute: ComputeTimes | None = None,
+    model_bytes: int | None = None,
+    form: Form | None = None,
+    num_rounds: int = ROUNDS,
+    seed: int = 0,
+) -> Prediction:
+    """Predict a schedule of any kind. Fixed phases: O(n · period) at most; others: a simulation of `num_rounds` rounds.
+
+    Args:
+        schedule: of any kind.
+        hardware: links and speeds.
+        compute: step times; None for those of the hardware.
+        model_bytes: the model's size, unless the hardware states it.
+        form: how groups average; the schedule's own by default.
+        num_rounds: rounds that are simulated, where there are no fixed phases.
+        seed: of what is drawn there.
+
+    Raises:
+        InputError: the model's size is neither given nor part of the hardware.
+        ScheduleError: groups overlap.
+    """
+    size = bytes_of(hardware, model_bytes)
+    compute = ComputeTimes.of(hardware) if compute is None else compute
+    if not schedule.is_mixing:
+        return _simulated(schedule, hardware, compute, size=size, form=form, num_rounds=num_rounds, seed=seed)
+    cost = communication(schedule, hardware, model_bytes=size, form=form)
+    timed = cycle_time if compute.is_fixed else sample
+    largest, mean = _age_of_rounds(schedule)
+    arrays = (prove_memory(schedule).entry or {})["arrays"]
+    return Prediction(
+        timed(schedule, hardware, compute, model_bytes=size, form=form).per_step,
+        cost.per_step,
+        cost.nic_bytes_per_step,
+        largest,
+        mean,
+        arrays,
+        arrays * size,
+        "exact" if compute.is_fixed else "sampled",
+    )
+
+
+def _simulated(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    *,
+    size: int,
+    form: Form | None,
+    num_rounds: int,
+    seed: int,
+) -> Prediction:
+    """As `preduce simulate`; the first quarter of the rounds is left out of the seconds."""
+    timeline = simulate(
+        schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form
+    )
+    observed, paces = timeline.observed, schedule.paces()
+    assert observed is not None, "every protocol counts what it sends"
+    steps = num_rounds * float(paces.mean()) if timeline.free_running else num_rounds * float(paces.max())
+    largest, mean = observed.largest_age, observed.mean_age
+    if not timeline.free_running:
+        largest, mean = _age_of_everyone(schedule)
+    arrays = ARRAYS[schedule.strategy.kind](schedule.strategy, schedule.num_workers)
+    return Prediction(
+        timeline.per_step(warm_up=num_rounds // 4),
+        float(timeline.communicating().mean()) / steps,
+        float(observed.nic_bytes.max(initial=0.0)) / steps,
+        largest,
+        mean,
+        arrays,
+        arrays * size,
+        "simulated",
+    )
+
+
+def _age_of_rounds(schedule: Schedule) -> tuple[float | None, float | None]:
+    """Of fixed rounds: as claim `staleness` says; of sums over all it is also the mean."""
+    if schedule.strategy.averages_everyone:
+        return _age_of_everyone(schedule)
+    try:
+        reach = rounds_to_meet(schedule)
+    except (NeverMeetError, TooManyRoundsError):
+        return None, None
+    return float((reach - 1 + schedule.strategy.when.lag) * int(schedule.paces().max())), None
+
+
+def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:
+    """Every round is over all: what is late is late by the same for all."""
+    age = float(schedule.strategy.when.lag * int(schedule.paces().max()))
+    return age, age
+
+
+def _server_arrays(strategy: Strategy, num_workers: int) -> float:
+    """Arrays of a host, which is a worker, too.
+
+    Synchronous: the one for the sums, its answers, and of every worker a part of the shard that waits for those before
+    it. Asynchronous: the parameters from which progress counts, the progress, the answers; of the shard its value, a
+    snapshot of it on the way to the others, and a push of every worker.
+    """
+    assert isinstance(strategy, Server), "the registry names the kind"
+    shard = 1 / len(strategy.hosts)
+    keeps_start = strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALISED
+    if strategy.synchronous:
+        return 2 + int(keeps_start) + num_workers * shard
+    return 3 + (2 + num_workers) * shard
+
+
+def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
+    """The model beside the live parameters, those of the last adoption, the progress, and what is on the way.
+
+    That is a question and its answer for an active worker, and for a passive one a question of every active worker.
+    """
+    assert isinstance(strategy, Pairwise), "the registry names the kind"
+    asking = sum(len(strategy.passive_of(worker, num_workers)) > 0 for worker in strategy.active)
+    return 3 + max(2, asking)
+
+
+def _generated_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
+    """One for the sums, and the parameters with which a round began where progress is normalised."""
+    return 1 + int(strategy.averaging is Averaging.STEP_NORMALISED)
+
+
+ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
+    Server.kind: _server_arrays,
+    Pairwise.kind: _pairwise_arrays,
+    Generated.kind: _generated_arrays,
+}
+"""The arrays of the kinds without fixed phases, of which no claim `memory` speaks."""

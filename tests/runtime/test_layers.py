@@ -1,0 +1,460 @@
+"""Gradients sent layer by layer: the same numbers as whole ones, in one order, and nothing may change what has left."""
+
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from preduce.runtime.averaging import layers
+from preduce.runtime.averaging.layers import SEGMENT_BYTES, Segment, segments_of
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import save_checkpoint
+from preduce.runtime.strategies.pipeline import GradientPipeline
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError, PeerLostError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Codec, Form, How, Lockstep, Pipeline, Sending
+
+LAYERS = How(sending=Sending.LAYERS)
+_building = threading.Lock()
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch):
+    """Segments of a few numbers, so that small models have many."""
+    monkeypatch.setattr(layers, "SEGMENT_BYTES", 512)
+
+
+class Ladder(torch.nn.Module):
+    """Weights of several sizes, whose gradients are told, in the order of backward: the last ones first."""
+
+    def __init__(self, sizes, dtype=torch.float64):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.zeros(size, dtype=dtype) for size in sizes)
+
+    def backward(self, gradients):
+        """Through a chain, so that the last weight's gradient is there first; None leaves one out."""
+        chain = torch.zeros((), dtype=self.weights[0].dtype, requires_grad=True)
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            if gradient is not None:
+                chain = chain * 1.0 + (weight * gradient).sum()
+        chain.backward()
+
+    def numbers(self):
+        return torch.cat([weight.detach() for weight in self.weights])
+
+
+def wrapped(world, model, how=LAYERS, when=None, *, nodes=1, make=torch.optim.SGD, timeout=20, **options):
+    cluster = Cluster.regular(nodes, world.size // nodes)
+    schedule = Schedule("layers", cluster, AllReduce(how=how, when=when or Lockstep()))
+    inner = make(model.parameters(), **({"lr": 0.5, "momentum": 0.5} | options))
+    return DistributedOptimizer(inner, model, schedule, timeout=timeout, world=world)
+
+
+def draw(seed, rank, step, sizes, *, unused=0.3):
+    """Dyadic gradients; some weights have none on some workers."""
+    chance = random.Random(f"{seed} {rank} {step}")
+    generator = torch.Generator().manual_seed(chance.randrange(2**31))
+    return [
+        None if chance.random() < unused else torch.randint(-8, 9, (size,), generator=generator).double() / 8
+        for size in sizes
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:preduce. schedule .* has a pipeline of 3")
+@pytest.mark.parametrize("seed", range(8))
+def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
+    """Random sizes, pipelines, forms and unused weights; the numbers are dyadic, since segments add in other orders."""
+    chance = random.Random(f"layers {seed}")
+    n = chance.choice([2, 4])
+    nodes = chance.choice([1, 2]) if n == 4 else 1
+    sizes = [chance.choice([1, 3, 64, 65, 200]) for _ in range(chance.randint(1, 9))]
+    when = [Lockstep(), Pipeline(), Pipeline(width=3, wider=True, warm_up=2)][seed % 3]
+    how = How(form=Form.HIERARCHICAL if nodes > 1 else Form.RING)
+
+    def work(world, how):
+        model = Ladder(sizes)
+        optimizer = wrapped(world, model, how, when, nodes=nodes)
+        seen = []
+        for step in range(5):
+            optimizer.zero_grad()
+            model.backward(draw(seed, world.rank, step, sizes))
+            optimizer.step()
+            seen.append(model.numbers())
+        optimizer.finish()
+        return [*seen, model.numbers()]
+
+    whole = ranks.run(n, lambda world: work(world, how))
+    parts = ranks.run(n, lambda world: work(world, replace(how, sending=Sending.LAYERS)))
+    for mine, should in zip(parts, whole, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(mine, should, strict=True))
+
+
+@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16])
+def test_16_bits_by_layers_are_those_of_whole_gradients(ranks, codec):
+    sizes = (100, 3, 70, 200)
+
+    def work(world, sending):
+        model = Ladder(sizes, torch.float32)
+        optimizer = wrapped(world, model, How(codec=codec, sending=sending))
+        for step in range(4):
+            optimizer.zero_grad()
+            gradients = draw(1, world.rank, step, sizes)
+            model.backward([None if one is None else one.float() for one in gradients])
+            optimizer.step()
+        optimizer.finish()
+        return model.numbers()
+
+    results = [ranks.run(2, lambda world, s=sending: work(world, s)) for sending in Sending]
+    assert all(torch.equal(one, results[0][0]) for both in results for one in both)
+
+
+@pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
+def test_each_segment_is_coded_by_itself_in_8_bits_and_replicas_stay_equal(ranks, when):
+    """Layers of 1, 100 and 10,000: each is as exact as if it were alone, and what rounding took comes with the next."""
+    sizes = (200, 200, 200)
+    how = How(codec=Codec.INT8, sending=Sending.LAYERS, error_feedback=True)
+
+    def work(world):
+        model = Ladder(sizes, torch.float32)
+        optimizer = wrapped(world, model, how, when, lr=1.0, momentum=0.0)
+        total = torch.zeros(sum(sizes))
+        for step in range(6):
+            optimizer.zero_grad()
+            factor = 1.0 + world.rank + step
+            gradients = [factor * 100.0**place * torch.linspace(0.1, 1, size) for place, size in enumerate(sizes)]
+            model.backward(gradients)
+            total -= torch.cat(gradients)
+            optimizer.step()
+        optimizer.finish()
+        return model.numbers(), total
+
+    (first, total), (second, other) = ranks.run(2, work)
+    assert torch.equal(first, second)
+    for place, (mine, should) in enumerate(zip(first.split(sizes), ((total + other) / 2).split(sizes), strict=True)):
+        largest = 7 * 100.0**place
+        assert 0 < float((mine - should).abs().max()) < 2 * largest / 127
+
+
+def test_segments_go_from_the_end_to_the_beginning_and_tiny_layers_share_one():
+    model = torch.nn.ModuleList([torch.nn.Linear(16, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 32)])
+    model.append(torch.nn.Linear(8, 40).to(torch.bfloat16))
+    flat = flat_of(model)
+    first, second = flat.buckets
+    starts = [slot.start for slot in first.slots]  # weight, bias, weight, bias, weight, bias
+    found = segments_of(flat.buckets, model.parameters())
+    assert found == [
+        Segment(1, 0, second.size, (1, 0)),
+        Segment(0, starts[4], first.size, (5, 4)),
+        Segment(0, 0, starts[4], (3, 2, 1, 0)),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "SEGMENT_BYTES", SEGMENT_BYTES)
+        assert [segment.slots for segment in segments_of(flat.buckets, model.parameters())] == [
+            (1, 0),
+            (5, 4, 3, 2, 1, 0),
+        ]
+
+
+def flat_of(model):
+    from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return FlatModel(model, optimizer, BufferPolicy.AVERAGE, StatePolicy.LOCAL)
+
+
+def launches(optimizer):
+    """The lengths of what is summed, in order, as they are started."""
+    communicator = optimizer.run.reducer.world.everyone()
+    started, start = [], communicator.all_reduce
+
+    def all_reduce(tensor, *rest):
+        started.append(len(tensor))
+        return start(tensor, *rest)
+
+    communicator.all_reduce = all_reduce
+    return started, lambda: delattr(communicator, "all_reduce")
+
+
+def test_segments_leave_during_backward_in_one_order_whatever_a_worker_leaves_out(ranks):
+    sizes = (64, 64, 64, 64)
+
+    def work(world):
+        model = Ladder(sizes)
+        optimizer = wrapped(world, model)
+        seen = []
+        for left_out in (None, 2, 3, 0):
+            started, restore = launches(optimizer)
+            optimizer.zero_grad()
+            gradients = [torch.ones(size, dtype=torch.float64) for size in sizes]
+            if world.rank and left_out is not None:
+                gradients[left_out] = None
+            model.backward(gradients)
+            early = len(started)
+            optimizer.step()
+            restore()
+            seen.append((early, len(started)))
+        optimizer.finish()
+        return seen, model.numbers().tolist()
+
+    (first, numbers), (second, same) = ranks.run(2, work)
+    assert numbers == same
+    assert first == [(4, 5)] * 4
+    assert second == [(4, 5), (1, 5), (0, 5), (3, 5)]
+
+
+def test_a_pipeline_lets_segments_leave_once_the_oldest_sum_is_there(ranks, monkeypatch):
+    """And where it never is during backward, everything leaves at the step."""
+    sizes = (64, 64)
+
+    def work(world):
+        model = Ladder(sizes)
+        optimizer = wrapped(world, model, when=Pipeline())
+        early = []
+        for step in range(4):
+            started, restore = launches(optimizer)
+            optimizer.zero_grad()
+            if step == 3:
+                optimizer.runner.settle()
+            model.backward([torch.ones(size, dtype=torch.float64) for size in sizes])
+            early.append(len(started))
+            optimizer.step()
+            restore()
+            if step == 0:  # nothing has arrived as far as this worker knows
+                never.append(optimizer.runner._flights[0])
+        optimizer.finish()
+        return early[0], early[1], early[3]
+
+    has_room, never = GradientPipeline._has_room, []
+    monkeypatch.setattr(
+        GradientPipeline,
+        "_has_room",
+        lambda runner: has_room(runner) and not any(flight in never for flight in runner._flights),
+    )
+    assert ranks.run(2, work) == [(2, 0, 2)] * 2
+
+
+def refused(world, misuse, *, words, when=None, again=True):
+    """Misuse a step on all workers; afterwards, the run goes on as if that step had not been."""
+    sizes = (64, 100)
+    model = Ladder(sizes)
+    optimizer = wrapped(world, model, when=when, lr=1.0, momentum=0.0)
+    ones = [torch.ones(size, dtype=torch.float64) for size in sizes]
+    optimizer.zero_grad()
+    model.backward(ones)
+    with pytest.raises(InputError, match=words) as caught:
+        misuse(optimizer, model, ones)
+    assert "\n" not in str(caught.value)
+    if again:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.backward(ones)
+            optimizer.step()
+        optimizer.finish()
+        return sorted(set(model.numbers().tolist()))
+    return None
+
+
+def twice(optimizer, model, gradients):
+    model.backward(gradients)
+    optimizer.step()
+
+
+def clipped(optimizer, model, _gradients):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def zeroed(optimizer, _model, _gradients):
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def replaced(optimizer, model, _gradients):
+    model.weights[1].grad = model.weights[1].grad.clone()
+    optimizer.step()
+
+
+def one_of_them(optimizer, model, _gradients):
+    if optimizer.rank == 0:
+        model.weights[1].grad.mul_(2)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
+@pytest.mark.parametrize(
+    ("misuse", "words"),
+    [
+        (twice, r"sending layers: parameter 'weights.1' got a gradient a second time before step\(\)"),
+        (
+            clipped,
+            r"the gradient of 'weights.1' was changed after backward\(\), when it had left; call average_gradients",
+        ),
+        (zeroed, "was changed after backward"),
+        (replaced, "was changed after backward"),
+    ],
+)
+def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_can_go_on(ranks, misuse, words, when):
+    assert ranks.run(2, lambda world: refused(world, misuse, words=words, when=when)) == [[-2.0]] * 2
+
+
+def test_where_one_worker_alone_changes_its_gradients_the_others_take_no_wrong_sum(ranks):
+    def work(world):
+        if world.rank == 0:
+            return refused(world, one_of_them, words="was changed after backward", again=False)
+        model = Ladder((64, 100))
+        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
+        model.backward([torch.ones(size, dtype=torch.float64) for size in (64, 100)])
+        with pytest.raises(PeerLostError, match="their tags differ"):
+            optimizer.step()
+        assert not model.numbers().any()
+        return None
+
+    ranks.run(2, work)
+    ranks.fresh()
+
+
+def test_skip_is_refused_after_backward_and_works_before_it(ranks):
+    def work(world):
+        model = Ladder((64, 100))
+        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
+        ones = [torch.ones(size, dtype=torch.float64) for size in (64, 100)]
+        for step in range(3):
+            optimizer.zero_grad()
+            if world.rank == 1 and step == 1:
+                optimizer.skip()
+                continue
+            model.backward(ones)
+            if step == 2:
+                with pytest.raises(InputError, match=r"skip: this step's gradients have left during backward\(\)"):
+                    optimizer.skip()
+            optimizer.step()
+        optimizer.finish()
+        return sorted(set(model.numbers().tolist()))
+
+    assert ranks.run(2, work) == [[-2.5]] * 2
+
+
+def test_a_scaler_is_refused(ranks):
+    def work(world):
+        model = Ladder((64,))
+        optimizer = wrapped(world, model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(model.weights[0].sum()).backward()
+        with pytest.raises(InputError, match=r"GradScaler: divides gradients after backward\(\)"):
+            scaler.step(optimizer)
+        assert not model.numbers().any()
+
+    ranks.run(2, work)
+
+
+@pytest.mark.parametrize("what", ["mean_model", "checkpoint", "finish"])
+def test_what_all_do_together_is_refused_between_backward_and_step(ranks, what, tmp_path):
+    def work(world):
+        model = Ladder((64, 100))
+        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
+        model.backward([torch.ones(size, dtype=torch.float64) for size in (64, 100)])
+        action = {
+            "mean_model": lambda: optimizer.mean_model().__enter__(),
+            "checkpoint": lambda: save_checkpoint(optimizer, tmp_path),
+            "finish": optimizer.finish,
+        }[what]
+        with pytest.raises(
+            InputError, match=r"this step's gradients have left during backward\(\).*call step\(\) first"
+        ):
+            action()
+        optimizer.step()
+        with optimizer.mean_model():
+            pass
+        optimizer.finish()
+        return set(model.numbers().tolist())
+
+    assert ranks.run(2, work) == [{-1.0}] * 2
+
+
+@pytest.mark.filterwarnings("ignore:preduce. the gradients of step")
+@pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
+def test_load_state_dict_gives_up_what_backward_has_sent(ranks, when):
+    def work(world):
+        model = Ladder((64, 100))
+        optimizer = wrapped(world, model, when=when, lr=1.0, momentum=0.0)
+        ones = [torch.ones(size, dtype=torch.float64) for size in (64, 100)]
+        model.backward(ones)
+        optimizer.load_state_dict(optimizer.state_dict())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.backward(ones)
+            optimizer.step()
+        optimizer.finish()
+        return set(model.numbers().tolist())
+
+    assert ranks.run(2, work) == [{-2.0}] * 2
+
+
+def test_closures_average_gradients_and_a_retained_graph_go_with_layers(ranks):
+    def work(world):
+        model = Ladder((64, 100))
+        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
+        ones = [torch.full((size,), 1.0 + world.rank, dtype=torch.float64) for size in (64, 100)]
+
+        def closure():
+            optimizer.zero_grad()
+            model.backward(ones)
+            return 5.0
+
+        assert optimizer.step(closure) == 5.0
+        optimizer.zero_grad()
+        model.backward(ones)
+        optimizer.average_gradients()
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = sum((weight * one).sum() for weight, one in zip(model.weights, ones, strict=True))
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.average_gradients()
+        model.backward(ones)
+        with pytest.raises(InputError, match=r"got a gradient between average_gradients\(\) and step\(\)"):
+            optimizer.step()
+        return set(model.numbers().tolist())
+
+    assert ranks.run(2, work) == [{-1.5 - 1.0 - 1.5}] * 2
+
+
+@pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
+def test_workers_without_data_send_zeros_in_the_same_order(ranks, when):
+    def work(world):
+        model = Ladder((64, 100))
+        optimizer = wrapped(world, model, when=when, lr=1.0, momentum=0.0)
+        ones = [torch.ones(size, dtype=torch.float64) for size in (64, 100)]
+        with optimizer.join():
+            for _ in range(1 + 2 * world.rank):
+                optimizer.zero_grad()
+                model.backward(ones)
+                optimizer.step()
+        optimizer.finish()
+        return set(model.numbers().tolist())
+
+    assert ranks.run(2, work) == [{-2.0}] * 2
+
+
+def test_frozen_layers_hold_up_nothing(ranks):
+    def work(world):
+        model = Ladder((64, 64, 64))
+        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
+        ones = [torch.ones(64, dtype=torch.float64)] * 3
+        model.weights[2].requires_grad_(requires_grad=False)
+        started, restore = launches(optimizer)
+        optimizer.zero_grad()
+        model.backward(ones)
+        early = len(started)
+        optimizer.step()
+        restore()
+        optimizer.finish()
+        return early, [weight[0].item() for weight in model.weights]
+
+    assert ranks.run(2, work) == [(3, [-1.0, -1.0, 0.0])] * 2

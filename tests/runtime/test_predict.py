@@ -1,0 +1,236 @@
+"""`preduce.predict`: every kind says seconds, bytes, age and memory, as formulas, virtual time and real runs do."""
+
+import random
+import threading
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.virtual_time.network import Network
+from preduce.runtime.virtual_time.predict import predict
+from preduce.runtime.virtual_time.simulate import simulate
+from preduce.runtime.virtual_time.staleness import Hearsay
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.hardware import Hardware, Link, Switch
+from preduce.topo.round import Round
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Generated, Late, Pairwise, Pipeline, Server
+from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.cost import round_seconds
+
+CLUSTER = Cluster.regular(4, 4)
+MODEL = 2_000_000
+WIRE = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), compute=0.08, model_bytes=MODEL)
+
+
+def of(strategy, hardware=WIRE, cluster=CLUSTER, **options):
+    return predict(Schedule("s", cluster, strategy), hardware, **options)
+
+
+def sent_at_once(edges, cluster, hardware, num_bytes):
+    """When each message is there if all are sent at 0."""
+    network, there = Network(cluster, hardware), {}
+    for source, to in edges:
+        network.send(source, to, num_bytes, (source, to))
+    while (end := network.next_end()) < float("inf"):
+        there |= {key: moment for moment, key in network.go_to(end)}
+    return there
+
+
+def test_messages_share_what_they_have_in_common():
+    cluster, hardware = Cluster.regular(3, 2), Hardware(inside=Link(0.5, 1.0), nic=Link(2.0, 10.0))
+    assert sent_at_once([(0, 2)], cluster, hardware, 3) == {(0, 2): 32}
+    assert sent_at_once([(0, 2), (1, 4)], cluster, hardware, 3) == {(0, 2): 62, (1, 4): 62}, "one NIC out"
+    assert sent_at_once([(0, 2), (4, 3)], cluster, hardware, 3) == {(0, 2): 62, (4, 3): 62}, "one NIC in"
+    assert sent_at_once([(0, 2), (2, 0)], cluster, hardware, 3) == {(0, 2): 32, (2, 0): 32}, "both directions"
+    assert sent_at_once([(0, 2), (0, 1)], cluster, hardware, 3) == {(0, 2): 32, (0, 1): 3.5}, "inside is no NIC"
+    assert sent_at_once([(0, 0)], cluster, hardware, 3) == {(0, 0): 0}
+    rails = Hardware(nic=Link(2.0, 10.0), num_nics=2)
+    assert sent_at_once([(0, 2), (1, 4)], cluster, rails, 3) == {(0, 2): 32, (1, 4): 32}
+
+
+def test_a_message_that_comes_later_takes_its_share_from_then_on():
+    network = Network(Cluster.regular(3, 1), Hardware(nic=Link(0.0, 1.0)))
+    network.send(0, 1, 10, (1,))
+    network.go_to(4.0)
+    network.send(0, 2, 2, (2,))
+    assert network.next_end() == 8, "2 bytes at half speed"
+    assert network.go_to(8.0) == [(8.0, (2,))]
+    assert network.next_end() == 12, "6 bytes were left at 4, 4 at 8"
+    assert network.go_to(12.0) == [(12.0, (1,))]
+    assert network.nic_bytes.tolist() == [12, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_message_is_there_before_the_links_can_have_carried_it(seed):
+    """`round_seconds` counts each link's bytes alone; one host's links, which decide alone, are met exactly."""
+    rng = random.Random(seed)
+    cluster = Cluster.regular(4, 2)
+    switches = (Switch((0, 1), Link(0.3, 2.0)),) if seed % 2 else ()
+    hardware = Hardware(inside=Link(0.1, 0.5), nic=Link(0.2, 3.0), num_nics=1 + seed % 3, switches=switches)
+    pairs = [(a, b) for a in range(8) for b in range(8) if a != b]
+    edges = rng.sample(pairs, 12)
+
+    def bound(edges):
+        graph = Round.from_edges(8, [(a, b, Fraction(1, 20)) for a, b in edges])
+        return round_seconds(graph, cluster, hardware, model_bytes=5)
+
+    there = sent_at_once(edges, cluster, hardware, 5)
+    for worker, least in enumerate(bound(edges)):
+        arrived = [moment for (_, to), moment in there.items() if to == worker]
+        assert max(arrived, default=0.0) >= least - 1e-9
+    star = [(worker, 0) for worker in range(2, 8)]
+    if hardware.num_nics == 1 and not switches:
+        assert max(sent_at_once(star, cluster, hardware, 5).values()) == pytest.approx(bound(star)[0])
+
+
+def test_a_synchronous_server_takes_what_its_hosts_nics_take_there_and_back():
+    there = 12 * MODEL * 1e-8 + 1e-4  # twelve workers of other nodes share the NIC of the host's node
+    one = of(Server())
+    assert one.step_seconds == pytest.approx(0.08 + 2 * there)
+    assert one.communication_seconds == pytest.approx(2 * there, rel=1e-3)
+    assert one.nic_bytes == 12 * MODEL
+    spread = of(Server(hosts=(0, 4, 8, 12)))
+    assert spread.nic_bytes == 4 * MODEL * 3 / 4 * 2, "every worker's parts out, and the host's answers"
+    assert spread.communication_seconds == pytest.approx(2 * (3 * MODEL * 1e-8 + 1e-4))
+    assert one.arrays > spread.arrays
+    late = of(Server(pace=2, when=Late()))
+    assert late.step_seconds == pytest.approx(2 * there / 2), "the computing is hidden"
+    assert late.nic_bytes == 6 * MODEL
+    assert (one.largest_age, late.largest_age) == (0, 2)
+
+
+def test_a_synchronous_server_waits_for_its_slowest_worker_and_an_asynchronous_one_does_not():
+    times = ComputeTimes(trace=np.array([[0.08] * 15 + [0.8]]))
+    synchronous = of(Server(hosts=(0, 4, 8, 12)), compute=times)
+    free = of(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times)
+    bounded = of(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times)
+    assert synchronous.step_seconds > 0.8
+    assert free.step_seconds < 0.3
+    assert bounded.step_seconds > 0.75
+    assert free.largest_age > bounded.largest_age >= 3
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize("when", [None, Late()])
+def test_the_staleness_bounds_the_ages_that_are_measured(staleness, when):
+    """An answer to push c comes when nobody is below c − s, and nobody is above c + s + 1 when push c + 1 comes."""
+    rng = np.random.default_rng(staleness)
+    for _ in range(5):
+        times = ComputeTimes(trace=rng.uniform(0.01, 0.2, (1, 8)))
+        strategy = Server(
+            hosts=(1, 5), synchronous=False, staleness=staleness, **({} if when is None else {"when": when})
+        )
+        found = of(strategy, cluster=Cluster.regular(2, 4), compute=times, num_rounds=60)
+        assert 0 < found.largest_age <= 2 * staleness + 1 + 2 * (when is not None)
+        assert 0 < found.mean_age <= found.largest_age
+
+
+def test_without_links_an_asynchronous_server_takes_what_computing_takes():
+    timeline = simulate(Schedule("s", CLUSTER, Server(synchronous=False)), num_rounds=5)
+    assert timeline.makespan == 0.0
+    free = Hardware(compute=0.5, model_bytes=8)
+    for strategy in (Server(), Server(synchronous=False), Server(synchronous=False, when=Late()), Server(when=Late())):
+        assert of(strategy, free, num_rounds=30).step_seconds == pytest.approx(0.5)
+
+
+def test_a_worker_alone_with_its_host_needs_nobody():
+    cluster = Cluster.regular(2, 1)
+    alone = of(Server(hosts=(0, 1), synchronous=False), cluster=cluster)
+    assert alone.nic_bytes == MODEL
+    assert alone.step_seconds == pytest.approx(0.08 + 2 * (MODEL / 2 * 1e-8 + 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "age", "arrays"),
+    [
+        (AllReduce(), 0, 1),
+        (AllReduce(pace=4), 0, 1),
+        (AllReduce(pace=4, when=Late()), 4, 2),
+        (AllReduce(when=Pipeline(width=3, wider=True)), 2, None),
+    ],
+)
+def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
+    found = of(strategy)
+    assert (found.largest_age, found.mean_age, found.how) == (age, age, "exact")
+    assert arrays is None or (found.arrays, found.memory_bytes) == (arrays, arrays * MODEL)
+
+
+@pytest.mark.parametrize("name", ["prague-figure-10", "ring", "node-then-all"])
+def test_the_age_of_fixed_rounds_is_what_hearsay_shows(name):
+    """Proved by following who met whom; here every worker's view is kept through many rounds in lockstep."""
+    schedule = build(name, CLUSTER)
+    heard, count = Hearsay(schedule.paces()), schedule.num_workers
+    late = 0
+    for round_ in range(8 * schedule.period + 40):
+        done = np.full(count, round_ + 1)
+        heard.known[np.arange(count), np.arange(count)] = round_ + 1
+        if graphs := schedule.strategy.graphs:
+            graph, before = graphs[round_ % len(graphs)], heard.known.copy()
+            for source, target in zip(graph.sources, graph.targets, strict=True):
+                heard.known[target] = np.maximum(heard.known[target], before[source])
+        else:
+            for group in schedule.phase(round_ % schedule.period):
+                heard.meet(group.members, done)
+        if round_ >= 4 * schedule.period + 20:
+            late = max(late, int((round_ + 1 - heard.known).max()))
+    assert predict(schedule, WIRE).largest_age == late
+
+
+def test_pairs_and_groups_on_request_count_what_they_send():
+    pairs = of(Pairwise(active=(0, 1, 2, 3)))
+    assert pairs.nic_bytes == pytest.approx(4 * MODEL, rel=0.01), (
+        "four models leave node 0 in each round, all to others"
+    )
+    assert pairs.largest_age >= pairs.mean_age > 0
+    groups = of(Generated(group_size=2))
+    assert groups.nic_bytes > 0
+    assert groups.mean_age > 0
+    assert groups.arrays == 1
+
+
+def test_what_has_no_size_is_refused():
+    with pytest.raises(InputError, match="model_bytes"):
+        of(Server(), Hardware(nic=Link(1e-4, 1e-8)))
+
+
+KINDS = [
+    Server(),
+    Server(hosts=(1, 2)),
+    Server(synchronous=False),
+    Server(hosts=(0, 3), synchronous=False, when=Late()),
+    Pairwise(active=(0, 1)),
+]
+
+
+@pytest.mark.parametrize("strategy", KINDS, ids=range(len(KINDS)))
+def test_mailboxes_of_a_real_run_count_the_bytes_that_were_predicted(ranks, strategy):
+    """Four workers on two nodes; tags and a few numbers come on top of the model. Late answers may be under way."""
+    cluster, rounds, together = Cluster.regular(2, 2), 10, threading.Barrier(4)
+
+    def work(world):
+        model = torch.nn.Linear(4096, 4, bias=False)
+        inner = torch.optim.SGD(model.parameters(), lr=1e-6)
+        optimizer = DistributedOptimizer(inner, model, Schedule("s", cluster, strategy), timeout=20, world=world)
+        for _ in range(rounds):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4096)).sum().backward()
+            optimizer.step()
+        together.wait(20)
+        traffic = optimizer.runner._mailbox.traffic()
+        together.wait(20)
+        optimizer.finish()
+        return {peer: entry.sent.num_bytes for peer, entry in traffic.items()}
+
+    sent = ranks.run(4, work)
+    crossing = [
+        sum(sent[worker].get(peer, 0) for worker in node for peer in range(4) if peer not in node)
+        for node in ((0, 1), (2, 3))
+    ]
+    found = of(strategy, Hardware(model_bytes=4 * 4096 * 4), cluster, num_rounds=rounds)
+    assert max(crossing) / rounds == pytest.approx(found.nic_bytes, rel=0.01 if not strategy.overlap else 0.1)
