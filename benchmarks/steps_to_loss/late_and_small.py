@@ -358,7 +358,8 @@ def main() -> None:
             print(json.dumps(row), file=sys.stderr, flush=True)
             options.output.write_text(compact.text({"commands": commands, "rows": rows}))
     head = (
-        f"# Late and small: the price in steps\n\n`{'`; `'.join(commands)}`; 4x4 workers, shuffled data, plain SGD.\n"
+        f"# Late and small: the price in steps\n\n`{'`; `'.join(commands)}`; 4x4 workers, shuffled data, plain SGD. "
+        "What is missing was not measured.\n"
     )
     options.output.with_suffix(".md").write_text(head + table(rows))
 

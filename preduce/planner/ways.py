@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from preduce.planner.preference import preference
 from preduce.schedulers.synthesis.problem import Objective
 from preduce.topo.strategies.axes import Codec, Form, How, Sending, Where
 from preduce.topo.timing.cost import communication
@@ -117,11 +118,9 @@ def paying(known: Sequence[Costs], job: Job) -> int:
     able = [i for i, costs in enumerate(known) if costs.keep(job.limits)] or list(range(len(known)))
     merits = [_merit(costs, job.objective) for costs in known]
     best = min(merits[i] for i in able)
-    return next(i for i in able if merits[i] * (1 - WORTH) <= best)
+    return next(i for i in able if all(own * (1 - WORTH) <= least for own, least in zip(merits[i], best, strict=True)))
 
 
-def _merit(costs: Costs, objective: Objective) -> float:
-    """What of an objective a codec can change: seconds."""
-    if objective is Objective.BALANCED:
-        return costs.time
-    return costs.step_seconds if objective is Objective.WAITING else costs.communication
+def _merit(costs: Costs, objective: Objective) -> tuple[float, ...]:
+    """What the objective minimises; of a balanced one its time alone, as hidden communication is worth no rounding."""
+    return (costs.time,) if objective is Objective.BALANCED else preference(costs, objective)
