@@ -113,7 +113,8 @@ class Hardware:
     coefficient of variation of a step's compute time. `codec` gives the seconds of single codecs, by name; for others
     there are defaults (`topo.timing.coding`). `model_bytes`, `compute` (seconds per step) and, where a gradient is sent
     layer by layer, `layers` and `backward` describe the job: `layers` is the number of equal segments or the bytes of
-    each, in the order in which backward makes them, `backward` the share of backward in a step's computing.
+    each, in the order in which backward makes them (0 of what takes its time and sends nothing), `backward` the share
+    of backward in a step's computing.
     """
 
     inside: Link = field(default_factory=Link)
@@ -136,8 +137,10 @@ class Hardware:
         if not 0 <= self.backward <= 1:
             raise InputError(f"hardware: backward is {self.backward}; it is a share of a step's computing, in 0..1")
         listed = (self.layers,) if isinstance(self.layers, int) else self.layers
-        if listed is not None and (not listed or min(listed) < 1):
-            raise InputError(f"hardware: layers is {self.layers}; it is a number of segments, or their bytes, all >= 1")
+        if listed is not None and (min(listed, default=0) < 0 or not any(listed)):
+            raise InputError(
+                f"hardware: layers is {self.layers}; it is a number of segments >= 1, or their bytes >= 0, one > 0"
+            )
         if self.switches and (problem := nesting_problem(self.switches)):
             raise InputError(f"hardware: switches[{problem[0]}]: {problem[1]}")
 

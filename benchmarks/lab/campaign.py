@@ -21,7 +21,7 @@ from benchmarks.lab.plan import Planner
 from benchmarks.lab.predict import Point, predicted
 from benchmarks.lab.rehearse import RATES, best_rate
 from benchmarks.lab.results import write, write_everything
-from benchmarks.lab.setting import GRID, MODEL_BYTES, MODEL_LAYERS
+from benchmarks.lab.setting import GRID, MODEL_BYTES
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.cluster import load_cluster
@@ -269,7 +269,6 @@ class Campaign:
                             contestant.form,
                             median(cell.step_ms for cell in cells),
                             MODEL_BYTES[setting.task],
-                            MODEL_LAYERS[setting.task],
                             max(cells[0].steps),
                         )
                     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.lab.setting import BACKWARD, SEGMENTS
 from preduce.runtime.virtual_time.rounds import SharedHost, run_rounds
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.hardware import CodecSeconds, Hardware, Link
@@ -42,15 +43,14 @@ CORES = os.cpu_count() or 1
 ON_HOST = tuple((codec.value, CodecSeconds()) for codec in Codec if codec is not Codec.NONE)
 """Codecs that take no time of a node's own, since the host that all nodes share does their work."""
 
-UPPER = (1e-2, 1.3, 1e-8, 1e-3, 1e-1, 10.0)
+UPPER = (1e-2, 1.3, 1e-8, 1e-3, 1e-1, 30.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """A cell that the simulator can predict: its schedule, form, setting, and what was measured (ms per step).
 
-    `layers` are the bytes of the model's layers in the order in which backward makes their gradients, `steps` those of
-    each worker.
+    `steps` are those of each worker.
     """
 
     contestant: str
@@ -59,7 +59,6 @@ class Point:
     form: str
     measured: float
     model_bytes: int
-    layers: tuple[int, ...] | None = None
     steps: int = STEPS
 
 
@@ -84,9 +83,14 @@ def simulated_ms(point: Point, hardware: Hardware) -> float:
     paces = point.schedule.paces()
     rounds = max(1, point.steps // int(paces.max()))
     compute, form = point.setting.compute_times(), Form(point.form)
-    hardware = replace(hardware, layers=point.layers)
-    timeline = simulate(point.schedule, hardware, compute=compute, num_rounds=rounds, form=form)
+    timeline = simulate(point.schedule, _in_segments(hardware, point), compute=compute, num_rounds=rounds, form=form)
     return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
+
+
+def _in_segments(hardware: Hardware, point: Point) -> Hardware:
+    """With the segments of the task's gradient: one place more than layers, since layers wait before they compute."""
+    segments = SEGMENTS[point.setting.task]
+    return replace(hardware, layers=segments, backward=BACKWARD * len(segments) / (len(segments) - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,8 @@ def host_work(point: Point) -> list[HostWork]:
     for all workers on the cores that they share.
     """
     schedule, found = point.schedule, []
-    travel = Travel.of(schedule.strategy.how, Hardware(nic=Link(0.0, 1.0)), Form(point.form))
+    hardware = _in_segments(Hardware(nic=Link(0.0, 1.0)), point)
+    travel = Travel.of(schedule.strategy.how, hardware, Form(point.form))
     for step in schedule.steps():
         if isinstance(step, Phase):
             shape, _ = shape_of(step, schedule.cluster)
@@ -131,7 +136,7 @@ def predicted_ms(point: Point, values: npt.NDArray[np.float64], *, works: list[H
     rounds = max(1, point.steps // int(paces.max()))
     timeline = run_rounds(
         schedule,
-        Hardware(nic=nic, codec=ON_HOST, model_bytes=point.model_bytes, layers=point.layers),
+        _in_segments(Hardware(nic=nic, codec=ON_HOST, model_bytes=point.model_bytes), point),
         setting.compute_times(),
         num_rounds=rounds,
         seed=0,

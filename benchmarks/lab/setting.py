@@ -21,6 +21,15 @@ MODEL_BYTES = {"digits": 2_192_296, "text": 2_065_440}
 MODEL_LAYERS = {"digits": (81_960, 2_105_344, 4_672, 320), "text": (114_120, 1_949_400, 1_920)}
 """Bytes of the layers' parameters, in the order in which their gradients are ready."""
 
+SEGMENTS = {"digits": (0, 0, 0, 2_192_296, 0), "text": (0, 0, 2_065_440, 0)}
+"""Bytes that are sent when a layer's gradient is there, from the last layer to the first, and at the end of the step.
+
+The run-time lets layers below 128 KiB share a segment (`runtime.averaging.layers`), and both tasks have only one layer
+above that: all goes when backward has come to the first layer. The tag follows at the end, beside what is under way."""
+
+BACKWARD = 2 / 3
+"""Share of backward in a step. The lab's gates hold a layer back before its gradient is made, not behind."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Lengths):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import compact
+from benchmarks.lab import predict
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import Network, why_not
@@ -86,9 +87,41 @@ def test_calibration_finds_the_figures_that_made_the_step_times():
                 continue
             point = Point(contestant.name, setting, schedule, contestant.form, 1.0, 2_000_000, steps=12)
             points.append(replace(point, measured=predicted_ms(point, made)))
-    found = against_lab(points[::4])
+    found = against_lab(points[::3])
     assert found["predicted_half"] >= 5
     assert found["within_15_percent"] == 1.0
+
+
+def test_the_segments_of_a_task_are_its_model():
+    from benchmarks.lab.setting import MODEL_BYTES, SEGMENTS
+
+    for task, size in MODEL_BYTES.items():
+        assert sum(SEGMENTS[task]) == size
+
+
+def test_a_pipeline_hides_what_the_host_does_for_its_sums():
+    """4 workers compute 80 ms; a sum of 2 MB takes 60 ms on the wire and 24 ms or 48 ms on the host."""
+    import numpy as np
+
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies import AllReduce
+    from preduce.topo.strategies.axes import Codec, How, Pipeline, Sending
+
+    setting, four = Setting(name="x", rate="400mbit", compute=0.08), Cluster.regular(4, 1)
+
+    def ms(host, how=None, **when):
+        point = Point("x", setting, Schedule("x", four, AllReduce(how=how or How(), **when)), "ring", 1.0, 2_000_000)
+        return predicted_ms(point, np.array([0, 1.0, host, 0, 0, 1.0]), steps=400)
+
+    wire, host = 1e3 * 1.5 * 2e6 * 8 / 400e6, 1e3 * 6 * 2e6 * 2e-9
+    assert ms(2e-9) == pytest.approx(80 + wire + host)
+    assert ms(2e-9, when=Pipeline()) == pytest.approx(max(80, wire + host), rel=5e-3)
+    assert ms(4e-9, when=Pipeline()) == pytest.approx(max(80, wire + 2 * host), rel=1e-2)
+    half = How(codec=Codec.FLOAT16)
+    codec = 1e3 * 4 * 2e6 * 3e-10 / predict.CORES
+    assert ms(2e-9, half) == pytest.approx(80 + wire / 2 + host / 2 + codec)
+    # Sent by layers it leaves when backward comes to the first of four layers: at 5/6 of the step.
+    assert ms(2e-9, How(sending=Sending.LAYERS)) == pytest.approx(80 * 5 / 6 + wire + host, rel=1e-3)
 
 
 def test_a_host_that_costs_nothing_leaves_the_simulators_step_times():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from preduce.runtime.codecs.coding import Coding
+from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.transport.hierarchical import formed, levels_of
 from preduce.topo.cluster import Cluster
 from preduce.topo.codec_numbers import sum_error
@@ -85,10 +86,50 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
     assert part.max() >= (0.5 if how.rounding is Rounding.NEAREST else 0.4), "attained up to a small factor"
 
 
+def rounds_of(world, schedule, pushes):
+    """The parameters of one worker after every round, each of which moves it by one of its pushes."""
+    weight = torch.nn.Parameter(torch.full((LENGTH,), 3.0))
+    model = torch.nn.Module()
+    model.register_parameter("weight", weight)
+    optimizer = DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), model, schedule, world=world)
+    seen = []
+    for push in pushes:
+        for part in (0.25, 0.75):  # two steps a round
+            optimizer.zero_grad()
+            (model.weight * torch.from_numpy(-push[world.rank] * part).to(torch.float32)).sum().backward()
+            optimizer.step()
+        seen.append(model.weight.detach().numpy().astype(np.float64))
+    optimizer.finish()
+    return seen
+
+
+@pytest.mark.parametrize("how", [IN_16[0], IN_16[5], IN_8[0], IN_8[2]], ids=str)
+def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_reference(ranks, how):
+    schedule = Schedule("coded", CLUSTER, AllReduce(pace=2, how=how))
+    entry = prove(schedule)["codec-error"].entry
+    relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
+    pushes = adversaries(how, CLUSTER.num_workers)[:12] * 0.01
+    runs = np.array(ranks.run(CLUSTER.num_workers, lambda world: rounds_of(world, schedule, pushes)))
+    assert (runs == runs[0]).all(), "claim equal-replicas: after every round"
+    reference = np.full(LENGTH, 3.0)
+    attained = 0.0
+    for push, mean in zip(pushes, runs[0], strict=True):
+        sizes = np.abs(push)
+        if how.codec is Codec.INT8:
+            sizes = np.repeat(sizes.reshape(len(push), -1, BLOCK).max(axis=-1), BLOCK, axis=1)
+        own = 8 * 2.0**-24 * (np.abs(reference) + np.abs(push).max(axis=0))  # of parameters, in float32
+        error = np.abs(mean - (reference + push.mean(axis=0)))
+        limit = relative * (sizes.mean(axis=0) + own) + absolute + own
+        assert (error <= limit).all()
+        attained = max(attained, float((error / limit).max()))
+        reference = mean
+    assert attained > 0.3
+
+
 @pytest.mark.parametrize("how", IN_16 + IN_8, ids=str)
 def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(how):
     """`topo.codec_numbers` follows the stages by another lemma of summation, whose bound is a little larger."""
-    for num_nodes, on_each in ((2, 2), (4, 4), (3, 1), (50, 8)):
+    for num_nodes, on_each in ((2, 2), (4, 4), (3, 1), (9, 8)):
         schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), AllReduce(how=how))
         entry = prove(schedule)["codec-error"].entry
         staged = how.form is Form.HIERARCHICAL and on_each > 1

@@ -113,7 +113,7 @@ def equipped_clusters(draw):
         codec=st.dictionaries(st.sampled_from(["bfloat16", "float16", "int8"]), coded).map(
             lambda d: tuple(sorted(d.items(), key=lambda item: item[0]))
         ),
-        layers=st.none() | st.integers(1, 99) | st.lists(st.integers(1, 2**40), min_size=1, max_size=5).map(tuple),
+        layers=st.none() | st.integers(1, 99) | st.lists(st.integers(0, 2**40), max_size=5).filter(any).map(tuple),
         backward=st.sampled_from([2 / 3, 0.0, 1.0]) | st.floats(0, 1),
         model_bytes=st.one_of(st.none(), st.integers(0, 2**53 - 1)),
         compute=st.one_of(st.none(), seconds),
@@ -195,7 +195,7 @@ BROKEN = [
     (BASE + "hardware: {codec: {int4: {}}}", "hardware.codec.int4", "it must be 'float16', 'bfloat16' or 'int8'"),
     (BASE + "hardware: {codec: {int8: {encode: -1}}}", "hardware.codec.int8.encode", "must be >= 0"),
     (BASE + "hardware: {layers: 0}", "hardware.layers", "must be >= 1"),
-    (BASE + "hardware: {layers: [1MB, 0]}", "hardware.layers[1]", "must be a number > 0 in bytes"),
+    (BASE + "hardware: {layers: [0, 0B]}", "hardware.layers", "sends nothing"),
     (BASE + "hardware: {backward: 1.1}", "hardware.backward", "must be <= 1"),
     (BASE + "hardware: {jitter: -0.5}", "hardware.jitter", "must be >= 0"),
     (BASE + "hardware: {model_bytes: 1.5B}", "hardware.model_bytes", "whole number of bytes"),

@@ -33,7 +33,7 @@ def everyone(cluster, **how):
 
 
 def test_the_bytes_that_were_measured_on_16_workers():
-    """reference/systems.md, section 3: MB out of each NIC in a sum of 2.19 MB."""
+    """What a prototype over gloo sent: MB out of each NIC in a sum of 2.19 MB."""
     cluster, hardware = Cluster.regular(4, 4), Hardware(nic=Link(0.0, 1e-7), model_bytes=2_192_296)
 
     def megabytes(**how):
@@ -161,6 +161,11 @@ def test_layers_pay_their_latencies_one_by_one():
     assert layers.nic_bytes_per_step == whole.nic_bytes_per_step == 0
     assert len(Travel.of(How(sending=Sending.LAYERS), Hardware()).shares) == LAYERS
     assert Travel.of(How(sending=Sending.LAYERS), Hardware(layers=(30, 10))).shares == (0.75, 0.25)
+    late = Travel.of(How(sending=Sending.LAYERS), Hardware(layers=(0, 30, 0, 10), backward=0.5))
+    assert (late.shares, late.ready) == ((0.75, 0.25), (0.75, 1.0))
+    early = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(8, 0), backward=0.5)
+    (stage,) = of_period(everyone(Cluster.regular(1, 2), sending=Sending.LAYERS), early)
+    assert stage.before(np.array([4.0, 100.0])).tolist() == [3.0 + 8.0, 100.0]
 
 
 def test_segments_leave_during_backward():
@@ -235,7 +240,7 @@ def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
 def test_sampling_runs_pipelines_and_layers():
     for sending in Sending:
         hardware = Hardware(inside=Link(0.5, 1.0), model_bytes=9, layers=3)
-        schedule = Schedule("a", Cluster.regular(1, 4), AllReduce(when=Pipeline(), how=How(sending=sending)))
+        schedule = Schedule("a", Cluster.regular(1, 4), AllReduce(when=Pipeline(warm_up=200), how=How(sending=sending)))
         compute = ComputeTimes(base=4.0, slowdown=((2, 3.0),))
         exact = cycle_time(schedule, hardware, compute).per_step
         found = sample(schedule, hardware, compute, num_rounds=400, num_samples=2)
@@ -250,7 +255,7 @@ def test_group_seconds_of_a_codec():
     ]
 
 
-@pytest.mark.parametrize("fields", [{"backward": 1.5}, {"layers": 0}, {"layers": ()}, {"layers": (3, 0)}])
+@pytest.mark.parametrize("fields", [{"backward": 1.5}, *({"layers": listed} for listed in (0, (), (0, 0), (3, -1)))])
 def test_impossible_jobs_are_refused(fields):
     with pytest.raises(InputError, match=r"hardware: (backward|layers)"):
         Hardware(**fields)

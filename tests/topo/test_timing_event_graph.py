@@ -79,7 +79,7 @@ def gradients(draw):
         inside=draw(link), nic=draw(link), bus=draw(link),
         switches=draw(st.just(()) | switches_over(cluster.num_nodes)),
         codec=tuple((name, draw(seconds)) for name in ("bfloat16", "float16", "int8")), model_bytes=2,
-        layers=draw(st.none() | st.integers(1, 5) | st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)),
+        layers=draw(st.none() | st.integers(1, 5) | st.lists(st.integers(0, 4), max_size=4).filter(any).map(tuple)),
         backward=draw(st.sampled_from([0.0, 0.5, 2 / 3, 1.0])),
     )  # fmt: skip
     return Schedule("s", cluster, AllReduce(when=when, how=how)), hardware, compute

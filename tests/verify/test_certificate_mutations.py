@@ -149,7 +149,7 @@ def test_the_checker_reads_the_same_hash_from_random_axes_and_paces():
     """Whatever a file says of when, how and pace: the same canonical hash, or no schedule for either."""
     draw = random.Random("axes")
     read = refused = 0
-    for _ in range(600):
+    for _ in range(500):
         raw = dump_schedule(draw.choice([SCHEDULES[name] for name in ("allreduce", "pipeline", "coded", "coded-rule")]))
         n = load(raw).num_workers
         for _ in range(draw.randrange(1, 4)):
@@ -165,7 +165,7 @@ def test_the_checker_reads_the_same_hash_from_random_axes_and_paces():
             read += 1
         else:
             refused += 1
-    assert min(read, refused) > 100, "both were seen often"
+    assert min(read, refused) > 80, "both were seen often"
 
 
 def load(raw):

@@ -42,7 +42,7 @@ def said(raw, entry):
 
 def test_prover_checker_and_runs_agree_on_random_schedules():
     draw, made = random.Random(7), dict.fromkeys(PROVERS, 0)
-    for number in range(400):
+    for number in range(240):
         schedule = random_allreduce(draw) if number % 2 else random_schedule(draw)
         raw = dump_schedule(schedule)
         listed, matrices = dense(raw)
@@ -61,7 +61,7 @@ def test_prover_checker_and_runs_agree_on_random_schedules():
                 if key != "claim":
                     for other in others(value):
                         assert key in said(raw, {**entry, key: other}), "the refusal names the number"
-    assert min(made.values()) > 100
+    assert min(made.values()) > 60
 
 
 def others(value):

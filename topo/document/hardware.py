@@ -63,7 +63,6 @@ Size = Annotated[float, *_quantity(units.parse_size, "bytes", positive=False), A
 Ratio = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
 NodeIndex = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
 Share = Annotated[StrictInt | StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
-LayerSize = Annotated[float, *_quantity(units.parse_size, "bytes", positive=True), AfterValidator(_whole)]
 CodecName = Literal["float16", "bfloat16", "int8"]
 RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
@@ -104,7 +103,7 @@ class HardwareModel(Model):
     codec: dict[CodecName, CodecSecondsModel] = Field(default_factory=dict)
     model_bytes: Size | None = None
     compute: Time | None = None
-    layers: Count | Annotated[list[LayerSize], Field(min_length=1)] | None = None
+    layers: Count | Annotated[list[Size], Field(min_length=1)] | None = None
     backward: Share = 2 / 3
 
 
@@ -122,6 +121,8 @@ def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardwa
         for key in listed:
             if int(key) >= bound:
                 raise DocumentError(child(place, name), f"{word} {key} is out of range; {word}s are 0..{bound - 1}")
+    if isinstance(model.layers, list) and not any(model.layers):
+        raise DocumentError(child(place, "layers"), "sends nothing; at least one segment has a size > 0")
     return Hardware(
         inside=_link(model.inside, child(place, "inside")),
         nic=_link(model.nic, child(place, "nic")),

@@ -82,7 +82,8 @@ class Travel:
     def of(cls, how: How, hardware: Hardware, form: Form | None = None) -> Travel:
         """As a schedule says, in its own form unless another is asked for.
 
-        Segments become ready at equal distances during backward, the last share of a step's computing.
+        Segments become ready at equal distances during backward, the last share of a step's computing; those without
+        any bytes send nothing.
 
         Raises:
             ScheduleError: only what crosses nodes is coded, and that other form has no stage across nodes.
@@ -95,6 +96,6 @@ class Travel:
             return cls(chosen, coding)
         sizes = hardware.layers if isinstance(hardware.layers, tuple) else (1,) * (hardware.layers or LAYERS)
         count, whole = len(sizes), sum(sizes)
-        shares = tuple(size / whole for size in sizes)
-        ready = tuple(1 - hardware.backward * (1 - place / count) for place in range(1, count + 1))
-        return cls(chosen, coding, shares, ready)
+        places = [place for place, size in enumerate(sizes, start=1) if size]
+        shares = tuple(sizes[place - 1] / whole for place in places)
+        return cls(chosen, coding, shares, tuple(1 - hardware.backward * (1 - place / count) for place in places))

@@ -3,10 +3,10 @@
 The paper models the time of T iterations from the update l_up, the computing l_comp and the communication l_comm of
 one iteration: one after the other when synchronous, the larger of (update and computing) and communication when the
 gradients are one iteration late. The formulas below are written from that model and the standard cost of a ring
-all-reduce with a term for adding. Checked against a reading of the paper (reference/systems.md, section 3) are equation
-4, the pipeline; 5 and 6, the same with the ring's cost for a gradient in one piece and for one that is sent layer by
-layer. Equation 7 is derived from what it defines, and which of the other formulas is 2 and 3 was not checked.
-Compression is this module's own parameter: it scales the bytes and adds its own seconds to the communication.
+all-reduce with a term for adding. Checked against notes from a reading of the paper are equation 4, the pipeline; 5 and
+6, the same with the ring's cost for a gradient in one piece and for one that is sent layer by layer. Equation 7 is
+derived from what it defines, and which of the other formulas is 2 and 3 was not checked. Compression is this module's
+own parameter: it scales the bytes and adds its own seconds to the communication.
 """
 
 from __future__ import annotations

@@ -46,11 +46,12 @@ class Moments(NamedTuple):
 class Rounds:
     """Where all workers are, shape (..., num_workers); `next` takes them through a round.
 
-    `work` seconds of the operation, if any, fall on workers of a group behind its time on the wire.
+    `work` seconds of the operation, if any, fall on workers of a group behind its time on the wire. With
+    `skip_warm_up` the first round is the first one behind a pipeline's warm-up.
     """
 
-    def __init__(self, when: When, shape: tuple[int, ...]) -> None:
-        self.when, self.count = when, 0
+    def __init__(self, when: When, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
+        self.when, self.count = when, when.warm_up if skip_warm_up else 0
         self.now: Floats = np.zeros(shape)
         self._last_end: Floats = np.zeros(shape)
         self._under_way: deque[Floats] = deque()

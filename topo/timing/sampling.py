@@ -55,7 +55,8 @@ def sample(
     """Run `num_samples` copies of the schedule side by side in max-plus arithmetic; the first quarter is warm-up.
 
     Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
-    would weigh some of them more. O(num_samples · num_rounds · n), vectorised over runs and workers.
+    would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out.
+    O(num_samples · num_rounds · n), vectorised over runs and workers.
 
     Raises:
         InputError: too few rounds or samples, or compute times that do not fit.
@@ -66,7 +67,7 @@ def sample(
     stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
     paces = schedule.paces()
     rng = np.random.default_rng(seed)
-    rounds = Rounds(schedule.strategy.when, (num_samples, schedule.num_workers))
+    rounds = Rounds(schedule.strategy.when, (num_samples, schedule.num_workers), skip_warm_up=True)
     period = len(stages)
     warm_up = -(-(num_rounds // 4) // period) * period
     counted = -(-(num_rounds - num_rounds // 4) // period) * period

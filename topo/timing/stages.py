@@ -129,8 +129,8 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
 
 
 def in_segments(seconds: npt.NDArray[np.float64], travel: Travel) -> tuple[npt.NDArray[np.float64], Segments | None]:
-    """(seconds of each operation, its segments if there are several) from those of each segment, (segments, cells)."""
-    if len(seconds) == 1:
+    """(seconds of each operation, its segments unless sent whole) from those of each segment, (segments, cells)."""
+    if travel.ready == (1.0,):
         return seconds[0], None
     left = np.cumsum(seconds[::-1], axis=0)[::-1]
     return left[0], Segments(np.array(travel.ready), left)

@@ -9,6 +9,8 @@ averages that are in flight. In each step s it
     2. begins the average g_s, at the end of the queue;
     3. applies what it took out, or a gradient of 0 if it took out nothing.
 
+Sent by layers, pieces of g_s begin as they are there, but not before the oldest has arrived that step s takes out.
+
 *Theorem.* Let W = `warm_up` and d = K − 1 = `lag`. (a) Step s ≥ W + d applies g_(s−d): a gradient is exactly d steps
 old. (b) The d = `idle` steps W … W + d − 1 apply 0. (c) At most d = `in_flight` averages are ever in flight. (d) After
 T ≥ W + d steps the queue holds g_(T−d) … g_(T−1). With drain `apply` they are applied then, one after the other, so
@@ -20,7 +22,8 @@ g_(s−q) … g_(s−1) in order: none for s = W. If s − W ≥ d, step s takes
 not, it takes out none, and q + 1 = s + 1 − W ≤ d are left. That is (a), (b) and (c), and for s = T it is (d).
 
 All workers have the same queue, since they take the same number of steps: join mode keeps one whose data ended in every
-step that anybody takes. Loading a model empties the queue, and everything above counts from there, with W = 0.
+step that anybody takes. A load empties the queue, and so does an end after which the run goes on (of a join, say): then
+everything above counts from there, with W = 0 or what is left of it.
 
 *The check is sound because* it computes all numbers from the schedule. *It assumes* that the runtime obeys the rules.
 """
