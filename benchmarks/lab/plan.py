@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lab.setting import MODEL_BYTES, MODEL_LAYERS
+from benchmarks.lab.predict import in_segments
+from benchmarks.lab.setting import MODEL_BYTES
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.axes import Form
 
@@ -53,13 +54,8 @@ class Planner:
             base = Hardware(inside=Link.of_bandwidth(1e9, 1e-4), nic=nic)
         else:
             base = known.hardware
-        return replace(
-            base,
-            model_bytes=MODEL_BYTES[setting.task],
-            layers=MODEL_LAYERS[setting.task],
-            compute=setting.compute,
-            slowdown=setting.slow,
-        )
+        job = {"model_bytes": MODEL_BYTES[setting.task], "compute": setting.compute, "slowdown": setting.slow}
+        return in_segments(replace(base, **job), setting.task)
 
     def _plan(self, cluster: Cluster, setting: Setting, key: str, options: dict[str, Any]) -> Schedule:
         from preduce import Data, Job, plan

@@ -83,13 +83,15 @@ def simulated_ms(point: Point, hardware: Hardware) -> float:
     paces = point.schedule.paces()
     rounds = max(1, point.steps // int(paces.max()))
     compute, form = point.setting.compute_times(), Form(point.form)
-    timeline = simulate(point.schedule, _in_segments(hardware, point), compute=compute, num_rounds=rounds, form=form)
+    timeline = simulate(
+        point.schedule, in_segments(hardware, point.setting.task), compute=compute, num_rounds=rounds, form=form
+    )
     return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
 
 
-def _in_segments(hardware: Hardware, point: Point) -> Hardware:
+def in_segments(hardware: Hardware, task: str) -> Hardware:
     """With the segments of the task's gradient: one place more than layers, since layers wait before they compute."""
-    segments = SEGMENTS[point.setting.task]
+    segments = SEGMENTS[task]
     return replace(hardware, layers=segments, backward=BACKWARD * len(segments) / (len(segments) - 1))
 
 
@@ -109,7 +111,7 @@ def host_work(point: Point) -> list[HostWork]:
     for all workers on the cores that they share.
     """
     schedule, found = point.schedule, []
-    hardware = _in_segments(Hardware(nic=Link(0.0, 1.0)), point)
+    hardware = in_segments(Hardware(nic=Link(0.0, 1.0)), point.setting.task)
     travel = Travel.of(schedule.strategy.how, hardware, Form(point.form))
     for step in schedule.steps():
         if isinstance(step, Phase):
@@ -136,7 +138,7 @@ def predicted_ms(point: Point, values: npt.NDArray[np.float64], *, works: list[H
     rounds = max(1, point.steps // int(paces.max()))
     timeline = run_rounds(
         schedule,
-        _in_segments(Hardware(nic=nic, codec=ON_HOST, model_bytes=point.model_bytes), point),
+        in_segments(Hardware(nic=nic, codec=ON_HOST, model_bytes=point.model_bytes), setting.task),
         setting.compute_times(),
         num_rounds=rounds,
         seed=0,

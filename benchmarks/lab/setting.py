@@ -18,9 +18,6 @@ REHEARSED_TARGETS = {"digits": 0.2, "text": 2.8}
 """What the rehearsal counts the steps to: enough to choose rates by, and sooner reached."""
 
 MODEL_BYTES = {"digits": 2_192_296, "text": 2_065_440}
-MODEL_LAYERS = {"digits": (81_960, 2_105_344, 4_672, 320), "text": (114_120, 1_949_400, 1_920)}
-"""Bytes of the layers' parameters, in the order in which their gradients are ready."""
-
 SEGMENTS = {"digits": (0, 0, 0, 2_192_296, 0), "text": (0, 0, 2_065_440, 0)}
 """Bytes that are sent when a layer's gradient is there, from the last layer to the first, and at the end of the step.
 

@@ -110,8 +110,8 @@ def test_a_pipeline_hides_what_the_host_does_for_its_sums():
     setting, four = Setting(name="x", rate="400mbit", compute=0.08), Cluster.regular(4, 1)
 
     def ms(host, how=None, **when):
-        schedule = Schedule("x", four, AllReduce(how=how or How(), **when))
-        point = Point("x", setting, schedule, "ring", 1.0, 2_000_000, steps=400)
+        made = Schedule("x", four, AllReduce(how=how or How(), **when))
+        point = Point("x", setting, made, "ring", 1.0, 2_000_000, steps=400)
         return predicted_ms(point, np.array([0, 1.0, host, 0, 0, 1.0]))
 
     wire, host = 1e3 * 1.5 * 2e6 * 8 / 400e6, 1e3 * 6 * 2e6 * 2e-9
