@@ -152,7 +152,7 @@ class Campaign:
                 self.notes.append(f"{setting.name}, {contestant.name}: left out: {why}")
                 continue
             fitting.append(contestant)
-        for key in (setting.name, f"{setting.name}, corrected"):
+        for key in (setting.name, f"{setting.name}, corrected", f"{setting.name}, codec"):
             if key in self._planner.words:
                 self.notes.append(f"{key}: the planner picked {self._planner.words[key]}")
         return fitting

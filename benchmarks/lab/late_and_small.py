@@ -43,6 +43,19 @@ def one_host(name: str, how: How) -> Make:
     return make
 
 
+def node_then_all(rounds: int, how: How) -> Make:
+    """Node averages, and everybody's after so many of them, whose sums travel as said."""
+
+    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
+        from preduce.schedulers.registry import build
+
+        schedule = build("node-then-all", cluster, node_rounds=rounds)
+        strategy: Any = schedule.strategy
+        return Schedule(f"node-then-all-{rounds}-{how.codec}", cluster, replace(strategy, how=how))
+
+    return make
+
+
 def without_codec(make: Make) -> Make:
     """The same schedule with numbers as they are."""
 
@@ -88,6 +101,16 @@ def entries() -> list[dict[str, Any]]:
     for name, how in (("pipeline, warm-up", How()), ("pipeline, int8, warm-up", How(codec=Codec.INT8))):
         make = everyone(name.replace(", ", "-"), how, Pipeline(warm_up=WARM_UP))
         found.append({"name": name, "make": make, "family": "late", "twin": "pipeline, warm-up"})
+    found += [
+        {
+            "name": f"node-then-all {rounds}, hierarchical, int8",
+            "make": node_then_all(rounds, HIERARCHICAL_INT8),
+            "family": "small",
+            "twin": "node-then-all 15",
+            "form": "hierarchical",
+        }
+        for rounds in (15, 23)
+    ]
     for name, how in (
         ("server on one host, synchronous", How()),
         ("server on one host, synchronous, int8", How(codec=Codec.INT8)),

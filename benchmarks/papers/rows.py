@@ -108,7 +108,7 @@ class Results:
             paper=self.paper,
             commit=newer.commit or self.commit,
             rows=tuple(ordered),
-            why={**self.why, **newer.why},
+            why={figure: words for figure, words in {**self.why, **newer.why}.items() if figure in figures},
             notes=tuple(notes),
             curves=tuple(curves.values()),
         )
