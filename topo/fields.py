@@ -6,10 +6,14 @@ value costs nothing to import.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
+
+from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -37,10 +41,26 @@ class Choice(StrEnum):
 
 
 class Closed:
-    """A dataclass whose fields are the members of a JSON object: nothing coerced, no unknown member."""
+    """A dataclass whose fields are the members of a JSON object: nothing coerced, no unknown member.
+
+    In Python, too, the word itself may stand for a `Choice`, as in `How(codec="int8")`.
+    """
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        """Take words for the members that they name.
+
+        Raises:
+            ScheduleError: a word that is not in the list.
+        """
+        for name, choice in _choices(type(self)):  # type: ignore[arg-type]  # classes are hashable
+            value = getattr(self, name)
+            if not isinstance(value, choice):
+                if value not in list(choice):
+                    raise ScheduleError(f"{name}: is {value!r}; it must be one of {', '.join(choice)}")
+                object.__setattr__(self, name, choice(value))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -63,3 +83,9 @@ class Bulk:
 
         anything = core_schema.any_schema()  # stands for it in the JSON Schema, which `topo.document` replaces
         return core_schema.json_or_python_schema(anything, core_schema.is_instance_schema(cls))
+
+
+@lru_cache
+def _choices(closed: Any) -> tuple[tuple[str, type[Choice]], ...]:  # noqa: ANN401 - a dataclass
+    """The fields of a dataclass that hold one word of a list, with the list."""
+    return tuple((field.name, type(field.default)) for field in fields(closed) if isinstance(field.default, Choice))

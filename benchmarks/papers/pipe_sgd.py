@@ -168,7 +168,22 @@ def to_loss() -> list[Experiment]:
     ]
 
 
-PARTS = {"sums": list, "lab": lambda: [*to_loss(), *timed()], "free": free}
+def layered() -> list[Experiment]:
+    """Equation 5 beside 6: gradients whole and layer by layer, where a network has layers of a size."""
+    names = (
+        D_SYNC,
+        "flat ring, layers",
+        "flat ring, int8",
+        "pipeline",
+        "pipeline, layers",
+        "pipeline, int8",
+        "pipeline, layers, int8",
+    )
+    settings = (_setting("ten layers", 1, rate) for rate in ("200mbit", "40mbit"))
+    return [Experiment(setting=one, shape=(4, 1), contestants=names, steps=16, limit=20.0) for one in settings]
+
+
+PARTS = {"sums": list, "lab": lambda: [*to_loss(), *timed()], "layers": layered, "free": free}
 """What can be run by itself."""
 
 

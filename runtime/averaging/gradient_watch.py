@@ -1,15 +1,21 @@
-"""Gradient watch: say once when gradients are clipped before they are averaged, which DDP never does.
+"""Gradient watches: what a script does to gradients around their averaging.
 
+`GradientWatch` says once when gradients are clipped before they are averaged, which DDP never does.
 Where gradients are averaged in `step()`, a script that clips between `backward()` and `step()` clips this worker's own
 gradient; DDP has averaged by then. Nothing can repair that afterwards, and a script may mean it (dividing by a number
 of parts commutes with the mean), so it is a warning. Only the first steps are watched: a loop that clips does so from
 the start, and afterwards nothing is paid.
+
+`MeansWatch` refuses a backward pass between `average_gradients()` and `step()`: it would add this worker's own gradient
+to the mean of all, and models would part unnoticed.
 """
 
 from __future__ import annotations
 
 import warnings
 from typing import TYPE_CHECKING
+
+from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -58,3 +64,38 @@ class GradientWatch:
         """After a backward pass has added to a gradient."""
         if parameter.grad is not None:
             self._versions[parameter] = id(parameter.grad), parameter.grad._version  # noqa: SLF001 - as above
+
+
+class MeansWatch:
+    """Notes backward passes after the gradients were averaged; scripts that never average early pay nothing."""
+
+    def __init__(self, flat: FlatModel) -> None:
+        self._flat = flat
+        self._hooks: list[RemovableHandle] = []
+        self._added = ""
+
+    def begin(self) -> None:
+        """The means are in place."""
+        if not self._hooks:
+            self._hooks = [
+                slot.parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+                for slot in self._flat.slots()
+            ]
+        self._added = ""
+
+    def refuse(self) -> None:
+        """Before a step with the means.
+
+        Raises:
+            InputError: a backward pass has added to them.
+        """
+        if self._added:
+            raise InputError(
+                f"step: parameter {self._added!r} got a gradient between average_gradients() and step(), which would "
+                "add this worker's own to the mean of all; call backward() first, then average_gradients()"
+            )
+
+    def _note(self, parameter: torch.Tensor) -> None:
+        """After a backward pass has made a gradient; may run in a thread of autograd's, so it raises nothing."""
+        if not self._added:
+            self._added = next(slot.names[0] for slot in self._flat.slots() if slot.parameter is parameter)

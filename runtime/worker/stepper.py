@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from preduce.runtime.averaging.gradient_watch import GradientWatch
+from preduce.runtime.averaging.gradient_watch import GradientWatch, MeansWatch
 from preduce.runtime.averaging.gradients import unscale
 from preduce.topo.errors import InputError
 
@@ -29,6 +29,7 @@ class Stepper:
         self._averaged = False
         # What is changed after it has left is refused and not warned of.
         self._watch = GradientWatch(run.flat) if runner.averages_gradients and not runner.sends_early else None
+        self._means = MeansWatch(run.flat)
         runner.follow(lambda: self._steps)
 
     @property
@@ -115,6 +116,7 @@ class Stepper:
             self.optimizer.zero_grad(set_to_none=False)
         if self._averaged:
             self.runner.refuse_late()
+            self._means.refuse()
         else:
             self.runner.before_step(self.steps, self.round, first=True)
         self._averaged = False
@@ -136,6 +138,7 @@ class Stepper:
         self._declare(self.round)
         self.runner.before_step(self.steps, self.round, first=True)
         self._averaged = True
+        self._means.begin()
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:

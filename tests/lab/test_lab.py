@@ -99,6 +99,23 @@ def test_the_segments_of_a_task_are_its_model():
         assert sum(SEGMENTS[task]) == size
 
 
+@pytest.mark.parametrize("task", ["digits", "ten layers"])
+def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
+    import torch
+
+    from benchmarks.lab.gates import Clock
+    from benchmarks.lab.setting import SEGMENTS
+    from benchmarks.lab.tasks import Samples, make_model
+    from preduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+    from preduce.runtime.averaging.layers import segments_of
+
+    samples = Samples(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64))
+    model = make_model(task, samples, Clock(), 0)
+    flat = FlatModel(model, torch.optim.SGD(model.parameters()), BufferPolicy.AVERAGE, StatePolicy.LOCAL)
+    sent = [4 * (one.stop - one.start) for one in segments_of(flat.buckets, model.parameters())]
+    assert sent == pytest.approx([size for size in SEGMENTS[task] if size], abs=256), "but for padding"
+
+
 def test_a_pipeline_hides_what_the_host_does_for_its_sums():
     """4 workers compute 80 ms; a sum of 2 MB takes 60 ms on the wire and 24 ms or 48 ms on the host."""
     import numpy as np

@@ -209,6 +209,25 @@ def test_skip_after_average_gradients_is_refused_and_dropping_the_step_everywher
     assert ranks.run(2, work) == [(0.25, 2)] * 2
 
 
+def test_a_backward_pass_after_average_gradients_is_refused(ranks):
+    """It would add each worker's own gradient to the mean, and the models would part."""
+
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        for _ in range(2):
+            model.backward(1.0)
+            optimizer.average_gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.backward(1.0)
+        optimizer.average_gradients()
+        model.backward(float(world.rank))
+        with pytest.raises(InputError, match=r"'weight' got a gradient between average_gradients\(\) and step\(\)"):
+            optimizer.step()
+
+    ranks.run(2, work)
+
+
 def test_an_asynchronous_server_refuses_several_models(ranks):
     def work(world):
         model, optimizer = wrapped(

@@ -14,6 +14,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import (
     AllReduce,
     Codec,
+    Drain,
     Form,
     Generated,
     GroupPhases,
@@ -21,6 +22,7 @@ from preduce.topo.strategies import (
     Late,
     Neighbor,
     Pairwise,
+    Pipeline,
     Round,
     RulePhases,
     Server,
@@ -165,3 +167,12 @@ def test_parameters_may_be_rounded_where_all_meet_again_and_again(strategy, reas
         return
     with pytest.raises(ScheduleError, match=rf"how\.codec: is int8; .*{reason}"):
         Schedule("coded", cluster, replace(strategy, how=CODED))
+
+
+def test_words_may_stand_for_choices_and_unknown_ones_are_named():
+    assert How(codec="int8", form="hierarchical") == How(codec=Codec.INT8, form=Form.HIERARCHICAL)
+    assert isinstance(Pipeline(drain="drop").drain, Drain)
+    with pytest.raises(ScheduleError, match="codec: is 'int9'; it must be one of none, float16, bfloat16, int8"):
+        How(codec="int9")
+    with pytest.raises(ScheduleError, match=r"drain: is \['drop'\]"):
+        Pipeline(drain=["drop"])
