@@ -61,9 +61,8 @@ def table(found: Results) -> str:
         for row in rows:
             commit = f" (at {row.commit})" if row.commit and row.commit != found.commit else ""
             cells = [row.setting + commit, printed(row), measured(row)]
-            cells += (
-                [_number(row.predicted) + SHORT[row.unit] if row.predicted is not None else ""] if predicted else []
-            )
+            if predicted:
+                cells.append("" if row.predicted is None else _number(row.predicted, row.unit) + SHORT[row.unit])
             lines.append(f"| {' | '.join([*cells, str(row.runs)])} |")
         if figure in found.why:
             lines += ["", f"Why they differ: {found.why[figure]}"]
@@ -85,9 +84,9 @@ def printed(row: Row) -> str:
 def measured(row: Row) -> str:
     """The median with its ends; one run has none."""
     about = "≈ " if row.derived else ""
-    low, high = _number(row.low), _number(row.high)
+    low, high = _number(row.low, row.unit), _number(row.high, row.unit)
     ends = f" [{low}–{high}]" if low != high else ""
-    return f"{about}{_number(row.measured)}{SHORT[row.unit]}{ends}"
+    return f"{about}{_number(row.measured, row.unit)}{SHORT[row.unit]}{ends}"
 
 
 def summary(results: dict[str, Results]) -> str:
@@ -109,11 +108,11 @@ def _of(paper: Paper) -> str:
     return paper.claim.rstrip(".")
 
 
-def _number(value: float | None) -> str:
-    """Three significant digits; whole numbers from 100 on."""
-    if value is None:
-        return ""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def _number(value: float, unit: str) -> str:
+    """Three significant digits, four of a loss; whole numbers from 100 on."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.4g}" if unit == "loss" else f"{value:.3g}"
 
 
 def text(found: Results) -> str:

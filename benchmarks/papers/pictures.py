@@ -42,7 +42,7 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     low, high = min(late), max(late)
     axes[1].set(xlim=(2 / 3 * end, end), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
     axes[0].set_yscale("log")
-    axes[0].legend()
+    axes[0].legend(loc="upper right")
     figure.savefig(path, dpi=80)
     plt.close(figure)
 

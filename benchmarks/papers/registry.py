@@ -61,11 +61,11 @@ PAPERS = (
         claim="Gradients one step late and compressed: 2.0 to 3.2× as fast as D-Sync, 4.0 to 5.4× as PS-Sync.",
         module="benchmarks.papers.pipe_sgd",
         headlines=(
-            ("Steps over D-Sync's", "digits, 4x1, 200 Mbit/s: Pipe + 8 bit"),
-            ("Steps over D-Sync's", "digits, 4x1, 40 Mbit/s: Pipe + 8 bit"),
-            ("Steps over D-Sync's", "digits, 4x4, 40 Mbit/s: Pipe + 8 bit, hierarchical"),
-            ("Steps over PS-Sync's", "digits, 4x1, 200 Mbit/s: Pipe + 8 bit"),
-            ("To the loss, over D-Sync", "digits, 4x1, 40 Mbit/s: Pipe + 8 bit"),
+            ("Speed per step, D-Sync = 1", "digits, 4x1, 200 Mbit/s: Pipe + 8 bit"),
+            ("Speed per step, D-Sync = 1", "digits, 4x1, 40 Mbit/s: Pipe + 8 bit"),
+            ("Speed per step, D-Sync = 1", "digits, 4x4, 40 Mbit/s: Pipe + 8 bit, hierarchical"),
+            ("Speed per step, PS-Sync = 1", "digits, 4x1, 200 Mbit/s: Pipe + 8 bit"),
+            ("Speed to the loss, D-Sync = 1", "digits, 4x1, 40 Mbit/s: Pipe + 8 bit"),
         ),
     ),
     Paper(
