@@ -9,9 +9,9 @@ two networks on one small task: good for ranking schedules, not a promise about 
 
 Overlapped schedules have their disagreement and drift under delayed mixing (docs/figures.md). On the first network
 these predict them as well as they predict the others (`python -m benchmarks.steps_to_loss.overlapped`): All-Reduce in
-each step, late, needed 1.07 times its own steps. The lab's convolutional one needed 1.31 times at its best rate, and the
-lab's text 1.31 (`python -m benchmarks.steps_to_loss.late_and_small`). So lateness has a price, and all three networks
-have equal weight: 1.03 from disagreement and 0.19 are their geometric mean.
+each step, late, needed 1.07 times its own steps. The lab's convolutional one needed 1.31 times at its best rate, and
+the lab's text 1.31 (`python -m benchmarks.steps_to_loss.late_and_small`). So lateness has a price, and all three
+networks have equal weight: 1.03 from disagreement and 0.19 are their geometric mean.
 
 Gradients that come a step late to all alike (a pipeline) cost more the nearer the learning rate comes to the pipeline's
 stability limit, and networks sharpen until it does: each at its best rate of a grid, pipelines needed 1.05 times the
@@ -122,7 +122,7 @@ FITTED = StepsModel(
     max_disagreement=10.8,
     max_drift=170.0,
     late=0.19,
-    # Of the first network, whose overlapped schedules need fewer steps than predicted; the lab's shuffled ones lie within.
+    # Of the first network, whose overlapped schedules need fewer steps than predicted; the lab's lie within.
     late_errors=(("shuffled", 0.23), ("per-worker", 0.21), ("per-node", 0.48)),
     delay=0.47,
     delay_noise=0.008,
