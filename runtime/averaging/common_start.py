@@ -1,14 +1,18 @@
 """Common start: all workers take one reference, a copy of worker 0's parameters, as a round begins.
 
-They meet in the store first. A worker that came here alone (it loaded a state and the others did not) is then in no
-operation, so that those who wait for it in another one are not answered with arrays of another length, over which gloo
-would end the process; all of them give up with its name.
+They meet in the store first, each with a digest of its own: where all are equal already, as after the broadcast at the
+start of a run, nothing is sent, which over slow links takes as long as many steps. A worker that came here alone (it
+loaded a state and the others did not) is then in no operation, so that those who wait for it in another one are not
+answered with arrays of another length, over which gloo would end the process; all of them give up with its name.
 """
 
 from __future__ import annotations
 
 import time
+from hashlib import blake2b
 from typing import TYPE_CHECKING
+
+import torch
 
 from preduce.runtime.averaging.reference import Reference
 from preduce.runtime.transport.notes import Notes
@@ -26,6 +30,8 @@ POLL_SECONDS = 0.005
 def common_start(reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int) -> Reference:
     """The reference of the run's `starts`-th start, from which all members measure their parameters.
 
+    Broadcasts it from the first worker, unless all have it.
+
     Raises:
         PeerLostError: a worker is gone, too late, or at another round.
     """
@@ -33,10 +39,10 @@ def common_start(reducer: Reducer, members: tuple[int, ...], starts: int, step: 
     operation = reducer.recorder.begin("reference", step, round_, members, sum(array.nbytes for array in arrays))
     try:
         with reducer.heartbeat.gathering("a new start", round_, ADVICE):
-            _meet(reducer, operation, starts)
+            all_equal = _meet(reducer, operation, starts, _digest(arrays))
             everyone = reducer.world.communicator(members)
             for array in arrays:
-                if len(array):
+                if len(array) and not all_equal:
                     reducer.wait_for(everyone.broadcast(array), operation)
     except (RuntimeError, GoneError, UnavailableError) as error:
         raise reducer.failure(operation, error) from None
@@ -44,28 +50,40 @@ def common_start(reducer: Reducer, members: tuple[int, ...], starts: int, step: 
     return Reference(arrays, starts)
 
 
-def _meet(reducer: Reducer, operation: Operation, starts: int) -> None:
-    """Wait until all members have come to the same start at the same round.
+def _digest(arrays: list[torch.Tensor]) -> str:
+    """A fingerprint of the arrays' bits."""
+    digest = blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(array.cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _meet(reducer: Reducer, operation: Operation, starts: int, digest: str) -> bool:
+    """Wait until all members have come to the same start at the same round; whether all have the same digest.
 
     Raises:
         GoneError: one is gone, at another round, or does not come within the timeout.
     """
     heartbeat, round_ = reducer.heartbeat, operation.round
     notes = Notes(reducer.world.store, f"reference/{reducer.key}/{starts}")
-    notes.write(str(reducer.world.rank), str(round_))
+    notes.write(str(reducer.world.rank), f"{round_} {digest}")
     waiting = [rank for rank in operation.members if rank != reducer.world.rank]
     heartbeat.doing(f"entered {operation}", waiting)
     lookout, deadline = Lookout(heartbeat, waiting), time.monotonic() + reducer.timeout
+    digests = {digest}
     while waiting:
         for rank in list(waiting):
             theirs = notes.read(str(rank))
             if theirs is None:
                 continue
-            if int(theirs) != round_:
-                raise GoneError(f"worker {rank} begins anew in round {theirs} and this one in round {round_}")
+            their_round, _, their_digest = theirs.partition(" ")
+            if int(their_round) != round_:
+                raise GoneError(f"worker {rank} begins anew in round {their_round} and this one in round {round_}")
+            digests.add(their_digest)
             waiting.remove(rank)
         if waiting and lookout.is_due() and (why := heartbeat.gone(waiting)) is not None:
             raise GoneError(why)
         if waiting and time.monotonic() > deadline:
             raise GoneError(heartbeat.waits_for(waiting, reducer.timeout))
         time.sleep(POLL_SECONDS if waiting else 0)
+    return len(digests) == 1

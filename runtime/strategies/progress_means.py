@@ -20,10 +20,10 @@ round of all before k (or the model of the start, where there was none since).
   snapshot of round k + 1 has to contain that commit), and it is the only one in flight until its own commit. So at its
   beginning r holds means of rounds up to k, as in lockstep, and r is still the same when it is committed: one array is
   enough, and no operation is decoded with another reference than the one that it was begun with.
-* The start, and a load: the first round that begins without a reference begins with a copy of worker 0's parameters
-  for all (see `averaging.common_start`). The optimizer's `load_state_dict` drops the operation in flight and the
-  reference on every worker; a model that is loaded alone is refused, since the difference would travel as progress.
-  `initial="keep"` is refused: models that began apart differ by much more than updates.
+* The start, and a load: the first round that begins without a reference begins with a copy of worker 0's parameters for
+  all, which is sent unless all have it (see `averaging.common_start`). The optimizer's `load_state_dict` drops the
+  operation in flight and the reference on every worker; a model that is loaded alone is refused, since the difference
+  would travel as progress. `initial="keep"` is refused: models that began apart differ by much more than updates.
 
 The version of r, the number of the start and the round of its mean, stands in the tag of each operation: workers with
 different references end in a named error. The mean model and `finish` are exact and leave r alone; riders (BatchNorm,

@@ -13,6 +13,7 @@ from helpers.progress_replay import complaint, random_run, run
 from helpers.progress_schedules import dyadic_case, plain, train
 from helpers.random_schedules import reference
 from preduce.runtime.adapters.averager import ScheduleAverager
+from preduce.runtime.averaging.common_start import common_start
 from preduce.runtime.averaging.reference import Reference
 from preduce.runtime.codecs.coding import Codings
 from preduce.runtime.optimizer import DistributedOptimizer
@@ -20,6 +21,7 @@ from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.runtime.strategies import group_means
 from preduce.runtime.strategies.group_means import GroupMeans
 from preduce.runtime.strategies.progress_means import ProgressMeans
+from preduce.runtime.transport.communicators import Communicator
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.phase import Phase
@@ -170,6 +172,33 @@ def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
     for _, _, references, values in results[1:]:
         assert same(references, results[0][2])
         assert same(values[:4], results[0][3][:4])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch, apart):
+    """The broadcast at the start of a run has made them equal; who changes a model after it is found by its digest."""
+    broadcasts, starting = [], set()
+    original = Communicator.broadcast
+
+    def counted(self, tensor):
+        if self.place in starting:
+            broadcasts.append(self.place)
+        return original(self, tensor)
+
+    def work(world):
+        job = Job(world, nested())
+        if apart and world.rank == 2:
+            with torch.no_grad():
+                next(job.model.parameters()).add_(1.0)
+        starting.add(world.rank)
+        run = job.optimizer.run
+        reference = common_start(run.reducer, run.everyone, 1, 0, 0)
+        return [array.clone() for array in reference.arrays], [bucket.flat.clone() for bucket in run.flat.buckets]
+
+    monkeypatch.setattr(Communicator, "broadcast", counted)
+    results = ranks.run(4, work)
+    assert all(same(arrays, results[0][1]) for arrays, _ in results), "worker 0's"
+    assert sorted(broadcasts) == ([0, 0, 1, 1, 2, 2, 3, 3] if apart else [])
 
 
 def test_a_model_that_is_loaded_alone_is_refused(ranks):
