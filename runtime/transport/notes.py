@@ -24,6 +24,8 @@ DEATHS = "preduce/dead"
 """Below all prefixes the launcher notes here how a worker ended, by rank."""
 STAGES = "preduce/stage"
 """Below all prefixes a worker notes here how far it has come, by rank, for the launcher to name when it dies."""
+LAST_WORDS_SECONDS = 0.2
+"""How long what a worker said last may come after its death."""
 CHANGES = "changes"
 """Counts, under DEATHS, what workers and launcher noted of failures: who waits looks closer when it has grown."""
 POLL_SECONDS = 0.002
@@ -113,7 +115,9 @@ def note_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
 
 def stage_of(store: Store, rank: int) -> str:
     """For the launcher, which serves the store: how far a worker had come, as the end of a sentence."""
-    noted = Notes(store, STAGES, own_server=True).read(str(rank))
+    notes, deadline = Notes(store, STAGES, own_server=True), time.monotonic() + LAST_WORDS_SECONDS
+    while (noted := notes.read(str(rank))) is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)  # torch's store answers no `set`: a note may still be on its way from a dead worker
     if noted is None:
         return "before it reached the store of the run (in imports, or before its optimizer was wrapped)"
     stage, place = json.loads(noted)
