@@ -80,8 +80,8 @@ def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
     found = plan(job(hardware=replace(HARDWARE, model_bytes=100_000_000)))
     late = next(o for o in found.options if o.is_plain and o.late and o.pace == 1)
     assert late.step_seconds == pytest.approx(0.05)
-    assert found.pick.time <= late.time
-    assert found.pick.schedule.strategy.overlap
+    usual = next(o for o in found.options if o.is_plain and not o.late and o.pace == 1)
+    assert found.pick.time <= late.time < usual.time
 
 
 def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
