@@ -228,9 +228,10 @@ def run(minutes: float, turns: int = TURNS, rates: tuple[str, ...] = tuple(RATES
 
 
 def rows_of(rate: str, what: str, found: dict[str, list[float]]) -> list[Row]:
-    """Milliseconds of every way, and the ratio of its turns to the plain ring's: pairs, as they stood side by side."""
+    """The ratio of every way's turns to the plain ring's, in pairs as they stood side by side; bare ones in ms, too."""
     words, (figure, over) = f"{rate.removesuffix('mbit')} Mbit/s", figures(what)
-    rows = [value(ms, figure=figure, setting=f"{words}: {name}", unit="milliseconds") for name, ms in found.items()]
+    bare = found if what == BARE else {}
+    rows = [value(ms, figure=figure, setting=f"{words}: {name}", unit="milliseconds") for name, ms in bare.items()]
     rows += [
         value(
             [theirs / ours for theirs, ours in zip(found[PLAIN], found[name], strict=True)],

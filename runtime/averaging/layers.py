@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from preduce.runtime.averaging.bucket import Bucket, Slot
-    from preduce.runtime.averaging.reducer import Reducer, Reduction
+    from preduce.runtime.averaging.reducer import Reducer
+    from preduce.runtime.averaging.reduction import Reduction
     from preduce.runtime.codecs.coding import Coding, Codings
     from preduce.topo.phase import Group
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.averaging.reducer import Reducer, Reduction
+from preduce.runtime.averaging.reducer import Reducer
+from preduce.runtime.averaging.reduction import Reduction
 from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
 from preduce.runtime.transport.waiting import GoneError, OwnWork

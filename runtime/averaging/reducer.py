@@ -17,6 +17,7 @@ import torch
 
 from preduce.runtime.averaging.coded import launch_coded
 from preduce.runtime.averaging.gradients import load_gradients
+from preduce.runtime.averaging.reduction import Reduction
 from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.averaging.verdicts import Verdicts
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
@@ -28,12 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.coded import CodedPart
     from preduce.runtime.averaging.reference import Reference
     from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.liveness.heartbeat import Heartbeat
     from preduce.runtime.recorder import Operation, Recorder
-    from preduce.runtime.transport.communicators import Communicator
     from preduce.runtime.transport.streams import Streams
     from preduce.runtime.transport.waiting import RunningWork
     from preduce.runtime.transport.worlds import World
@@ -42,45 +41,6 @@ if TYPE_CHECKING:
     """Takes a bucket's index, the bucket, its sums and the verdict `ok` on them."""
 
 SPLIT_BYTES = 4 * 2**20
-
-
-class Reduction:
-    """One running or finished group operation, with the scratch arrays that it borrowed until it is committed.
-
-    Several may be under way at once, and a finished one may be committed while others run.
-    """
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        group: Group,
-        operation: Operation,
-        tag: tuple[int, ...],
-        buckets: Sequence[Bucket] = (),
-        *,
-        since: Reference | None = None,
-    ) -> None:
-        self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
-        self.buckets, self.since = tuple(buckets), since
-        self.arrays = [bucket.lend() for bucket in self.buckets]
-        """What is summed, one array for each bucket."""
-        self.absent: dict[int, frozenset[int]] = {}
-        """Of gradients, by bucket: the slots that had none here."""
-        self.works: list[RunningWork] = []
-        self.sides: dict[int, torch.Tensor] = {}
-        self.coded: dict[int, CodedPart] = {}
-        self.ok: torch.Tensor | None = None
-
-    @property
-    def num_members(self) -> int:
-        """k, the members of the group."""
-        return len(self.group.members)
-
-    def release(self) -> None:
-        """Give the arrays back: the sums are committed, or will not be. After a failure they are not: they are lost."""
-        for bucket, array in zip(self.buckets, self.arrays, strict=True):
-            bucket.give_back(array)
-        self.arrays = []
 
 
 class Reducer:
@@ -317,7 +277,7 @@ class Reducer:
                 if index in reduction.coded and self.streams.runs_ahead:
                     verdicts.append(reduction.coded[index].stays_in_range())
         reduction.works.clear()
-        complaint = _complaint(reduction)
+        complaint = reduction.complaint
         if reduction.coded and self.streams.runs_ahead:
             complaint += ", or a finite number left the codec's range (use bfloat16)"
         self._judge(reduction, verdicts, complaint)
@@ -435,9 +395,9 @@ class Reducer:
             else:
                 if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8
-                    _load(reduction, index, bucket, slice(0, first))
+                    reduction.load(index, slice(0, first))
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
-                _load(reduction, index, bucket, slice(first, bucket.size))
+                reduction.load(index, slice(first, bucket.size))
             load_riders(bucket, scratch, shares, is_first=communicator.is_first)
             if bucket.note is not None and not gradients:
                 torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
@@ -506,20 +466,3 @@ class Reducer:
                 return why
             time.sleep(0.05)
         return f"{self.heartbeat.waits_for(members, self.timeout if timed_out else None)} ({first})"
-
-
-def _load(reduction: Reduction, index: int, bucket: Bucket, part: slice) -> None:
-    """Put this worker's share of the parameters, or of what they added since the reference, into the scratch array."""
-    share = reduction.arrays[index][part]
-    if reduction.since is None:
-        torch.div(bucket.flat[part], reduction.num_members, out=share)
-    else:
-        torch.sub(bucket.flat[part], reduction.since.arrays[index][part], out=share).div_(reduction.num_members)
-
-
-def _complaint(reduction: Reduction) -> str:
-    """What it means that the tags of a reduction differ."""
-    what = "ran different operations at the same time"
-    if reduction.since is not None:
-        what += f", or measure their parameters from another reference than this worker's, {reduction.since}"
-    return f"its members {what} (their tags differ)"

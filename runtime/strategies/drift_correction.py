@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.reducer import Reduction
+    from preduce.runtime.averaging.reduction import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.schedule import Schedule
 

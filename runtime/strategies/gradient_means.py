@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.reducer import Reduction
+    from preduce.runtime.averaging.reduction import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
 

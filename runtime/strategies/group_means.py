@@ -13,7 +13,7 @@ from preduce.topo.strategies.base import Averaging
 
 if TYPE_CHECKING:
     from preduce.runtime.averaging.bucket import Bucket
-    from preduce.runtime.averaging.reducer import Reduction
+    from preduce.runtime.averaging.reduction import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.averaging.gradients import clear_gradients, commit_gradients
-from preduce.runtime.averaging.reducer import Reduction
+from preduce.runtime.averaging.reduction import Reduction
 from preduce.runtime.averaging.riders import commit_riders, snapshot_riders
 from preduce.runtime.strategies.base import Runner
 from preduce.runtime.strategies.gradient_means import KIND, GradientMeans

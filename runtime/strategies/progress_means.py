@@ -43,7 +43,7 @@ from preduce.topo.strategies.axes import Where
 if TYPE_CHECKING:
     import torch
 
-    from preduce.runtime.averaging.reducer import Reduction
+    from preduce.runtime.averaging.reduction import Reduction
     from preduce.runtime.strategies.base import Run
     from preduce.topo.phase import Group
     from preduce.topo.strategies.allreduce import AllReduce

@@ -160,5 +160,5 @@ def run_groups(
     group_machine(GeneratorSetting.of(strategy, cluster), timing, rounds=num_rounds, costs=costs, seed=seed).run()
     assert not np.isnan(records).any(), "the protocol never halts before the end: see verify/properties"
     begun, computed, start, end = records
-    observed = Observed(nic_bytes) if heard is None else Observed(nic_bytes, heard.ages.largest, heard.ages.mean)
+    observed = Observed.of(nic_bytes, None if heard is None else heard.ages)
     return Timeline(paces, begun, computed, start, end, end, overlap=False, free_running=True, observed=observed)

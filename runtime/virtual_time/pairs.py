@@ -149,7 +149,7 @@ def run_pairs(
         records[2:, 0] = records[0, 0]
     begun, computed, start, end = records
     finish = np.maximum(computed, end)
-    observed = Observed(nic_bytes) if heard is None else Observed(nic_bytes, heard.ages.largest, heard.ages.mean)
+    observed = Observed.of(nic_bytes, None if heard is None else heard.ages)
     return Timeline(
         paces,
         begun,

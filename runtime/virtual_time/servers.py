@@ -66,10 +66,7 @@ def run_servers(
     run.go()
     begun, computed, start, end, finish = run.records
     start = np.maximum(start, end - _undisturbed(strategy, paces, Network(schedule.cluster, hardware), shard))
-    ages = run.ages
-    observed = Observed(
-        run.network.nic_bytes, None if ages is None else ages.largest, None if ages is None else ages.mean
-    )
+    observed = Observed.of(run.network.nic_bytes, run.ages)
     return Timeline(
         paces,
         begun,

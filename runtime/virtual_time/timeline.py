@@ -10,6 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from preduce.runtime.virtual_time.staleness import Ages
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:
@@ -23,6 +25,11 @@ class Observed:
     nic_bytes: npt.NDArray[np.float64]
     largest_age: float | None = None
     mean_age: float | None = None
+
+    @classmethod
+    def of(cls, nic_bytes: npt.NDArray[np.float64], ages: Ages | None) -> Observed:
+        """What left each node, and the ages where they were followed."""
+        return cls(nic_bytes) if ages is None else cls(nic_bytes, ages.largest, ages.mean)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""Reduction: one group operation on its way, with the arrays that it borrowed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preduce.runtime.averaging.bucket import Bucket
+    from preduce.runtime.averaging.coded import CodedPart
+    from preduce.runtime.averaging.reference import Reference
+    from preduce.runtime.recorder import Operation
+    from preduce.runtime.transport.communicators import Communicator
+    from preduce.runtime.transport.waiting import RunningWork
+    from preduce.topo.phase import Group
+
+
+class Reduction:
+    """One running or finished group operation, with the scratch arrays that it borrowed until it is committed.
+
+    Several may be under way at once, and a finished one may be committed while others run.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        group: Group,
+        operation: Operation,
+        tag: tuple[int, ...],
+        buckets: Sequence[Bucket] = (),
+        *,
+        since: Reference | None = None,
+    ) -> None:
+        self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
+        self.buckets, self.since = tuple(buckets), since
+        self.arrays = [bucket.lend() for bucket in self.buckets]
+        """What is summed, one array for each bucket."""
+        self.absent: dict[int, frozenset[int]] = {}
+        """Of gradients, by bucket: the slots that had none here."""
+        self.works: list[RunningWork] = []
+        self.sides: dict[int, torch.Tensor] = {}
+        self.coded: dict[int, CodedPart] = {}
+        self.ok: torch.Tensor | None = None
+
+    @property
+    def num_members(self) -> int:
+        """k, the members of the group."""
+        return len(self.group.members)
+
+    def release(self) -> None:
+        """Give the arrays back: the sums are committed, or will not be. After a failure they are not: they are lost."""
+        for bucket, array in zip(self.buckets, self.arrays, strict=True):
+            bucket.give_back(array)
+        self.arrays = []
+
+    def load(self, index: int, part: slice) -> None:
+        """Put this worker's share of the parameters, or of what they added since the reference, into its array."""
+        values, share = self.buckets[index].flat[part], self.arrays[index][part]
+        if self.since is None:
+            torch.div(values, self.num_members, out=share)
+        else:
+            torch.sub(values, self.since.arrays[index][part], out=share).div_(self.num_members)
+
+    @property
+    def complaint(self) -> str:
+        """What it means that the tags of its members differ."""
+        what = "ran different operations at the same time"
+        if self.since is not None:
+            what += f", or measure their parameters from another reference than this worker's, {self.since}"
+        return f"its members {what} (their tags differ)"
