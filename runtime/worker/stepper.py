@@ -40,9 +40,14 @@ class Stepper:
     @steps.setter
     def steps(self, steps: int) -> None:
         """Go on from another step, with parameters that were loaded."""
-        self._steps = steps
+        self._count(steps)
         self._loads = self.run.flat.loads.count
         self._averaged = False
+
+    def _count(self, steps: int) -> None:
+        self._steps = steps
+        if not self.runner.enters_steps:
+            self.run.progress.enter(steps)
 
     @property
     def round(self) -> int:
@@ -99,7 +104,7 @@ class Stepper:
             loss = None
             if not skip and not (found_inf is not None and bool(found_inf)):
                 loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-        self._steps += 1
+        self._count(self._steps + 1)
         if self.steps % self.run.pace == 0:
             self.runner.end_round(step, round_)
         return loss
@@ -179,7 +184,7 @@ class Stepper:
                 self.optimizer.zero_grad(set_to_none=False)
                 self.runner.before_step(step, round_, first=True)
                 self._apply()
-            self._steps = (round_ + 1) * self.run.pace
+            self._count((round_ + 1) * self.run.pace)
             self.runner.end_round(step, round_)
             self.runner.leave()
         self.runner.conclude()
