@@ -84,19 +84,20 @@ def command(
                 threads=threads,
                 environment=environment,
                 survive=generated,
-                outlet=_screen(workers) if watch else None,
+                outlet=_screen(workers, loaded) if watch else None,
             )
     except Terminated as ended:
         return ended.exit_code
 
 
-def _screen(num_workers: int) -> "Screen":
+def _screen(num_workers: int, schedule: "Schedule | None") -> "Screen":
     """What shows the workers while they run."""
+    from preduce.report.watch.history import gaps_of
     from preduce.report.watch.picture import Picture
     from preduce.report.watch.screen import Screen
     from preduce.runtime.watch.board import Board
 
-    return Screen(Picture(Board(num_workers)))
+    return Screen(Picture(Board(num_workers), None if schedule is None else gaps_of(schedule)))
 
 
 def _say_if_refuted(path: Path, schedule: "Schedule") -> None:

@@ -12,18 +12,24 @@ import sys
 import termios
 import threading
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from preduce.__main__ import main
 from preduce.report.watch import screen
-from preduce.report.watch.history import Gaps, Speed
+from preduce.report.watch.history import Gaps, Speed, gaps_of
 from preduce.report.watch.picture import Picture
 from preduce.report.watch.words import picture_line
 from preduce.runtime.watch.board import SLOT_BYTES, Board, Report, Slot
 from preduce.runtime.watch.progress import Progress
 from preduce.runtime.watch.status import GapStatus
+from preduce.topo.cluster import Cluster
+from preduce.topo.round import Round
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.gap import Gap
+from preduce.topo.strategies.neighbor import Neighbor
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = """
@@ -283,3 +289,12 @@ def test_saying_a_step_costs_a_microsecond_and_a_report_well_below_a_thousandth_
     for beat in range(100):
         progress.report(Report(beat, "waits in step 3 for an update", tuple(range(63)), 1, status(tokens=(1,) * 63)))
     assert (time.thread_time() - start) / 100 < 5e-4
+
+
+def test_the_gaps_of_a_schedule_are_bounded_by_what_is_proved():
+    ring = Round.from_edges(4, [(i, (i + 1) % 4, Fraction(1, 2)) for i in range(4)])
+    strategy = Neighbor(rounds=(ring,), when=Gap(max_ig=2))
+    gaps = gaps_of(Schedule("ring", Cluster.regular(1, 4), strategy))
+    gaps.add([2, 0, 0, 1], [2, 0, 0, 1])
+    assert [str(gap) for gap in gaps.now] == ["2/2", "2/2", "1/1", "1/1"]
+    assert gaps_of(Schedule("ring", Cluster.regular(1, 4), Neighbor(rounds=(ring,)))) is None

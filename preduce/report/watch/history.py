@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preduce.topo.schedule import Schedule
     from preduce.verify.gaps.paper import Matrix
 
 WINDOW_SECONDS = 5.0
@@ -94,3 +95,17 @@ class Gaps:
             return Gap(worker, other, lead, self._bounds[worker][other])
         other = others[ahead.index(most)]
         return Gap(other, worker, lag, self._bounds[other][worker])
+
+
+def gaps_of(schedule: Schedule) -> Gaps | None:
+    """What keeps the gaps of a schedule that bounds them, with the exact bounds; None for other schedules."""
+    if schedule.strategy.protocol != "gap":
+        return None
+    from preduce.graph_input import graph_of
+    from preduce.topo.strategies.gap import Gap as Setting
+    from preduce.verify.gaps.exact import exact_bounds
+
+    graph, setting = graph_of(schedule), schedule.strategy.when
+    assert isinstance(setting, Setting), "the protocol says so"
+    neighbors = [sorted({*sources, *targets}) for sources, targets in zip(graph.sources, graph.targets, strict=True)]
+    return Gaps(neighbors, exact_bounds(graph, setting))
