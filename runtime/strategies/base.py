@@ -80,6 +80,9 @@ class Runner(ABC):
     harm_of_loading: str = "would send the difference to the others as progress"
     """What would come of a model that is loaded by itself where `takes_for_progress` says so."""
 
+    jumped: int = 0
+    """Rounds by which the last `end_round` went further than the next one: a worker left behind may skip some."""
+
     outlives_lost_workers: bool = False
     """Whether the run goes on when workers are lost; means over all are then over those that are left."""
 

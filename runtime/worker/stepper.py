@@ -24,6 +24,8 @@ class Stepper:
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
         self._steps = 0
+        self.skipped = 0
+        """Steps that were not taken because the worker skipped ahead to its neighbours."""
         self._loads = run.flat.loads.count
         self._joining = False
         self._averaged = False
@@ -111,8 +113,14 @@ class Stepper:
                 loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
         self._count(self._steps + 1)
         if self.steps % self.run.pace == 0:
-            self.runner.end_round(step, round_)
+            self._end_round(step, round_)
         return loss
+
+    def _end_round(self, step: int, round_: int) -> None:
+        """End a round; where the runner skips some, their steps count as taken."""
+        self.runner.end_round(step, round_)
+        self._count(self._steps + self.runner.jumped * self.run.pace)
+        self.skipped += self.runner.jumped * self.run.pace
 
     def _step_with_mean_gradients(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - as above
         """The closure is evaluated here, before the averaging; all workers take the same step, or none does."""
@@ -208,6 +216,6 @@ class Stepper:
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
             self._count((round_ + 1) * self.run.pace)
-            self.runner.end_round(step, round_)
+            self._end_round(step, round_)
             self.runner.leave()
         self.runner.conclude()
