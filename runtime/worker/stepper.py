@@ -26,6 +26,7 @@ class Stepper:
         self._steps = 0
         self.skipped = 0
         """Steps that were not taken because the worker skipped ahead to its neighbours."""
+        self._batches_to_drop = 0
         self._loads = run.flat.loads.count
         self._joining = False
         self._averaged = False
@@ -43,6 +44,7 @@ class Stepper:
     def steps(self, steps: int) -> None:
         """Go on from another step, with parameters that were loaded."""
         self._count(steps)
+        self._batches_to_drop = 0
         self._loads = self.run.flat.loads.count
         self._averaged = self.run.applier.changes_means = False
 
@@ -119,8 +121,16 @@ class Stepper:
     def _end_round(self, step: int, round_: int) -> None:
         """End a round; where the runner skips some, their steps count as taken."""
         self.runner.end_round(step, round_)
-        self._count(self._steps + self.runner.jumped * self.run.pace)
-        self.skipped += self.runner.jumped * self.run.pace
+        jumped = self.runner.jumped * self.run.pace
+        self._count(self._steps + jumped)
+        self.skipped += jumped
+        self._batches_to_drop += jumped
+
+    def drops_batch(self) -> bool:
+        """Whether the next batch belongs to a step that was skipped; asked once for each."""
+        drops = self._batches_to_drop > 0
+        self._batches_to_drop -= drops
+        return drops
 
     def _step_with_mean_gradients(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - as above
         """The closure is evaluated here, before the averaging; all workers take the same step, or none does."""

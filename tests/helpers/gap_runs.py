@@ -22,6 +22,7 @@ from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from preduce.topo.strategies.neighbor import Neighbor
+from preduce.verify.gaps.exact import exact_bounds
 
 WIDTH = 3
 
@@ -69,27 +70,24 @@ def random_edges(rng, n):
 
 
 def random_gap(rng, n, edges):
-    """Any setting that the schedule accepts."""
+    """A setting that the schedule accepts; each kind about as often as the others."""
     sources = Counter(v for _, v in edges)
+    kind = rng.choice(["standard", "notify_ack", "staleness", "backup", "both", "skip"])
     while True:
-        staleness = rng.choice([0, 0, 1, 2, 5])
-        backup = rng.choice([0, 0, 1, "each"])
-        gap = {
-            "max_ig": rng.choice([None, 1, 2, 4]),
-            "staleness": staleness,
-            "backup": tuple(rng.randint(0, sources[v]) for v in range(n)) if backup == "each" else backup,
-            "notify_ack": rng.random() < 0.25,
-            "skip": rng.choice(
-                [None, None, Skip(limit=2), Skip(limit=rng.choice([3, 10]), trigger=rng.choice([2, 3]))]
-            ),
-            "reduce": rng.choice(list(Reducing)),
-            "weights": rng.choice(list(Weights)),
-            "inquire": rng.random() < 0.4,
-            "order": rng.choice(list(Order)),
-        }
+        gap = {"max_ig": rng.choice([None, 1, 2, 4]), "order": rng.choice(list(Order))}
+        gap["weights"] = rng.choice([Weights.GRAPH, Weights.UNIFORM])
+        gap["notify_ack"] = kind == "notify_ack"
+        if kind in ("staleness", "both") or (kind == "skip" and rng.random() < 0.5):
+            gap["staleness"] = rng.choice([1, 2, 5])
+            gap |= {"reduce": rng.choice(list(Reducing)), "weights": rng.choice(list(Weights))}
+        if kind in ("backup", "both") or (kind == "skip" and (rng.random() < 0.5 or "staleness" not in gap)):
+            gap["backup"] = rng.choice([1, tuple(rng.randint(0, sources[v]) for v in range(n))])
+        if kind == "skip":
+            trigger = rng.choice([2, 2, 3])
+            gap["skip"] = Skip(limit=rng.choice([trigger, 10]), trigger=trigger)
+        gap["inquire"] = gap["max_ig"] is not None and rng.random() < 0.4
         try:
-            chosen = Gap(**gap)
-            return plan_of(n, edges, chosen)
+            return plan_of(n, edges, Gap(**gap))
         except ScheduleError:
             continue
 
@@ -125,6 +123,26 @@ def optimizer_of(world, schedule, start, *, timeout=30, lr=1.0, **options):
     inner = torch.optim.SGD(model.parameters(), lr=lr, foreach=False)
     optimizer = DistributedOptimizer(inner, model, schedule, timeout=timeout, initial="keep", world=world, **options)
     return model, optimizer
+
+
+def gap_problems(case, results):
+    """Where two workers were further apart than was proved, by the instants at which they entered their steps."""
+    machine = hop_of(case.schedule.strategy)
+    bounds = exact_bounds(machine.graph, case.gap)
+    entered = sorted(
+        (event.seconds, v, event.step)
+        for v, result in enumerate(results)
+        for event in result["events"]
+        if event.kind == "entered"
+    )
+    steps, problems = [0] * machine.num_processes, []
+    for _, v, step in entered:
+        steps[v] = step
+        for u, other in enumerate(steps):
+            bound = bounds[v][u]
+            if bound is not None and step - other > bound:
+                problems.append(f"worker {v} in {step}, worker {u} in {other}: bound {bound}")
+    return problems
 
 
 def run_gap_case(case, world):

@@ -3,11 +3,13 @@
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from helpers.gap_runs import (
+    gap_problems,
     make_gap_case,
     optimizer_of,
     plan_of,
@@ -19,7 +21,10 @@ from helpers.gap_runs import (
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.runtime.state.saved_state import unpack
 from preduce.runtime.state.shelf import file_of, read_bytes
+from preduce.runtime.strategies.gap_sizes import hop_of
+from preduce.schedulers.protocols.hop import Advance, Reduce
 from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip
+from preduce.verify.gaps.exact import exact_bounds
 
 RUNS = int(os.environ.get("PREDUCE_GAP_RUNS", "40"))
 """`PREDUCE_GAP_RUNS=1000 pytest tests/runtime/test_strategy_gap.py -k protocol_allows` runs as many."""
@@ -34,6 +39,7 @@ def test_every_average_uses_what_the_protocol_allows(ranks, block):
         assert not replay(case, results), case
         got = np.stack([result["values"] for result in results])
         np.testing.assert_allclose(got, replayed_values(case, results), rtol=0, atol=1e-12, err_msg=f"{case}")
+        assert not gap_problems(case, results), case
         for result in results:
             held = [(event.fill, event.source) for event in result["events"] if event.kind == "update"]
             assert all(fill <= result["log"].capacities[source] for fill, source in held)
@@ -124,3 +130,73 @@ def test_a_run_goes_on_from_its_checkpoint(ranks, gap, tmp_path):
         assert gap.order is Order.SERIAL or any(name.startswith("gap/update") for name in state)
         if gap.takes_all:
             np.testing.assert_array_equal(values, values_again)
+
+
+HELD = [
+    ({}, True),
+    ({"max_ig": 2}, False),
+    ({"notify_ack": True}, True),
+    ({"max_ig": 3, "staleness": 1}, True),
+    ({"max_ig": 3, "staleness": 2, "backup": 1, "inquire": True}, False),
+    ({"max_ig": 2, "backup": 1, "skip": Skip(limit=10)}, True),
+]
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize(("options", "both"), HELD)
+def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ranks, options, both, order, monkeypatch):
+    """Worker 0 stops with its update sent; the others stop at the bound, and its queues are full."""
+    n, rounds, at = 5, 20, 3
+    schedule = plan_of(n, ring_edges(n, both=both), Gap(order=order, **options))
+    machine = hop_of(schedule.strategy)
+    bounds = exact_bounds(machine.graph, machine.setting)
+    stop_before = Advance if machine.setting.notify_ack else Reduce  # whose acknowledgement lets its sources go on
+    runners, seen, released = {}, {}, threading.Event()
+
+    def steps():
+        return {
+            v: [event.step for event in list(runner.log.events) if event.kind == "entered"]
+            for v, runner in runners.items()
+        }
+
+    def watch():
+        """Let go when nobody has moved for a while."""
+        last, since = None, time.monotonic()
+        while time.monotonic() < since + 0.3:
+            now = steps()
+            if now != last or len(now) < n:
+                last, since = now, time.monotonic()
+            time.sleep(0.01)
+        seen["steps"] = {v: entered[-1] for v, entered in steps().items()}
+        seen["fill"] = runners[0].rings.fill()
+        released.set()
+
+    def work(world):
+        model, optimizer = optimizer_of(world, schedule, np.zeros(3))
+        runner = optimizer.runner
+        runner.log.is_on = True
+        runners[world.rank] = runner
+        if world.rank == 0:
+            awaited = runner._await
+
+            def held(operation, kind):
+                if kind is stop_before and operation.round == at:
+                    assert released.wait(20)
+                return awaited(operation, kind)
+
+            monkeypatch.setattr(runner, "_await", held)
+            threading.Thread(target=watch).start()
+        while optimizer.round < rounds:
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return {"events": runner.log.events}
+
+    results = ranks.run(n, work)
+    assert {v: step - at for v, step in seen["steps"].items()} == {v: bounds[v][0] for v in range(n)}
+    assert not gap_problems(SimpleNamespace(schedule=schedule, gap=machine.setting), results)
+    for source, (held, places) in seen["fill"].items():
+        capacity = 1 if machine.setting.staleness else bounds[source][0] + 1
+        assert places == capacity
+        reduced = stop_before is Advance  # one update has left the queue
+        assert held == capacity - reduced
