@@ -23,6 +23,7 @@ from preduce.runtime.transport.alone import AloneWorld, say_alone
 from preduce.runtime.transport.hierarchical import chosen_form, formed
 from preduce.runtime.transport.notes import note_stage
 from preduce.runtime.transport.rendezvous import forget
+from preduce.runtime.watch.teller import tell
 from preduce.runtime.worker.agreement import Policies, agree, facts_of
 from preduce.runtime.worker.codec import fact_of, with_codec
 from preduce.runtime.worker.ending import Ending
@@ -142,6 +143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.stepper = Stepper(self.run, self.runner, self.optimizer, uneven_inputs)
         self.ending = Ending(self.run, self.runner, self.stepper, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
+        tell(self.run, self.runner, self.ending)
         if policies.broadcast:
             self.meeting.broadcast()
 

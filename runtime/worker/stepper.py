@@ -43,10 +43,15 @@ class Stepper:
     @steps.setter
     def steps(self, steps: int) -> None:
         """Go on from another step, with parameters that were loaded."""
-        self._steps = steps
+        self._count(steps)
         self._batches_to_drop = 0
         self._loads = self.run.flat.loads.count
         self._averaged = self.run.applier.changes_means = False
+
+    def _count(self, steps: int) -> None:
+        self._steps = steps
+        if not self.runner.enters_steps:
+            self.run.progress.enter(steps)
 
     @property
     def round(self) -> int:
@@ -108,7 +113,7 @@ class Stepper:
             loss = None
             if not skip and not (found_inf is not None and bool(found_inf)):
                 loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-        self._steps += 1
+        self._count(self._steps + 1)
         if self.steps % self.run.pace == 0:
             self._end_round(step, round_)
         return loss
@@ -117,7 +122,7 @@ class Stepper:
         """End a round; where the runner skips some, their steps count as taken."""
         self.runner.end_round(step, round_)
         jumped = self.runner.jumped * self.run.pace
-        self._steps += jumped
+        self._count(self._steps + jumped)
         self.skipped += jumped
         self._batches_to_drop += jumped
 
@@ -220,7 +225,7 @@ class Stepper:
                     after_averaging()
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
-            self._steps = (round_ + 1) * self.run.pace
+            self._count((round_ + 1) * self.run.pace)
             self._end_round(step, round_)
             self.runner.leave()
         self.runner.conclude()
