@@ -16,6 +16,7 @@ from preduce.runtime.strategies.one_sided import OneSided
 from preduce.runtime.transport.payload_rings import PayloadRings
 from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from preduce.runtime.transport.waiting import GoneError
+from preduce.runtime.watch.status import GapStatus
 from preduce.schedulers.protocols.hop import Advance, Reduce
 from preduce.topo.strategies.gap import Gap, Order, Reducing
 from preduce.verify.gaps.one_worker import capacities_of
@@ -46,6 +47,8 @@ class GapMeans(OneSided):
         InputError: a policy that asks for optimizer state to travel.
     """
 
+    enters_steps = True
+
     def __init__(self, strategy: Neighbor, run: Run) -> None:
         assert isinstance(strategy.when, Gap), "others have rounds"
         self.gap, machine = strategy.when, hop_of(strategy)
@@ -61,6 +64,7 @@ class GapMeans(OneSided):
             self.rings,
             keeps=self.gap.reduce is Reducing.NEWEST,
             log=self.log,
+            enter=run.progress.enter,
             send=self._send_from_side,
         )
         super().__init__(
@@ -76,7 +80,7 @@ class GapMeans(OneSided):
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
         self._start: list[torch.Tensor] = []
         """In the parallel order: the parameters with which the round was entered."""
-        self._round = 0
+        self._round = self._skipped = 0
         self._restored: dict[str, torch.Tensor] = {}
         self._mailbox.start()
 
@@ -99,6 +103,7 @@ class GapMeans(OneSided):
         assert isinstance(advance, Advance), "as awaited"
         outcome = self.driver.fire(advance)
         self.jumped = advance.by - 1
+        self._skipped += self.jumped
         self._round = round_ + advance.by
         if not self.is_parallel:
             self._post(operation, outcome)
@@ -162,6 +167,19 @@ class GapMeans(OneSided):
             self._start = [live.clone() for live in self._live()]
         self._round = round_
         self.driver.open(round_, state)
+
+    def status(self) -> GapStatus:
+        """Tokens in hand, and the queues as they are filled."""
+        state, fill = self.driver.state, self.rings.fill()
+        traffic = self._mailbox.traffic().values()
+        return GapStatus(
+            tokens=None if self.gap.max_ig is None else () if state is None else state.tokens,
+            updates=tuple(fill[source][0] for source in self.driver.sources),
+            capacities=tuple(fill[source][1] for source in self.driver.sources),
+            sent=sum(one.sent.num_bytes for one in traffic),
+            received=sum(one.received.num_bytes for one in traffic),
+            skipped=self._skipped,
+        )
 
     def _open(self, step: int, round_: int) -> None:
         """Be in the first round; in the parallel order its update leaves."""
