@@ -144,8 +144,9 @@ class GapTiming(Timing):
     def _follow(self, step: Step, *, adds_own: bool) -> None:
         assert self.told is not None, "asked before"
         for action in step.actions:
-            if isinstance(action, Note) and action.what[0] in ("reduced", "renewed"):
-                self.told.averages(step.process, action.what[1], action.what[2], adds_own=adds_own)
+            match action:
+                case Note((("reduced" | "renewed"), int(row), tuple(used))):
+                    self.told.averages(step.process, row, used, adds_own=adds_own)
 
 
 def run_gaps(
