@@ -205,18 +205,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.stepper.average_gradients()
 
     @contextlib.contextmanager
-    def join(self) -> Iterator[None]:
+    def join(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
         """Put the training loop into it when workers may have unequal amounts of data: all then end at the same round.
 
         A worker whose loop ends stays in the groups with its parameters as they are, until all loops have ended.
         With averaged gradients it contributes zeros and keeps stepping with the others.
 
+        Args:
+            after_averaging: what the loop does with the means between `average_gradients()` and `step()`, such as
+                clipping them: it is done, too, in the steps that a worker without data takes with the others.
+
         Raises:
             UnavailableError: a worker is gone or silent.
+            InputError: the loop changes the means, and nothing says how.
         """
         with self.stepper.joining():
             yield
-            self.ending.guard(self.stepper.serve)
+            self.ending.guard(lambda: self.stepper.serve(after_averaging))
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[torch.nn.Module]:

@@ -42,7 +42,7 @@ class Stepper:
         """Go on from another step, with parameters that were loaded."""
         self._steps = steps
         self._loads = self.run.flat.loads.count
-        self._averaged = False
+        self._averaged = self.run.applier.changes_means = False
 
     @property
     def round(self) -> int:
@@ -78,6 +78,11 @@ class Stepper:
             )
         if skip and not self._averaged:
             self.runner.refuse_unfinished("skip")
+            if self.runner.averages_gradients and self.run.applier.changes_means:
+                raise InputError(
+                    "skip: would apply the mean gradient as it is, while this script changes it (clips it, say) after "
+                    "average_gradients(); call zero_grad() and go on as in every other step instead"
+                )
         if found_inf is not None and self.runner.sends_early:
             raise InputError(
                 "GradScaler: divides gradients after backward(), when they have left already, since they are sent by "
@@ -117,8 +122,10 @@ class Stepper:
         if self._averaged:
             self.runner.refuse_late()
             self._means.refuse()
+            self.run.applier.changes_means = self._means.changed()
         else:
             self.runner.before_step(self.steps, self.round, first=True)
+            self.run.applier.changes_means = False
         self._averaged = False
         self._apply()
         return loss
@@ -167,17 +174,33 @@ class Stepper:
                 )
             self._loads = flat.loads.count
 
-    def serve(self) -> None:
-        """This worker's data ended: take part in all rounds that others still do."""
+    def serve(self, after_averaging: Callable[[], object] | None = None) -> None:
+        """This worker's data ended: take part in all rounds that others still do.
+
+        `after_averaging` is what the others do with the mean gradients of a step before they take it.
+
+        Raises:
+            InputError: this worker changed its means, too, while it had data, and is not told how to go on so.
+        """
         lost = self.runner.lost if self.runner.outlives_lost_workers else None
         self.runner.leave()  # whoever waits here for the others' next round can answer nobody's group meanwhile
         self.uneven_inputs.ended()
         while self.uneven_inputs.another(self.round, lost):
             self._refuse_changes(first=True)
             round_, step = self.round, self.steps
+            if self.run.applier.changes_means and after_averaging is None:
+                raise InputError(
+                    "join: this worker's data ended, and it would go on with mean gradients as they are, while this "
+                    "script changes them (clips them, say) after average_gradients(); give that as a function, "
+                    "join(after_averaging=...)"
+                )
             if self.runner.averages_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
                 self.runner.before_step(step, round_, first=True)
+                if after_averaging is not None:
+                    self._means.begin()
+                    after_averaging()
+                    self.run.applier.changes_means = self._means.changed()
                 self._apply()
             self._steps = (round_ + 1) * self.run.pace
             self.runner.end_round(step, round_)
