@@ -11,6 +11,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import (
     AllReduce,
     Division,
+    Gap,
     Generated,
     GroupPhases,
     How,
@@ -71,6 +72,7 @@ KINDS = {
     ),
     "neighbor": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
     "neighbor, late": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Late()), (RING,), late=True),
+    "neighbor, gap": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Gap(max_ig=2)), (RING,)),
     "generated": Kind(Generated(group_size=N, division=Division.GLOBAL), free="generated"),
     "server": Kind(Server(hosts=(0, 2)), gradients=True),
     "server, asynchronous": Kind(Server(hosts=(0,), synchronous=False), free="server"),
