@@ -172,6 +172,9 @@ class Campaign:
             "data_file": str(self.scratch / f"{setting.task}.npz"),
             **setting.lengths(),
             "steps": setting.steps,
+            "batch": setting.batch,
+            "momentum": setting.momentum,
+            "weight_decay": setting.weight_decay,
             "limit": PROFILE_LIMIT if how == "profile" else self.chosen.limit,
         }
         return Job(**{**fields, **more})
