@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.hop import Hop, HopSetting
+from preduce.schedulers.protocols.hop import Hop
+from preduce.topo.strategies.gap import Gap, Skip
 from preduce.verify.explore import Network, explore
 from preduce.verify.pairing import shortest_deadlock
 from preduce.verify.properties import (
@@ -111,7 +112,7 @@ def main() -> int:
 def _draw(path: Path) -> None:
     from preduce.report.gaps import draw_trace
 
-    skipping = explore(Hop(hop_suite.both_ways(3), HopSetting(max_ig=3, max_jump=3)), network=Network())
+    skipping = explore(Hop(hop_suite.both_ways(3), Gap(max_ig=3, skip=Skip(limit=3))), network=Network())
     trace = skipping.findings[0].trace
     assert trace is not None
     draw_trace(trace, path, title="Skipping without staleness: an update that never comes")

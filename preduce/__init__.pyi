@@ -65,6 +65,7 @@ from .topo.strategies import Codec as Codec
 from .topo.strategies import Division as Division
 from .topo.strategies import Drain as Drain
 from .topo.strategies import Form as Form
+from .topo.strategies import Gap as Gap
 from .topo.strategies import Generated as Generated
 from .topo.strategies import GroupPhases as GroupPhases
 from .topo.strategies import How as How
@@ -81,6 +82,7 @@ from .topo.strategies import Rounding as Rounding
 from .topo.strategies import RulePhases as RulePhases
 from .topo.strategies import Sending as Sending
 from .topo.strategies import Server as Server
+from .topo.strategies import Skip as Skip
 from .topo.strategies import Static as Static
 from .topo.strategies import Strategy as Strategy
 from .topo.strategies import Total as Total

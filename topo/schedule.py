@@ -55,7 +55,7 @@ class Schedule:
     @property
     def is_mixing(self) -> bool:
         """Whether its rounds are fixed, so that it has mixing matrices and figures."""
-        return isinstance(self.strategy, Mixing)
+        return isinstance(self.strategy, Mixing) and self.strategy.when.takes_all
 
     @property
     def is_phased(self) -> bool:
@@ -71,6 +71,11 @@ class Schedule:
         """
         if not isinstance(self.strategy, Mixing):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: has no fixed phases, hence no mixing matrix")
+        if not self.strategy.when.takes_all:
+            raise ScheduleError(
+                f"when.{self.strategy.when.word}: which updates a round averages is decided while the job runs, hence "
+                "there is no mixing matrix"
+            )
         return self.strategy
 
     @property

@@ -9,7 +9,7 @@ from preduce.commands.options import Json
 
 if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.topo.strategies.gap import Gap
     from preduce.verify.gaps import Gaps
 
 MAX_MATRIX = 1024
@@ -27,7 +27,9 @@ def command(
         str, typer.Option(help="In-neighbours that a worker may do without: one number, or one per worker.")
     ] = "0",
     notify_ack: Annotated[bool, typer.Option("--notify-ack", help="Send only what the last was acknowledged.")] = False,
-    max_jump: Annotated[int, typer.Option("--max-jump", help="Skip up to so many steps ahead (1: never).", min=1)] = 1,
+    skip: Annotated[
+        int | None, typer.Option("--skip", help="A worker left behind skips up to so many steps at once.", min=2)
+    ] = None,
     directed: Annotated[bool, typer.Option("--directed", help="Lines of an edge list go one way.")] = False,
     max_states: Annotated[int, typer.Option(help="Explore so many states at most; 0 explores none.", min=0)] = 30_000,
     certificate: Annotated[
@@ -41,8 +43,8 @@ def command(
     from preduce.console import claim_stdout, console, emit_json
     from preduce.graph_input import load_graph
     from preduce.report.picture import check
-    from preduce.schedulers.protocols.hop import HopSetting
     from preduce.topo.errors import InputError, UnknownError
+    from preduce.topo.strategies.gap import Gap, Skip
     from preduce.verify.gaps import gaps
 
     check(plot)
@@ -50,8 +52,12 @@ def command(
     loaded = load_graph(graph, directed=directed)
     if loaded.num_workers > MAX_MATRIX:
         raise UnknownError(f"graph {graph}: {loaded.num_workers} workers; the matrices are made for up to {MAX_MATRIX}")
-    setting = HopSetting(
-        max_ig=max_ig, staleness=staleness, backup=_backups(backup), notify_ack=notify_ack, max_jump=max_jump
+    setting = Gap(
+        max_ig=max_ig,
+        staleness=staleness,
+        backup=_backups(backup),
+        notify_ack=notify_ack,
+        skip=None if skip is None else Skip(limit=skip),
     )
     if every_pair and certificate is None:
         raise InputError("--every-pair: says what goes into a certificate; name its file with --certificate FILE")
@@ -82,7 +88,7 @@ def command(
     return 1 if found.live is False else 0
 
 
-def _write(graph: "Digraph", setting: "HopSetting", path: Path, *, every_pair: bool) -> None:
+def _write(graph: "Digraph", setting: "Gap", path: Path, *, every_pair: bool) -> None:
     import json
 
     from preduce.console import write_text
@@ -92,7 +98,7 @@ def _write(graph: "Digraph", setting: "HopSetting", path: Path, *, every_pair: b
     write_text(path, json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n")
 
 
-def words(setting: "HopSetting") -> str:
+def words(setting: "Gap") -> str:
     """The setting as people say it."""
     parts = []
     if setting.staleness:
@@ -103,8 +109,8 @@ def words(setting: "HopSetting") -> str:
         parts.append("NOTIFY-ACK")
     if setting.max_ig is not None:
         parts.append(f"token queues, max_ig {setting.max_ig}")
-    if setting.max_jump > 1:
-        parts.append(f"skips up to {setting.max_jump}")
+    if setting.skip is not None:
+        parts.append(f"skips up to {setting.skip.limit}")
     return ", ".join(parts) or "standard"
 
 
@@ -128,7 +134,7 @@ def _print(found: "Gaps", name: str) -> None:
     n = found.graph.num_workers
     out.print(f"[bold]{escape(name)}[/]: {n} workers, {len(found.graph.edges)} edges; {words(found.setting)}")
     if found.live:
-        out.print("live: every cycle of the event graph carries a token" if found.setting.max_jump == 1 else "live")
+        out.print("live: every cycle of the event graph carries a token" if found.setting.skip is None else "live")
     elif found.live is None:
         out.print("live: not decided; skipped updates never come, and the exploration was cut")
     elif found.dead_cycle:

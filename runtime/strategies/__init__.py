@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from preduce.runtime.strategies.all_reduce import all_reduce
 from preduce.runtime.strategies.generated import GeneratedMeans
-from preduce.runtime.strategies.neighbor import NeighborMeans
+from preduce.runtime.strategies.neighbor import neighbor_means
 from preduce.runtime.strategies.pairwise import PairMeans
 from preduce.runtime.strategies.progress_means import means_of_groups
 from preduce.runtime.strategies.server import parameter_server
@@ -41,7 +41,7 @@ class _Entry(Generic[Kind]):
 _RUNNERS: tuple[_Entry[Any], ...] = (
     _Entry(AllReduce, all_reduce),
     _Entry(Static, means_of_groups),
-    _Entry(Neighbor, NeighborMeans),
+    _Entry(Neighbor, neighbor_means),
     _Entry(Server, parameter_server),
     _Entry(Generated, GeneratedMeans),
     _Entry(Pairwise, PairMeans),

@@ -6,12 +6,25 @@ from typing import TYPE_CHECKING
 
 from preduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
 from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.topo.errors import InputError
+from preduce.topo.errors import InputError, MissingFeatureError
+from preduce.topo.strategies.gap import Gap
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.base import Run
+    from preduce.runtime.strategies.base import Run, Runner
     from preduce.topo.phase import Group
     from preduce.topo.strategies.neighbor import Neighbor
+
+
+def neighbor_means(strategy: Neighbor, run: Run) -> Runner:
+    """The runner of a neighbor schedule: in rounds, or with a gap between neighbours.
+
+    Raises:
+        MissingFeatureError: a gap.
+        InputError: as the runner.
+    """
+    if isinstance(strategy.when, Gap):
+        raise MissingFeatureError(f"schedule {run.schedule.name!r}: when.gap cannot be executed by this version")
+    return NeighborMeans(strategy, run)
 
 
 class NeighborMeans(GroupMeans):

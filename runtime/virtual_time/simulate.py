@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_CELLS = 50_000_000
 PROTOCOLS = {Generated.kind: run_groups, Pairwise.kind: run_pairs, Server.kind: run_servers}
-"""The kinds whose workers write to each other as it comes, with what runs them; all other kinds have fixed phases."""
+"""What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
 
 
 def simulate(
@@ -64,6 +64,6 @@ def simulate(
             f"rounds: {num_rounds} rounds of {count} workers are more than {MAX_CELLS} intervals; "
             f"at most {max(1, MAX_CELLS // count)} rounds fit"
         )
-    run = PROTOCOLS.get(schedule.strategy.kind, run_rounds)
+    run = PROTOCOLS.get(schedule.strategy.protocol, run_rounds)
     form = form or schedule.strategy.how.form
     return run(schedule, hardware, compute, num_rounds=num_rounds, seed=seed, model_bytes=model_bytes, form=form)

@@ -1,8 +1,9 @@
-"""Hop's worker (Luo et al., ASPLOS 2019) as a minimal model of all its settings: updates and tokens, no tensors.
+"""Hop's worker (Luo et al., ASPLOS 2019) under all its settings: who may send, reduce and go on; it holds no tensors.
 
 A worker is *in* step k from the instant it enters k; it enters step 0 at the start. In step k it sends its update k to
-its out-neighbours, waits for the updates that its setting asks for, reduces, and enters k+1 if the token queues let it.
-The model leaves out what the bounds do not depend on (the numbers in an update, how long work takes).
+its out-neighbours, waits for the updates that its setting asks for, reduces, and enters k+1 if the token queues let it,
+or skips to a later step. What the rules do not depend on is left to the driver: the numbers in an update, how long work
+takes, and whether a worker computes before it sends (serial order) or between sending and reducing (parallel order).
 """
 
 from __future__ import annotations
@@ -12,71 +13,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
 from preduce.schedulers.protocols.digraph import Digraph, automorphisms
-from preduce.topo.errors import InputError
+from preduce.topo.strategies.gap import Reducing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preduce.topo.strategies.gap import Gap
+
 T = TypeVar("T")
 
 SENDING, REDUCING, ENTERING = range(3)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HopSetting:
-    """One row of Hop's Table 1, or a combination of rows.
-
-    `max_ig`: token queues with this maximum iteration gap over one edge (None: none). `staleness` s: an update of step
-    k−s or later serves in step k. `backup`: how many of its in-neighbours a worker may do without, one number or one
-    per worker; because a worker's own update is always there, it does not matter whether N_in counts the self-loop, as
-    the paper does, or not. `notify_ack`: update k is sent only after every out-neighbour acknowledged k−1.
-    `max_jump`: a worker that holds tokens enough may skip to step k+d, d ≤ max_jump (1: it never skips).
-    """
-
-    max_ig: int | None = None
-    staleness: int = 0
-    backup: int | tuple[int, ...] = 0
-    notify_ack: bool = False
-    max_jump: int = 1
-
-    def backups(self, num_workers: int) -> tuple[int, ...]:
-        """Backup workers of each worker, shape (num_workers,).
-
-        Raises:
-            InputError: a number too many or too few, or a negative one.
-        """
-        given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
-        if len(given) != num_workers:
-            raise InputError(f"backup: has {len(given)} numbers; give 1 number or 1 for each of {num_workers} workers")
-        if min(given, default=0) < 0:
-            raise InputError(f"backup: {min(given)} is not a number of workers >= 0")
-        return given
-
-    def check(self, graph: Digraph) -> None:
-        """Refuse settings that do not fit the graph or one another.
-
-        Raises:
-            InputError: naming the field, its value and the rule.
-        """
-        if self.max_ig is not None and self.max_ig < 0:
-            raise InputError(f"max_ig: is {self.max_ig}; a token queue starts with at least 0 tokens")
-        if self.staleness < 0:
-            raise InputError(f"staleness: is {self.staleness}; it is a number of steps >= 0")
-        if self.max_jump < 1:
-            raise InputError(f"max_jump: is {self.max_jump}; a worker advances by at least 1 step")
-        if self.max_jump > 1 and self.max_ig is None:
-            raise InputError("max_jump: skipping is steered by token queues; give max_ig as well")
-        backups = self.backups(graph.num_workers)
-        if self.notify_ack and (any(backups) or self.staleness or self.max_jump > 1):
-            raise InputError(
-                "notify_ack: needs every update of every step; backup, staleness and max_jump do not go with it"
-            )
-        for worker, spare in enumerate(backups):
-            if spare > len(graph.sources[worker]):
-                raise InputError(
-                    f"backup[{worker}]: is {spare}, but worker {worker} has only {len(graph.sources[worker])} "
-                    "in-neighbours besides itself"
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +56,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Event: the worker moves on by `by` steps (more than 1 is a skip)."""
+    """Event: the worker moves on by `by` steps (more than 1 is a skip, before which it renews its parameters)."""
 
     by: int = 1
 
@@ -124,7 +70,8 @@ class HopState:
 
     `updates[q]` has bit b set when the update of step (step − staleness + b) from source q is in the queue, so the
     queues move with the step. `tokens[q]` counts the tokens in hand from target q. `acked[q]` says whether target q
-    has acknowledged the update before this step's.
+    has acknowledged the update before this step's. `fresh[q]` says whether an update of source q has come since the
+    last reduce; kept only where that decides what is averaged.
     """
 
     step: int
@@ -132,27 +79,44 @@ class HopState:
     updates: tuple[int, ...]
     tokens: tuple[int, ...] = ()
     acked: tuple[bool, ...] = ()
+    fresh: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
 class Hop:
     """All workers of a job under one setting; a `Machine` that the explorer can shift and rename.
 
-    With `fine` a step has three events (send, reduce, enter); without it they are one, which reaches the same gaps in
-    fewer states. NOTIFY-ACK is always fine: its bound depends on the order of the three.
+    With `fine` a step has three events (send, reduce, enter), as it has in a run; without it they are one, which
+    reaches the same gaps in fewer states. NOTIFY-ACK is always fine: its bound depends on the order of the three.
+
+    Its notes say what a driver has to carry out: `("reduced", k, used)`, where used holds (source, step of the update)
+    for everything that step k averages besides the worker's own, ascending by source; `("renewed", k, used)`, the same
+    before a skip to step k+1; `("entered", k)`.
+
+    A skip obeys three rules. It never passes an out-neighbour: tokens say where these are at least, and a worker that
+    holds t of them is t - max_ig behind. It waits for what the usual way into that step would have waited for, so no
+    gap grows beyond its bound. And nobody ever waits for an update of a step that was skipped: all who would have
+    needed it have left that step.
+
+    Raises:
+        ScheduleError: the setting does not fit the graph, or one part of it another.
     """
 
     graph: Digraph
-    setting: HopSetting
+    setting: Gap
     fine: bool = False
     _split: bool = field(init=False, repr=False)
+    _tracks_fresh: bool = field(init=False, repr=False)
     _needed: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the setting against the graph."""
-        self.setting.check(self.graph)
+        check_setting(self.graph, self.setting)
         spare = self.setting.backups(self.graph.num_workers)
-        object.__setattr__(self, "_split", self.fine or self.setting.notify_ack)
+        is_split = self.fine or self.setting.notify_ack
+        is_received = self.setting.reduce is Reducing.RECEIVED
+        object.__setattr__(self, "_split", is_split)
+        object.__setattr__(self, "_tracks_fresh", is_split and self.setting.staleness > 0 and is_received)
         object.__setattr__(self, "_needed", tuple(len(s) - b for s, b in zip(self.graph.sources, spare, strict=True)))
 
     @property
@@ -177,8 +141,9 @@ class Hop:
             updates=(0,) * len(self.graph.sources[process]),
             tokens=() if self.setting.max_ig is None else (self.setting.max_ig,) * len(targets),
             acked=(True,) * len(targets) if self.setting.notify_ack else (),
+            fresh=(False,) * len(self.graph.sources[process]) if self._tracks_fresh else (),
         )
-        return state, () if self._split else self._updates_to(process, 0)
+        return state, () if self._split else self._updates_to(process, state)
 
     def ready(self, process: int, state: HopState) -> Sequence[HopEvent]:
         """What the worker may do next by itself."""
@@ -186,7 +151,11 @@ class Hop:
             return (SendUpdate(),) if all(state.acked) else ()
         if self._split and state.stage == REDUCING:
             return (Reduce(),) if self._served(process, state, 1) else ()
-        return tuple(Advance(by) for by in range(1, self.setting.max_jump + 1) if self._may_advance(process, state, by))
+        if not self._split and not self._served(process, state, 1):
+            return ()
+        if jump := self._jump(process, state):
+            return (Advance(jump),)
+        return (Advance(),) if min(state.tokens, default=1) >= 1 else ()
 
     def step(self, process: int, state: HopState, event: object) -> Outcome[HopState]:
         """One event of one worker."""
@@ -201,12 +170,14 @@ class Hop:
                 return replace(state, acked=_changed(state.acked, place, True)), ()
             case SendUpdate():
                 unacked = (False,) * len(state.acked)
-                return replace(state, stage=REDUCING, acked=unacked), self._updates_to(process, state.step)
+                return replace(state, stage=REDUCING, acked=unacked), self._updates_to(process, state)
             case Reduce():
                 acks: tuple[Action, ...] = ()
                 if self.setting.notify_ack:
                     acks = tuple(Send(u, Ack()) for u in self.graph.sources[process])
-                return replace(state, stage=ENTERING), (*acks, Note(("reduced", state.step)))
+                note = Note(("reduced", state.step, self._used(process, state, 1)))
+                reduced = replace(state, stage=ENTERING, fresh=(False,) * len(state.fresh))
+                return reduced, (*acks, note)
             case Advance(by):
                 return self._advanced(process, state, by)
         raise AssertionError(f"not an event of Hop: {event}")
@@ -219,9 +190,29 @@ class Hop:
             have = sum(1 for queue in state.updates if queue >> (by - 1) & 1)
         return have >= self._needed[process]
 
-    def _may_advance(self, process: int, state: HopState, by: int) -> bool:
-        # What a worker has reduced stays in its queues until it moves on; a skip renews its parameters.
-        return by <= min(state.tokens, default=by) and self._served(process, state, by)
+    def _used(self, process: int, state: HopState, by: int) -> tuple[tuple[int, int], ...]:
+        """What a reduce of step (step + by − 1) averages besides the worker's own: (source, step of its update)."""
+        oldest, used = state.step - self.setting.staleness, []
+        for place, (source, queue) in enumerate(zip(self.graph.sources[process], state.updates, strict=True)):
+            if self.setting.staleness:
+                is_new = not self._tracks_fresh or state.fresh[place]
+                taken = queue.bit_length() - 1 if queue >> (by - 1) and is_new else -1
+            else:
+                taken = by - 1 if queue >> (by - 1) & 1 else -1
+            if taken >= 0:
+                used.append((source, oldest + taken))
+        return tuple(used)
+
+    def _jump(self, process: int, state: HopState) -> int:
+        """By how many steps the worker may skip ahead: the most that the rules in the class's text allow, or 0."""
+        skip, max_ig = self.setting.skip, self.setting.max_ig
+        if skip is None or max_ig is None or not state.tokens:
+            return 0
+        behind = min(state.tokens) - max_ig  # the slowest out-neighbour is ahead by at least so many steps
+        for by in range(min(skip.limit, behind), skip.trigger - 1, -1):
+            if self._served(process, state, by):
+                return by
+        return 0
 
     def _advanced(self, process: int, state: HopState, by: int) -> Outcome[HopState]:
         step = state.step + by
@@ -231,11 +222,14 @@ class Hop:
             updates=tuple(queue >> by for queue in state.updates),
             tokens=tuple(count - by for count in state.tokens),
             acked=state.acked,
+            fresh=(False,) * len(state.fresh) if by > 1 else state.fresh,
         )
         actions: tuple[Action, ...] = (Note(("entered", step)),)
+        if by > 1:
+            actions = (Note(("renewed", step - 1, self._used(process, state, by))), *actions)
         if self.setting.max_ig is not None:
             actions = (*(Send(u, Token(by)) for u in self.graph.sources[process]), *actions)
-        return entered, actions if self._split else (*self._updates_to(process, step), *actions)
+        return entered, actions if self._split else (*self._updates_to(process, entered), *actions)
 
     def _queued(self, process: int, state: HopState, source: int, step: int) -> HopState:
         """The update joins its queue; one too old to serve is thrown away, one that a newer one replaces as well."""
@@ -244,12 +238,20 @@ class Hop:
             return state
         place = self.graph.sources[process].index(source)
         queue = state.updates[place] | 1 << bit
+        fresh = state.fresh
         if self.setting.staleness:
+            is_newest = queue.bit_length() - 1 == bit
             queue = 1 << (queue.bit_length() - 1)
-        return replace(state, updates=_changed(state.updates, place, queue))
+            fresh = _changed(fresh, place, True) if is_newest and fresh else fresh
+        return replace(state, updates=_changed(state.updates, place, queue), fresh=fresh)
 
-    def _updates_to(self, process: int, step: int) -> tuple[Action, ...]:
-        return tuple(Send(v, Update(step)) for v in self.graph.targets[process])
+    def _updates_to(self, process: int, state: HopState) -> tuple[Action, ...]:
+        """The update of this step for all out-neighbours, but for those that are known to be past its use."""
+        targets = self.graph.targets[process]
+        if self.setting.inquire and self.setting.max_ig is not None:
+            past = self.setting.max_ig + self.setting.staleness
+            targets = tuple(v for v, tokens in zip(targets, state.tokens, strict=True) if tokens <= past)
+        return tuple(Send(v, Update(state.step)) for v in targets)
 
     # What the explorer's reductions need: see Shiftable, Symmetric and Describing in base.py.
 
@@ -280,6 +282,7 @@ class Hop:
             updates=tuple(state.updates[sources[u]] for u in self.graph.sources[image]),
             tokens=tuple(state.tokens[place] for place in by_target) if state.tokens else (),
             acked=tuple(state.acked[place] for place in by_target) if state.acked else (),
+            fresh=tuple(state.fresh[sources[u]] for u in self.graph.sources[image]) if state.fresh else (),
         )
 
     def renamed_message(self, message: Update | Token | Ack, permutation: tuple[int, ...]) -> Update | Token | Ack:  # noqa: ARG002 - names no worker
@@ -307,6 +310,16 @@ class Hop:
             case Token(count):
                 return "1 token" if count == 1 else f"{count} tokens"
         return "acknowledgement"
+
+
+def check_setting(graph: Digraph, setting: Gap) -> None:
+    """Refuse a setting that does not fit the graph, or whose parts do not fit each other.
+
+    Raises:
+        ScheduleError: the place, the value and the rule.
+    """
+    setting.check()
+    setting.check_neighbours([len(sources) for sources in graph.sources])
 
 
 def _changed(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:

@@ -14,8 +14,8 @@ from preduce.graph_input import load_graph
 from preduce.report.gaps import draw_gaps, draw_trace
 from preduce.schedulers.imports import import_schedule
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import HopSetting
 from preduce.topo.errors import DocumentError, InputError, UnknownError
+from preduce.topo.strategies.gap import Gap
 from preduce.verify.gaps import gaps
 from preduce.verify.pairing import shortest_deadlock
 
@@ -155,7 +155,7 @@ def test_bad_options_are_input_errors():
 
 
 def test_pictures_are_written(tmp_path):
-    found = gaps(load_graph("ring:4"), HopSetting(backup=1))
+    found = gaps(load_graph("ring:4"), Gap(backup=1))
     draw_gaps(found, tmp_path / "gaps.png", title="ring:4")
     draw_trace(shortest_deadlock(3), tmp_path / "trace.svg", title="AD-PSGD on an odd cycle")
     assert (tmp_path / "gaps.png").read_bytes().startswith(b"\x89PNG")

@@ -10,11 +10,12 @@ from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Advance, Hop, HopSetting
+from preduce.schedulers.protocols.hop import Advance, Hop
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Late, Neighbor, Round
+from preduce.topo.strategies.gap import Gap
 from preduce.topo.timing.compute import ComputeTimes
 
 
@@ -47,7 +48,7 @@ def test_hop_takes_the_time_of_the_max_plus_engine(seed):
     edges = sorted({(int(a), int(b)) for a, b in rng.integers(0, count, (3 * count, 2)) if a != b})
     times = rng.integers(1, 9, count).astype(float)
     steps = 12
-    machine = VirtualMachine(Hop(Digraph.of(count, edges), HopSetting()), compute(times))
+    machine = VirtualMachine(Hop(Digraph.of(count, edges), Gap()), compute(times))
     notes = machine.run(until=9.0 * (steps + 2), max_events=20_000)
     entered = {(n.process, n.what[1]): n.seconds for n in notes if n.what[0] == "entered"}
     share = Fraction(1, count)
@@ -61,7 +62,7 @@ def test_hop_takes_the_time_of_the_max_plus_engine(seed):
 
 def test_token_queues_keep_the_gap_that_they_promise():
     ring = Digraph.of(6, both_ways([(i, (i + 1) % 6) for i in range(6)]))
-    setting = HopSetting(max_ig=3, backup=1)
+    setting = Gap(max_ig=3, backup=1)
     times = [1.0, 1.0, 1.0, 50.0, 1.0, 1.0]
     machine = VirtualMachine(Hop(ring, setting), compute(times))
     step = [0] * 6
@@ -77,7 +78,7 @@ def test_token_queues_keep_the_gap_that_they_promise():
 def test_a_slow_message_delays_only_who_waits_for_it():
     pair = Digraph.of(3, [(0, 1), (1, 2)])
     machine = VirtualMachine(
-        Hop(pair, HopSetting()), compute([1.0, 1.0, 1.0], way=lambda source, to: 5.0 if source == 0 else 0.0)
+        Hop(pair, Gap()), compute([1.0, 1.0, 1.0], way=lambda source, to: 5.0 if source == 0 else 0.0)
     )
     notes = machine.run(until=6.0)
     entered = {(n.process, n.what[1]): n.seconds for n in notes if n.what[0] == "entered"}
@@ -121,7 +122,7 @@ def test_the_same_seed_gives_the_same_run():
     def jitter(process, event, rng):
         return float(rng.exponential())
 
-    runs = [VirtualMachine(Hop(ring, HopSetting()), Taking(jitter), seed=s).run(until=50.0) for s in (1, 1, 2)]
+    runs = [VirtualMachine(Hop(ring, Gap()), Taking(jitter), seed=s).run(until=50.0) for s in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
@@ -129,13 +130,13 @@ def test_the_same_seed_gives_the_same_run():
 def test_negative_times_are_refused():
     ring = Digraph.of(2, [(0, 1), (1, 0)])
     with pytest.raises(InputError, match="finite time >= 0"):
-        VirtualMachine(Hop(ring, HopSetting()), Taking(lambda *_: -1.0)).run(max_events=10)
+        VirtualMachine(Hop(ring, Gap()), Taking(lambda *_: -1.0)).run(max_events=10)
 
 
 def test_a_thousand_workers():
     count = 1000
     ring = Digraph.of(count, both_ways([(i, (i + 1) % count) for i in range(count)]))
-    machine = VirtualMachine(Hop(ring, HopSetting(max_ig=2)), compute([1.0] * count))
+    machine = VirtualMachine(Hop(ring, Gap(max_ig=2)), compute([1.0] * count))
     notes = machine.run(until=5.0)
     assert sum(n.what == ("entered", 5) for n in notes) == count
 

@@ -14,13 +14,13 @@ from preduce.schedulers.protocols.hop import (
     Ack,
     Advance,
     Hop,
-    HopSetting,
     Reduce,
     SendUpdate,
     Token,
     Update,
 )
 from preduce.topo.errors import InputError
+from preduce.topo.strategies.gap import Gap, Skip
 
 RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
 BOTH_WAYS = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
@@ -28,19 +28,19 @@ UNEVEN = Digraph.of(4, [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 0), (0, 2), 
 STAR = Digraph.undirected(4, [(0, 1), (0, 2), (0, 3)])
 
 SETTINGS = {
-    "standard": HopSetting(),
-    "tokens 0": HopSetting(max_ig=0),
-    "tokens 1": HopSetting(max_ig=1),
-    "tokens 3": HopSetting(max_ig=3),
-    "backup": HopSetting(backup=1, max_ig=2),
-    "backup of one": HopSetting(backup=(1, 0, 0, 0), max_ig=2),
-    "stale": HopSetting(staleness=1),
-    "stale with tokens": HopSetting(staleness=2, max_ig=3),
-    "stale with backup": HopSetting(staleness=2, max_ig=2, backup=1),
-    "skips": HopSetting(max_ig=3, max_jump=2),
-    "long skips": HopSetting(max_ig=4, max_jump=3, backup=1, staleness=1),
-    "notify-ack": HopSetting(notify_ack=True),
-    "notify-ack with tokens": HopSetting(notify_ack=True, max_ig=1),
+    "standard": Gap(),
+    "tokens 0": Gap(max_ig=0),
+    "tokens 1": Gap(max_ig=1),
+    "tokens 3": Gap(max_ig=3),
+    "backup": Gap(backup=1, max_ig=2),
+    "backup of one": Gap(backup=(1, 0, 0, 0), max_ig=2),
+    "stale": Gap(staleness=1),
+    "stale with tokens": Gap(staleness=2, max_ig=3),
+    "stale with backup": Gap(staleness=2, max_ig=2, backup=1),
+    "skips": Gap(max_ig=3, skip=Skip(limit=2)),
+    "long skips": Gap(max_ig=4, skip=Skip(limit=3), backup=1, staleness=1),
+    "notify-ack": Gap(notify_ack=True),
+    "notify-ack with tokens": Gap(notify_ack=True, max_ig=1),
 }
 GRAPHS = {"ring": RING, "both ways": BOTH_WAYS, "uneven": UNEVEN, "star": STAR}
 CASES = [
@@ -93,7 +93,7 @@ class SecondHop:
         if self.split and worker.stage == "reduce":
             return [Reduce()] if self.serves(v, worker.step) else []
         found = []
-        for by in range(1, self.setting.max_jump + 1):
+        for by in range(1, self.setting.longest_jump + 1):
             enough = self.setting.max_ig is None or all(count >= by for count in worker.tokens.values())
             reduced = worker.stage == "enter" and by == 1
             if enough and (reduced or self.serves(v, worker.step + by - 1)):
@@ -168,18 +168,18 @@ def test_hop_does_under_new_names_what_it_did_under_the_old(graph, setting):
 
 def test_renaming_keeps_backup_workers_where_they_are():
     """Worker 1 of the star may do without its centre, and nobody else may: only the two others change places."""
-    machine = Hop(STAR, HopSetting(backup=(0, 1, 0, 0), max_ig=2))
+    machine = Hop(STAR, Gap(backup=(0, 1, 0, 0), max_ig=2))
     assert set(machine.symmetries()) == {(0, 1, 2, 3), (0, 1, 3, 2)}
     check_renaming(machine, seed=7)
 
 
 def test_renaming_takes_every_queue_along():
     """Queues of a worker stand in the order of its neighbours; the new names turn that order around."""
-    machine = Hop(BOTH_WAYS, HopSetting(notify_ack=True, max_ig=2))
+    machine = Hop(BOTH_WAYS, Gap(notify_ack=True, max_ig=2))
     state = replace(machine.start(0)[0], updates=(1, 0), tokens=(5, 6), acked=(True, False))
     turned = machine.renamed(0, state, (0, 2, 1))
     assert (turned.updates, turned.tokens, turned.acked) == ((0, 1), (6, 5), (False, True))
-    bare = Hop(BOTH_WAYS, HopSetting())
+    bare = Hop(BOTH_WAYS, Gap())
     assert bare.renamed(0, bare.start(0)[0], (0, 2, 1)) == bare.start(0)[0]
 
 
@@ -207,22 +207,22 @@ def test_hop_does_a_thousand_steps_later_what_it_did(setting):
 
 def test_the_channels_are_the_edges_and_with_tokens_or_acknowledgements_the_way_back():
     back = sorted({*RING.edges, *((v, u) for u, v in RING.edges)})
-    assert list(Hop(RING, HopSetting()).channels) == list(RING.edges)
-    assert list(Hop(RING, HopSetting(max_ig=1)).channels) == back
-    assert list(Hop(RING, HopSetting(notify_ack=True)).channels) == back
-    assert Hop(RING, HopSetting()).num_processes == 3
+    assert list(Hop(RING, Gap()).channels) == list(RING.edges)
+    assert list(Hop(RING, Gap(max_ig=1)).channels) == back
+    assert list(Hop(RING, Gap(notify_ack=True)).channels) == back
+    assert Hop(RING, Gap()).num_processes == 3
 
 
 def test_the_first_state():
-    state, actions = Hop(STAR, HopSetting(max_ig=2)).start(0)
+    state, actions = Hop(STAR, Gap(max_ig=2)).start(0)
     assert (state.step, state.updates, state.tokens, state.acked) == (0, (0, 0, 0), (2, 2, 2), ())
     assert actions == (Send(1, Update(0)), Send(2, Update(0)), Send(3, Update(0)))
-    state, actions = Hop(STAR, HopSetting(notify_ack=True)).start(0)
+    state, actions = Hop(STAR, Gap(notify_ack=True)).start(0)
     assert (state.stage, state.tokens, state.acked, actions) == (SENDING, (), (True, True, True), ())
 
 
 def test_an_update_too_old_to_serve_is_thrown_away_and_the_oldest_that_serves_is_not():
-    machine = Hop(RING, HopSetting(staleness=2, max_ig=9))
+    machine = Hop(RING, Gap(staleness=2, max_ig=9))
     state = replace(machine.start(1)[0], step=10)
     kept = [machine.step(1, state, Received(0, Update(step)))[0].updates for step in (7, 8, 9, 10, 12)]
     assert kept == [(0,), (1,), (2,), (4,), (16,)]
@@ -231,17 +231,17 @@ def test_an_update_too_old_to_serve_is_thrown_away_and_the_oldest_that_serves_is
 
 
 REFUSED = [
-    (HopSetting(max_ig=-1), "max_ig: is -1"),
-    (HopSetting(staleness=-1), "staleness: is -1"),
-    (HopSetting(max_jump=0, max_ig=1), "max_jump: is 0"),
-    (HopSetting(max_jump=2), "max_jump: skipping is steered by token queues"),
-    (HopSetting(backup=-1), "backup: -1 is not"),
-    (HopSetting(backup=(0, 0, -2)), "backup: -2 is not"),
-    (HopSetting(backup=(1, 1)), "backup: has 2 numbers; give 1 number or 1 for each of 3 workers"),
-    (HopSetting(backup=(0, 2, 0)), r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbours"),
-    (HopSetting(notify_ack=True, backup=(0, 0, 1)), "notify_ack: needs every update"),
-    (HopSetting(notify_ack=True, staleness=1), "notify_ack: needs every update"),
-    (HopSetting(notify_ack=True, max_jump=2, max_ig=4), "notify_ack: needs every update"),
+    (Gap(max_ig=-1), "max_ig: is -1"),
+    (Gap(staleness=-1), "staleness: is -1"),
+    (Gap(skip=Skip(limit=0), max_ig=1), "max_jump: is 0"),
+    (Gap(skip=Skip(limit=2)), "max_jump: skipping is steered by token queues"),
+    (Gap(backup=-1), "backup: -1 is not"),
+    (Gap(backup=(0, 0, -2)), "backup: -2 is not"),
+    (Gap(backup=(1, 1)), "backup: has 2 numbers; give 1 number or 1 for each of 3 workers"),
+    (Gap(backup=(0, 2, 0)), r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbours"),
+    (Gap(notify_ack=True, backup=(0, 0, 1)), "notify_ack: needs every update"),
+    (Gap(notify_ack=True, staleness=1), "notify_ack: needs every update"),
+    (Gap(notify_ack=True, skip=Skip(limit=2), max_ig=4), "notify_ack: needs every update"),
 ]
 
 
@@ -253,22 +253,22 @@ def test_a_setting_that_does_not_fit_is_refused(setting, message):
 
 @pytest.mark.parametrize(
     "setting",
-    [HopSetting(max_ig=0), HopSetting(max_jump=2, max_ig=0), HopSetting(backup=(1, 0, 1)), HopSetting(backup=1),
-     HopSetting(notify_ack=True, max_ig=3)],
+    [Gap(max_ig=0), Gap(skip=Skip(limit=2), max_ig=0), Gap(backup=(1, 0, 1)), Gap(backup=1),
+     Gap(notify_ack=True, max_ig=3)],
 )  # fmt: skip
 def test_a_setting_on_the_edge_of_what_fits_is_taken(setting):
     assert Hop(RING, setting).setting == setting
 
 
 def test_backups_are_one_number_for_all_or_one_for_each():
-    assert HopSetting(backup=2).backups(3) == (2, 2, 2)
-    assert HopSetting(backup=(0, 1)).backups(2) == (0, 1)
-    assert HopSetting().backups(2) == (0, 0)
-    assert HopSetting(backup=()).backups(0) == ()
+    assert Gap(backup=2).backups(3) == (2, 2, 2)
+    assert Gap(backup=(0, 1)).backups(2) == (0, 1)
+    assert Gap().backups(2) == (0, 0)
+    assert Gap(backup=()).backups(0) == ()
 
 
 def test_what_is_no_event_is_an_error():
-    machine = Hop(RING, HopSetting())
+    machine = Hop(RING, Gap())
     with pytest.raises(AssertionError, match="not an event"):
         machine.step(0, machine.start(0)[0], "hello")
     assert Advance().by == 1

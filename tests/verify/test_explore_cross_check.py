@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Hop, HopSetting
+from preduce.schedulers.protocols.hop import Hop
+from preduce.topo.strategies.gap import Gap
 from preduce.verify.explore import explore
 
 MODEL = Path(__file__).parents[2] / "verify" / "models" / "hop_tokens.pml"
@@ -23,7 +24,7 @@ LARGER = [(3, (1, 2), 2), (4, (1, 3), 1)]
 
 def explored(n, offsets, max_ig):
     graph = Digraph.of(n, [(v, (v + offset) % n) for v in range(n) for offset in offsets])
-    found = explore(Hop(graph, HopSetting(max_ig=max_ig)), symmetry=False)
+    found = explore(Hop(graph, Gap(max_ig=max_ig)), symmetry=False)
     assert found.holds
     return found.states
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from preduce.schedulers.protocols.hop import Hop, HopSetting
+from preduce.schedulers.protocols.hop import Hop
+from preduce.topo.strategies.gap import Gap, Skip
 from preduce.verify.explore import Network, NoDeadlock, Progress, explore
 from preduce.verify.gaps.exact import exact_bounds
 from preduce.verify.properties.hop_suite import MILLION, SMALL, both_ways, ring
@@ -37,7 +38,7 @@ def test_all_properties_hold_and_the_bound_is_attained(configuration, record_pro
         assert found.states == EXPECTED_MILLION[configuration.name]
 
 
-@pytest.mark.parametrize("setting", [HopSetting(), HopSetting(max_ig=2), HopSetting(staleness=1, max_ig=1)], ids=str)
+@pytest.mark.parametrize("setting", [Gap(), Gap(max_ig=2), Gap(staleness=1, max_ig=1)], ids=str)
 def test_late_messages_and_fine_steps_reach_the_same_gaps_as_messages_at_once(setting):
     graph = ring(3)
     delayed = explore(Hop(graph, setting))
@@ -49,7 +50,7 @@ def test_late_messages_and_fine_steps_reach_the_same_gaps_as_messages_at_once(se
 
 def test_folding_symmetric_states_changes_no_answer():
     for graph in (ring(4), both_ways(3)):
-        machine = Hop(graph, HopSetting(max_ig=1))
+        machine = Hop(graph, Gap(max_ig=1))
         folded, full = explore(machine), explore(machine, symmetry=False)
         assert folded.holds
         assert full.holds
@@ -58,7 +59,7 @@ def test_folding_symmetric_states_changes_no_answer():
 
 
 def test_every_worker_goes_on_for_ever_under_fairness():
-    machine = Hop(ring(3), HopSetting(max_ig=1))
+    machine = Hop(ring(3), Gap(max_ig=1))
     goals = [
         Progress(f"worker {w} goes on", lambda label, w=w: label.verb == "step" and label.process == w)
         for w in range(3)
@@ -67,7 +68,7 @@ def test_every_worker_goes_on_for_ever_under_fairness():
 
 
 def test_skipping_without_staleness_can_deadlock_in_a_complete_graph():
-    found = explore(Hop(both_ways(3), HopSetting(max_ig=3, max_jump=3)), network=Network(delay=False))
+    found = explore(Hop(both_ways(3), Gap(max_ig=3, skip=Skip(limit=3))), network=Network(delay=False))
     finding = found.finding("no deadlock")
     assert finding.verdict == "fails"
     assert len(finding.trace.steps) == 3
@@ -75,13 +76,13 @@ def test_skipping_without_staleness_can_deadlock_in_a_complete_graph():
 
 
 def test_lost_update_deadlocks_and_the_trace_names_it():
-    found = explore(Hop(ring(2), HopSetting()), network=Network(losses=1))
+    found = explore(Hop(ring(2), Gap()), network=Network(losses=1))
     trace = str(found.finding("no deadlock").trace)
     assert "is lost" in trace
 
 
 def test_after_a_crash_the_others_stop_where_the_bound_says():
-    machine = Hop(ring(4), HopSetting(max_ig=2))
+    machine = Hop(ring(4), Gap(max_ig=2))
     found = explore(machine, network=Network(delay=False, crashes=1), symmetry=False)
     finding = found.finding("no deadlock")
     assert finding.verdict == "fails"
@@ -94,7 +95,7 @@ def test_after_a_crash_the_others_stop_where_the_bound_says():
 
 
 def test_skip_needs_tokens_and_moves_as_many():
-    machine = Hop(ring(3), HopSetting(max_ig=2, max_jump=2))
+    machine = Hop(ring(3), Gap(max_ig=2, skip=Skip(limit=2)))
     found = explore(machine)
     assert found.holds
     assert found.gaps == exact_bounds(machine.graph, machine.setting)

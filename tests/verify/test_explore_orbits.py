@@ -9,7 +9,8 @@ import pytest
 
 from helpers.orbits import fold_problem, renamings
 from preduce.schedulers.protocols.digraph import Digraph, automorphisms
-from preduce.schedulers.protocols.hop import Hop, HopSetting
+from preduce.schedulers.protocols.hop import Hop
+from preduce.topo.strategies.gap import Gap
 from preduce.verify.explore import Network
 from preduce.verify.properties import hop_array, pairing
 from preduce.verify.properties.fail_stop import FailStop
@@ -17,7 +18,7 @@ from preduce.verify.properties.hop_suite import both_ways
 
 HOP = [hop_array.configuration(row) for row in hop_array.FACTORS.rows(2) if hop_array.FACTORS.growth(row) <= 2000]
 PAIRING = [pairing.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]
-UNEVEN = HopSetting(backup=(1, 0, 1), max_ig=1)
+UNEVEN = Gap(backup=(1, 0, 1), max_ig=1)
 
 
 def problem_of_hop(configuration, kind=Hop):

@@ -172,7 +172,7 @@ class JumpTooFar(Hop):
 
     def ready(self, process, state):
         events = tuple(super().ready(process, state))
-        by = self.setting.max_jump + 1
+        by = self.setting.longest_jump + 1
         return (*events, Advance(by)) if events and by > 2 and self._may_advance(process, state, by) else events
 
 

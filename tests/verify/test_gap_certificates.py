@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import HopSetting
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.errors import InputError, UnknownError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce
+from preduce.topo.strategies.gap import Gap, Skip
 from preduce.verify import checker, prove
 from preduce.verify.checker.gaps import EventGraph
 from preduce.verify.gaps import gaps
@@ -38,18 +38,18 @@ Refusal = checker.Refusal
 COUNT = 1000
 
 SETTINGS = {
-    "standard": HopSetting(),
-    "staleness": HopSetting(staleness=2),
-    "tokens": HopSetting(max_ig=3),
-    "one token": HopSetting(max_ig=1),
-    "staleness and tokens": HopSetting(staleness=1, max_ig=2),
-    "NOTIFY-ACK": HopSetting(notify_ack=True),
-    "NOTIFY-ACK and tokens": HopSetting(notify_ack=True, max_ig=2),
-    "backup": HopSetting(backup=1),
-    "backup and tokens": HopSetting(backup=1, max_ig=2),
-    "hybrid": HopSetting(backup=1, staleness=1),
-    "hybrid and tokens": HopSetting(backup=1, staleness=1, max_ig=3),
-    "without tokens to start with": HopSetting(max_ig=0),
+    "standard": Gap(),
+    "staleness": Gap(staleness=2),
+    "tokens": Gap(max_ig=3),
+    "one token": Gap(max_ig=1),
+    "staleness and tokens": Gap(staleness=1, max_ig=2),
+    "NOTIFY-ACK": Gap(notify_ack=True),
+    "NOTIFY-ACK and tokens": Gap(notify_ack=True, max_ig=2),
+    "backup": Gap(backup=1),
+    "backup and tokens": Gap(backup=1, max_ig=2),
+    "hybrid": Gap(backup=1, staleness=1),
+    "hybrid and tokens": Gap(backup=1, staleness=1, max_ig=3),
+    "without tokens to start with": Gap(max_ig=0),
 }
 GRAPHS = {
     "ring": load_graph("ring:6"),
@@ -88,7 +88,7 @@ def falsehoods(document):
     """The claims of an accepted document that are false, judged by `verify.gaps` on the graph and setting it names."""
     graph = Digraph.of(document["graph"]["num_workers"], document["graph"]["edges"])
     raw = document["setting"]
-    setting = HopSetting(
+    setting = Gap(
         max_ig=raw.get("max_ig"),
         staleness=raw["staleness"],
         backup=tuple(raw["backup"]),
@@ -284,7 +284,7 @@ def test_of_all_small_distances_only_the_true_ones_are_accepted(name):
 
 def test_circular_support_does_not_prove_a_bound():
     """Events that lean on one another alone have no distance."""
-    document = gap_certificate(Digraph.of(3, [(0, 1), (1, 0)]), HopSetting(max_ig=1), every_pair=True)
+    document = gap_certificate(Digraph.of(3, [(0, 1), (1, 0)]), Gap(max_ig=1), every_pair=True)
     entry = document["claims"][-1]
     assert entry["distances"][0][2] == -1
     entry["distances"][0][2] = entry["distances"][0][8] = 0
@@ -293,7 +293,7 @@ def test_circular_support_does_not_prove_a_bound():
 
 
 def test_the_refusal_names_place_value_and_what_was_expected(tmp_path):
-    document = gap_certificate(load_graph("ring:6"), HopSetting(max_ig=2))
+    document = gap_certificate(load_graph("ring:6"), Gap(max_ig=2))
     pair = document["claims"][-1]
     event = next(e for e, d in enumerate(pair["distances"]) if d == 2)
     pair["distances"][event] = 1
@@ -324,7 +324,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_cannot_be_read_ends_with_65(name, tmp_path):
-    text = json.dumps(gap_certificate(load_graph("ring:6"), HopSetting()))
+    text = json.dumps(gap_certificate(load_graph("ring:6"), Gap()))
     changed = MALFORMED[name](text)
     assert changed != text
     path = tmp_path / "c.json"
@@ -341,7 +341,7 @@ def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_pyt
     shutil.copytree(CHECKER, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for beside in ("fractions.py", "random.py", "refusal.py"):
         (tmp_path / beside).write_text("raise ImportError('a stranger was imported')")
-    (tmp_path / "c.json").write_text(json.dumps(gap_certificate(load_graph("ring:6"), HopSetting(max_ig=2))))
+    (tmp_path / "c.json").write_text(json.dumps(gap_certificate(load_graph("ring:6"), Gap(max_ig=2))))
     line = [sys.executable, "-I", "-S", str(tmp_path / name), "c.json"]
     result = subprocess.run(line, env={}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -354,7 +354,7 @@ def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_pyt
 def test_one_program_checks_both_certificates_and_says_which_files_each_needs(tmp_path):
     schedule = Schedule("all", Cluster.regular(2, 2), AllReduce())
     for name, document in (
-        ("gaps", gap_certificate(load_graph("ring:6"), HopSetting())),
+        ("gaps", gap_certificate(load_graph("ring:6"), Gap())),
         ("claims", dict(prove(schedule).certificate)),
         ("schedule", dump_schedule(schedule)),
     ):
@@ -373,7 +373,7 @@ def test_one_program_checks_both_certificates_and_says_which_files_each_needs(tm
 
 def test_the_part_on_queues_is_linear_in_edges_on_rings():
     def size(n):
-        claims = gap_certificate(load_graph(f"ring:{n}"), HopSetting(max_ig=3))["claims"]
+        claims = gap_certificate(load_graph(f"ring:{n}"), Gap(max_ig=3))["claims"]
         return len(list(numbers(next(entry for entry in claims if entry["claim"] == "queues"))))
 
     assert size(64) == 2 * size(32) == 4 * size(16)
@@ -381,7 +381,7 @@ def test_the_part_on_queues_is_linear_in_edges_on_rings():
 
 def test_skipping_is_refused_because_no_certificate_is_defined_for_it():
     with pytest.raises(UnknownError, match="max_jump 2"):
-        gap_certificate(load_graph("ring:4"), HopSetting(max_ig=3, max_jump=2))
+        gap_certificate(load_graph("ring:4"), Gap(max_ig=3, skip=Skip(limit=2)))
 
 
 def run(*arguments):

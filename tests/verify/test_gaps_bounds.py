@@ -9,8 +9,8 @@ import pytest
 
 from preduce.graph_input import load_graph
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import HopSetting
 from preduce.topo.errors import InputError
+from preduce.topo.strategies.gap import Gap, Skip
 from preduce.verify.gaps import gaps
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.exact import Distances, exact_bounds
@@ -36,22 +36,22 @@ def test_table_1_of_hop_at_16_workers(name):
     graph = load_graph(f"{name}:16")
     d = lengths(graph)
     rows = {
-        HopSetting(): lambda i, j: d[j][i],
-        HopSetting(staleness=STALENESS): lambda i, j: (STALENESS + 1) * d[j][i],
-        HopSetting(backup=1): lambda i, j: None,
-        HopSetting(backup=1, staleness=STALENESS): lambda i, j: None,
-        HopSetting(notify_ack=True): lambda i, j: min(d[j][i], 2 * d[i][j]),
-        HopSetting(max_ig=MAX_IG): lambda i, j: min(d[j][i], MAX_IG * d[i][j]),
-        HopSetting(max_ig=MAX_IG, staleness=STALENESS): lambda i, j: min((STALENESS + 1) * d[j][i], MAX_IG * d[i][j]),
-        HopSetting(max_ig=MAX_IG, backup=1): lambda i, j: MAX_IG * d[i][j],
-        HopSetting(max_ig=MAX_IG, backup=1, staleness=STALENESS): lambda i, j: MAX_IG * d[i][j],
+        Gap(): lambda i, j: d[j][i],
+        Gap(staleness=STALENESS): lambda i, j: (STALENESS + 1) * d[j][i],
+        Gap(backup=1): lambda i, j: None,
+        Gap(backup=1, staleness=STALENESS): lambda i, j: None,
+        Gap(notify_ack=True): lambda i, j: min(d[j][i], 2 * d[i][j]),
+        Gap(max_ig=MAX_IG): lambda i, j: min(d[j][i], MAX_IG * d[i][j]),
+        Gap(max_ig=MAX_IG, staleness=STALENESS): lambda i, j: min((STALENESS + 1) * d[j][i], MAX_IG * d[i][j]),
+        Gap(max_ig=MAX_IG, backup=1): lambda i, j: MAX_IG * d[i][j],
+        Gap(max_ig=MAX_IG, backup=1, staleness=STALENESS): lambda i, j: MAX_IG * d[i][j],
     }
     for setting, formula in rows.items():
         printed = paper_bounds(graph, setting)
         for i in range(16):
             for j in range(16):
                 assert printed[i][j] == (0 if i == j else formula(i, j)), (setting, i, j)
-    assert max(max(row) for row in paper_bounds(graph, HopSetting())) == DIAMETER[name]
+    assert max(max(row) for row in paper_bounds(graph, Gap())) == DIAMETER[name]
     # On undirected graphs the bounds are exact without backup workers and acknowledgements.
     for setting in rows:
         if not setting.backup and not setting.notify_ack:
@@ -60,7 +60,7 @@ def test_table_1_of_hop_at_16_workers(name):
 
 def test_theorem_2_is_not_tight_on_the_diamond():
     """A path that goes forward and then backward is shorter than the best of all-forward and all-backward."""
-    found = gaps(diamond(), HopSetting(max_ig=1))
+    found = gaps(diamond(), Gap(max_ig=1))
     assert found.paper_bound[1][2] == found.paper_bound[2][1] == 3
     assert found.exact_bound[1][2] == found.exact_bound[2][1] == 2
     assert found.exhausted
@@ -73,7 +73,7 @@ def test_theorem_2_is_tight_on_all_other_digraphs_of_up_to_4_workers_but_one():
         loose = set()
         for n in (2, 3, 4):
             for graph in strongly_connected(n):
-                if exact_bounds(graph, HopSetting(max_ig=max_ig)) != paper_bounds(graph, HopSetting(max_ig=max_ig)):
+                if exact_bounds(graph, Gap(max_ig=max_ig)) != paper_bounds(graph, Gap(max_ig=max_ig)):
                     loose.add((n, len(graph.edges)))
         assert loose == expected
 
@@ -89,7 +89,7 @@ def strongly_connected(n):
 
 def test_notify_ack_is_tighter_than_published_on_an_undirected_ring():
     """Opposite workers of a ring of 6 are never more than 2 steps apart; the published bound is 3."""
-    found = gaps(both_ways(6), HopSetting(notify_ack=True))
+    found = gaps(both_ways(6), Gap(notify_ack=True))
     assert found.exhausted
     assert found.paper_bound[0][3] == 3
     assert found.attained[0][3] == found.exact_bound[0][3] == 2
@@ -98,7 +98,7 @@ def test_notify_ack_is_tighter_than_published_on_an_undirected_ring():
 def test_notify_ack_over_l_backward_hops_is_l_plus_1():
     """On a long directed ring the published 2·length is loose from length 2 on."""
     graph, n = ring(12), 12
-    exact, paper = exact_bounds(graph, HopSetting(notify_ack=True)), paper_bounds(graph, HopSetting(notify_ack=True))
+    exact, paper = exact_bounds(graph, Gap(notify_ack=True)), paper_bounds(graph, Gap(notify_ack=True))
     for hops in range(1, 6):
         i, j = 0, hops  # i sends along `hops` edges to j
         assert exact[i][j] == hops + 1
@@ -108,13 +108,13 @@ def test_notify_ack_over_l_backward_hops_is_l_plus_1():
 def test_one_backup_worker_on_a_ring_of_4_is_tighter_than_published():
     """Exploration showed 3, 4, 5 against the published 4, 6, 8; the exact bound says so without exploring."""
     for max_ig, across in ((2, 3), (3, 4), (4, 5)):
-        found = gaps(both_ways(4), HopSetting(backup=1, max_ig=max_ig))
+        found = gaps(both_ways(4), Gap(backup=1, max_ig=max_ig))
         assert found.exact_bound[0][2] == across == found.attained[0][2]
         assert found.paper_bound[0][2] == 2 * max_ig
 
 
 def test_capacities_follow_from_the_gaps():
-    graph, setting = WIDE, HopSetting(max_ig=3, staleness=1)
+    graph, setting = WIDE, Gap(max_ig=3, staleness=1)
     found = gaps(graph, setting, max_states=0)
     for i in range(5):
         for j in range(5):
@@ -127,14 +127,14 @@ def test_capacities_follow_from_the_gaps():
 
 
 def test_unbounded_capacity_is_null_and_there_is_no_token_queue_without_tokens():
-    found = gaps(both_ways(3), HopSetting(backup=1), max_states=0)
+    found = gaps(both_ways(3), Gap(backup=1), max_states=0)
     assert found.exact_bound[0] == (0, None, None)
     assert found.update_queue_capacity[0][1] is None
     assert found.token_queue_capacity == ((None,) * 3,) * 3
 
 
 def test_empty_token_queues_are_a_dead_cycle_that_is_named():
-    found = gaps(ring(4), HopSetting(max_ig=0))
+    found = gaps(ring(4), Gap(max_ig=0))
     assert found.live is False
     assert set(found.dead_cycle) == {"enter 0", "enter 1", "enter 2", "enter 3"}
     assert found.attained is None or max(map(max, found.attained)) == 0
@@ -142,18 +142,18 @@ def test_empty_token_queues_are_a_dead_cycle_that_is_named():
 
 def test_every_live_setting_has_a_token_on_every_cycle():
     """The marked graph's token-free arcs are acyclic, checked with networkx."""
-    for setting in (HopSetting(), HopSetting(max_ig=1), HopSetting(staleness=2), HopSetting(notify_ack=True, max_ig=1)):
+    for setting in (Gap(), Gap(max_ig=1), Gap(staleness=2), Gap(notify_ack=True, max_ig=1)):
         events = event_graph(both_ways(4), setting)
         free = nx.DiGraph([(s, need.event) for need in events.needs for s, tokens in need.sources if not tokens])
         assert nx.is_directed_acyclic_graph(free)
         assert dead_cycle(events) is None
-    dead = event_graph(both_ways(4), HopSetting(max_ig=0))
+    dead = event_graph(both_ways(4), Gap(max_ig=0))
     free = nx.DiGraph([(s, need.event) for need in dead.needs for s, tokens in need.sources if not tokens])
     assert not nx.is_directed_acyclic_graph(free)
 
 
 def test_distances_agree_with_networkx_on_marked_graphs():
-    for setting in (HopSetting(max_ig=2, staleness=1), HopSetting(notify_ack=True, max_ig=3)):
+    for setting in (Gap(max_ig=2, staleness=1), Gap(notify_ack=True, max_ig=3)):
         events = event_graph(WIDE, setting)
         arcs = nx.DiGraph()
         for need in events.needs:
@@ -167,13 +167,13 @@ def test_distances_agree_with_networkx_on_marked_graphs():
 
 def test_graphs_without_a_path_have_no_bound():
     graph = Digraph.of(2, [(0, 1)])
-    found = gaps(graph, HopSetting())
+    found = gaps(graph, Gap())
     assert found.exact_bound == ((0, None), (1, 0)) == found.attained
-    assert gaps(graph, HopSetting(max_ig=2)).exact_bound == ((0, 2), (1, 0))
+    assert gaps(graph, Gap(max_ig=2)).exact_bound == ((0, 2), (1, 0))
 
 
 def test_large_graphs_are_driven_once_for_every_held_back_worker():
-    found = gaps(load_graph("double-ring:16"), HopSetting(max_ig=2, backup=1), max_states=100)
+    found = gaps(load_graph("double-ring:16"), Gap(max_ig=2, backup=1), max_states=100)
     assert not found.exhausted
     assert found.attained == found.exact_bound
 
@@ -181,12 +181,12 @@ def test_large_graphs_are_driven_once_for_every_held_back_worker():
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        (HopSetting(max_ig=-1), "max_ig"),
-        (HopSetting(staleness=-1), "staleness"),
-        (HopSetting(backup=2), "in-neighbours"),
-        (HopSetting(backup=(1,)), "1 number"),
-        (HopSetting(max_jump=2), "max_ig"),
-        (HopSetting(notify_ack=True, staleness=1), "notify_ack"),
+        (Gap(max_ig=-1), "max_ig"),
+        (Gap(staleness=-1), "staleness"),
+        (Gap(backup=2), "in-neighbours"),
+        (Gap(backup=(1,)), "1 number"),
+        (Gap(skip=Skip(limit=2)), "max_ig"),
+        (Gap(notify_ack=True, staleness=1), "notify_ack"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_in_one_line(setting, words):

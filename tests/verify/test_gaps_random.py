@@ -7,7 +7,7 @@ import random
 import pytest
 
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import HopSetting
+from preduce.topo.strategies.gap import Gap, Skip
 from preduce.verify.gaps import gaps
 
 SETTINGS = (
@@ -30,17 +30,17 @@ def random_setting(rng, name, graph):
     backup = tuple(rng.randrange(len(sources) + 1) for sources in graph.sources)
     max_ig, staleness = rng.randrange(1, 4), rng.randrange(1, 3)
     return {
-        "standard": HopSetting(),
-        "staleness": HopSetting(staleness=staleness),
-        "tokens": HopSetting(max_ig=max_ig),
-        "staleness and tokens": HopSetting(staleness=staleness, max_ig=max_ig),
-        "NOTIFY-ACK": HopSetting(notify_ack=True),
-        "NOTIFY-ACK and tokens": HopSetting(notify_ack=True, max_ig=max_ig),
-        "backup": HopSetting(backup=backup),
-        "backup and tokens": HopSetting(backup=backup, max_ig=max_ig),
-        "hybrid": HopSetting(backup=backup, staleness=staleness),
-        "hybrid and tokens": HopSetting(backup=backup, staleness=staleness, max_ig=max_ig),
-        "skips": HopSetting(backup=backup, staleness=staleness, max_ig=max_ig, max_jump=2),
+        "standard": Gap(),
+        "staleness": Gap(staleness=staleness),
+        "tokens": Gap(max_ig=max_ig),
+        "staleness and tokens": Gap(staleness=staleness, max_ig=max_ig),
+        "NOTIFY-ACK": Gap(notify_ack=True),
+        "NOTIFY-ACK and tokens": Gap(notify_ack=True, max_ig=max_ig),
+        "backup": Gap(backup=backup),
+        "backup and tokens": Gap(backup=backup, max_ig=max_ig),
+        "hybrid": Gap(backup=backup, staleness=staleness),
+        "hybrid and tokens": Gap(backup=backup, staleness=staleness, max_ig=max_ig),
+        "skips": Gap(backup=backup, staleness=staleness, max_ig=max_ig, skip=Skip(limit=2)),
     }[name]
 
 

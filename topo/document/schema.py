@@ -38,7 +38,9 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
     for when in get_args(When):  # documents hold these as `when_schema` says
         definitions.pop(when.__name__, None)
     when = when_schema()
-    definitions |= when["anyOf"][-1]["properties"]["pipeline"].pop("$defs", {})
+    for form in when["anyOf"]:
+        for member in form.get("properties", {}).values():
+            definitions |= member.pop("$defs", {})
     own.pop("title", None)
     own["description"] = kind.value.__doc__ and " ".join(kind.value.__doc__.split("\n\n")[0].split())
     own["properties"] = {"kind": {"const": kind.value.kind}, **own["properties"], "when": when}

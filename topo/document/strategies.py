@@ -19,6 +19,7 @@ from preduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
 from preduce.topo.errors import DocumentError
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.axes import LOCKSTEP, How, Late, Pipeline, When
+from preduce.topo.strategies.gap import Gap, Skip
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
@@ -146,29 +147,47 @@ def _load_when(raw: object, place: str) -> When:
         _check_keys(members, [field.name for field in fields(Pipeline)], inside)
         with located(members, inside):
             return TypeAdapter(Pipeline).validate_python(members)
-    raise DocumentError(place, f'is {shown(raw)}; it must be "lockstep", {{"late": 1}} or {{"pipeline": {{}}}}')
+    if isinstance(raw, dict) and list(raw) == ["gap"]:
+        return _load_gap(raw["gap"], child(place, "gap"))
+    known = '"lockstep", {"late": 1}, {"pipeline": {}} or {"gap": {}}'
+    raise DocumentError(place, f"is {shown(raw)}; it must be {known}")
+
+
+def _load_gap(raw: object, place: str) -> Gap:
+    if not isinstance(raw, dict):
+        raise DocumentError(place, f"is {shown(raw)}; it must be an object, {{}} for Hop's standard setting")
+    _check_keys(raw, [field.name for field in fields(Gap)], place)
+    _check_keys(raw.get("skip"), [field.name for field in fields(Skip)], child(place, "skip"))
+    with located(raw, place):
+        return TypeAdapter(Gap).validate_python({key: _tuples(value) for key, value in raw.items()})
 
 
 def _dump_when(when: When) -> object:
-    if isinstance(when, Pipeline):
-        return {"pipeline": _plain(when)}
+    if isinstance(when, Pipeline | Gap):
+        return {when.word: _plain(when)}
     return {"late": when.rounds} if isinstance(when, Late) else "lockstep"
 
 
 def when_schema() -> dict[str, Any]:
     """How documents hold the *when* axis, as a JSON Schema."""
-    pipeline = TypeAdapter(Pipeline).json_schema(ref_template="#/$defs/{model}")
-    pipeline.pop("title", None)
-    pipeline["description"] = " ".join((Pipeline.__doc__ or "").split("\n\n")[0].split())
     return {
         "anyOf": [
             {"const": "lockstep"},
             _one_member("late", {"const": 1, "type": "integer"}),
-            _one_member("pipeline", pipeline),
+            _one_member("pipeline", _described(Pipeline)),
+            _one_member("gap", _described(Gap)),
         ],
         "default": "lockstep",
         "description": "How long a round waits for its averaging, and how late that may come.",
     }
+
+
+def _described(value: type[Pipeline | Gap]) -> dict[str, Any]:
+    """The JSON Schema of a value, with the first paragraph of its docstring."""
+    schema = TypeAdapter(value).json_schema(ref_template="#/$defs/{model}")
+    schema.pop("title", None)
+    schema["description"] = " ".join((value.__doc__ or "").split("\n\n")[0].split())
+    return schema
 
 
 def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from preduce.topo.strategies.base import Mixing as Mixing
 from preduce.topo.strategies.base import Pace as Pace
 from preduce.topo.strategies.base import Phased as Phased
 from preduce.topo.strategies.base import Strategy as Strategy
+from preduce.topo.strategies.gap import Gap as Gap
+from preduce.topo.strategies.gap import Skip as Skip
 from preduce.topo.strategies.generated import Division as Division
 from preduce.topo.strategies.generated import Generated as Generated
 from preduce.topo.strategies.generated import InitiatorRule as InitiatorRule

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
+from preduce.topo.strategies.gap import Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class Lockstep:
     def warm_up(self) -> int:
         """First rounds that are in lockstep nevertheless."""
         return 0
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
+        return True
 
     def check(self) -> None:
         """Nothing can be wrong with it."""
@@ -59,6 +65,11 @@ class Late:
     def warm_up(self) -> int:
         """First rounds that are in lockstep nevertheless: none."""
         return 0
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
+        return True
 
     def check(self) -> None:
         """Refuse another lateness than one round.
@@ -118,6 +129,11 @@ class Pipeline(Closed):
         """Gradients come late, the same for all."""
         return True
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
+        return True
+
     def check(self) -> None:
         """Refuse a width of 1, and one beyond 2 that nobody insists on.
 
@@ -139,7 +155,7 @@ WIDER = (
 """The paper's argument against more than two iterations side by side."""
 
 LOCKSTEP = Lockstep()
-When = Lockstep | Late | Pipeline
+When = Lockstep | Late | Pipeline | Gap
 """How long a round waits, and how old what it gets may be."""
 
 

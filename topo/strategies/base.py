@@ -57,7 +57,9 @@ class Strategy(Closed, ABC):
         """
         self._check_pace(cluster)
         if not isinstance(self.when, self.whens):
-            what = "pipeline of gradients" if self.when.delays_gradients else "late averaging"
+            what = {"pipeline": "pipeline of gradients", "gap": "gap between neighbours"}.get(
+                self.when.word, "late averaging"
+            )
             raise ScheduleError(f"when: strategy {self.kind!r} has no {what}; leave it out")
         self.when.check()
         if self.when.delays_gradients and not self.averages_gradients:
@@ -122,6 +124,11 @@ class Strategy(Closed, ABC):
     def mixes_late(self) -> bool:
         """Whether what is averaged are parameters of before: x_{k+1} = W_k x_k + u_k, which changes every figure."""
         return self.overlap and not self.when.delays_gradients
+
+    @property
+    def protocol(self) -> str:
+        """By which protocol workers agree as it comes; empty where rounds are fixed and nobody has to ask."""
+        return ""
 
     @property
     def averages_gradients(self) -> bool:

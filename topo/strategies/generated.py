@@ -104,3 +104,8 @@ class Generated(Strategy):
     def needs_generator(self) -> bool:
         """Always: it hands out the groups."""
         return True
+
+    @property
+    def protocol(self) -> str:
+        """Its own."""
+        return self.kind

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from preduce.topo.errors import ScheduleError
 from preduce.topo.round import Round
+from preduce.topo.strategies.axes import Late, Lockstep, When
 from preduce.topo.strategies.base import Mixing
+from preduce.topo.strategies.gap import Gap
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -18,9 +22,11 @@ class Neighbor(Mixing):
     """Rounds of weighted averaging that repeat for ever; one round is a fixed graph.
 
     Lockstep is Hop's serial order (its Figure 2), x ← W(x + u); late by one round its parallel order, x ← Wx + u(x).
+    With a `gap` workers go on by themselves over one fixed graph, in which neighbours can drift apart so far only.
     """
 
     kind: ClassVar[str] = "neighbor"
+    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Gap)
     rounds: tuple[Round, ...]
 
     def check_kind(self, cluster: Cluster) -> None:
@@ -36,6 +42,37 @@ class Neighbor(Mixing):
                 raise ScheduleError(
                     f"rounds[{t}]: is for {graph.num_workers} workers, the cluster has {cluster.num_workers}"
                 )
+        if isinstance(self.when, Gap):
+            self._check_gap(self.when)
+
+    def _check_gap(self, gap: Gap) -> None:
+        if len(self.rounds) > 1:
+            raise ScheduleError(f"rounds: has {len(self.rounds)}; a gap is kept over the edges of 1 fixed graph")
+        if not isinstance(self.pace, int):
+            raise ScheduleError(
+                "pace: has one number for each worker; with when.gap give one, a faster worker runs ahead"
+            )
+        graph = self.rounds[0]
+        gap.check_neighbours(np.bincount(graph.targets, minlength=graph.num_workers).tolist())
+        if gap.max_ig == 0:
+            raise ScheduleError("when.gap.max_ig: is 0; without a token nobody ever enters step 1")
+        if gap.max_ig is not None:
+            return
+        if gap.has_backup:
+            raise ScheduleError(
+                "when.gap.backup: without token queues a worker that others do without falls behind without limit, and "
+                "no queue is long enough; give max_ig as well"
+            )
+        if (edge := _one_way(graph)) is not None:
+            raise ScheduleError(
+                f"rounds[0]: no path leads back along edge {edge[0]}→{edge[1]}, so worker {edge[0]} runs ahead without "
+                "limit and no queue is long enough; give when.gap.max_ig, or a graph with a way back"
+            )
+
+    @property
+    def protocol(self) -> str:
+        """Hop's, where a gap is kept."""
+        return "gap" if isinstance(self.when, Gap) else ""
 
     @property
     def period(self) -> int:
@@ -54,3 +91,17 @@ class Neighbor(Mixing):
     def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - as above
         """Distinct graphs."""
         return len(set(self.rounds))
+
+
+def _one_way(graph: Round) -> tuple[int, int] | None:
+    """An edge whose target has no path back to its source. O(edges)."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    n = graph.num_workers
+    sent = csr_array((np.ones(len(graph), dtype=np.int8), (graph.sources, graph.targets)), shape=(n, n))
+    _, component = connected_components(sent, connection="strong")  # (n,)
+    across = np.flatnonzero(component[graph.sources] != component[graph.targets])
+    if not len(across):
+        return None
+    return int(graph.sources[across[0]]), int(graph.targets[across[0]])

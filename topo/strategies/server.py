@@ -47,3 +47,8 @@ class Server(Strategy):
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
         return self.synchronous and self.steps_once and not self.mixes_late
+
+    @property
+    def protocol(self) -> str:
+        """Its own."""
+        return self.kind

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from preduce.schedulers.protocols.hop import check_setting
 from preduce.verify.gaps.attained import attained_gaps, gaps_by_holding_back
 from preduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
 from preduce.verify.gaps.event_graph import event_graph
@@ -18,7 +19,7 @@ from preduce.verify.gaps.paper import paper_bounds
 
 if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.topo.strategies.gap import Gap
     from preduce.verify.explore import Exploration
     from preduce.verify.gaps.paper import Matrix
 
@@ -38,7 +39,7 @@ class Gaps:
     """
 
     graph: Digraph
-    setting: HopSetting
+    setting: Gap
     paper_bound: Matrix
     exact_bound: Matrix
     attained: Matrix | None
@@ -65,7 +66,7 @@ class Gaps:
         }
 
 
-def gaps(graph: Digraph, setting: HopSetting, *, max_states: int = 30_000) -> Gaps:
+def gaps(graph: Digraph, setting: Gap, *, max_states: int = 30_000) -> Gaps:
     """Bounds, capacities and liveness of a setting on a graph, and what exploration attains within `max_states`.
 
     Args:
@@ -74,9 +75,9 @@ def gaps(graph: Digraph, setting: HopSetting, *, max_states: int = 30_000) -> Ga
         max_states: size of the exploration; 0 explores nothing and leaves `attained` empty.
 
     Raises:
-        InputError: the setting does not fit the graph.
+        ScheduleError: the setting does not fit the graph.
     """
-    setting.check(graph)
+    check_setting(graph, setting)
     events = event_graph(graph, setting)
     cycle = dead_cycle(events)
     exact = exact_bounds(graph, setting)
@@ -85,7 +86,7 @@ def gaps(graph: Digraph, setting: HopSetting, *, max_states: int = 30_000) -> Ga
     if max_states and attained is None and cycle is None and graph.num_workers <= MAX_HELD_BACK:
         attained = gaps_by_holding_back(graph, setting, exact)
     live: bool | None = cycle is None
-    if live and setting.max_jump > 1 and not setting.staleness:
+    if live and setting.longest_jump > 1 and not setting.staleness:
         # A skipped update never comes; only a run of every interleaving says whether somebody waits for it for ever.
         stuck = exploration is not None and exploration.finding("no deadlock").verdict == "fails"
         live = False if stuck else (True if exhausted else None)

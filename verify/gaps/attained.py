@@ -11,14 +11,14 @@ from preduce.verify.explore import Network, NoDeadlock, explore
 
 if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.topo.strategies.gap import Gap
     from preduce.verify.explore import Exploration
     from preduce.verify.gaps.lengths import Length
     from preduce.verify.gaps.paper import Matrix
 
 
 def attained_gaps(
-    graph: Digraph, setting: HopSetting, bounds: Matrix, *, max_states: int = 100_000
+    graph: Digraph, setting: Gap, bounds: Matrix, *, max_states: int = 100_000
 ) -> tuple[Matrix | None, Exploration]:
     """Entry [i][j] is the largest Step(i) − Step(j) over all reachable states; None where it grows without limit.
 
@@ -45,7 +45,7 @@ def attained_gaps(
     return gaps, found
 
 
-def gaps_by_holding_back(graph: Digraph, setting: HopSetting, bounds: Matrix) -> Matrix:
+def gaps_by_holding_back(graph: Digraph, setting: Gap, bounds: Matrix) -> Matrix:
     """Entry [i][j] is Step(i) when worker j never enters step 1 and everybody else runs until nothing moves.
 
     Drives the same machine as the explorer through one run per j, so every entry is truly reached, for graphs of any

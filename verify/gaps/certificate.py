@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from preduce.schedulers.protocols.hop import check_setting
 from preduce.topo.errors import UnknownError
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.exact import Distances
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.topo.strategies.gap import Gap
     from preduce.verify.gaps.event_graph import EventGraph
     from preduce.verify.gaps.lengths import Length
     from preduce.verify.gaps.need import Need
@@ -24,7 +25,7 @@ NONE = -1
 """Stands for an infinite distance and a missing bound: the format has no null."""
 
 
-def gap_certificate(graph: Digraph, setting: HopSetting, *, every_pair: bool = False) -> dict[str, Any]:
+def gap_certificate(graph: Digraph, setting: Gap, *, every_pair: bool = False) -> dict[str, Any]:
     """Liveness, queue capacities and the gap of the worst pair, each with what a stranger needs to confirm it.
 
     The part on queues is as long as the shortest paths between neighbours: without backup workers linear in edges on
@@ -32,12 +33,12 @@ def gap_certificate(graph: Digraph, setting: HopSetting, *, every_pair: bool = F
     O(n · arcs · log).
 
     Raises:
-        InputError: the setting does not fit the graph.
+        ScheduleError: the setting does not fit the graph.
         UnknownError: the setting skips steps, for which no certificate is defined.
     """
-    setting.check(graph)
-    if setting.max_jump > 1:
-        raise UnknownError(f"max_jump {setting.max_jump}: gaps are certified for workers that never skip (max_jump 1)")
+    check_setting(graph, setting)
+    if setting.longest_jump > 1:
+        raise UnknownError(f"skip limit {setting.longest_jump}: gaps are certified for workers that never skip")
     n = graph.num_workers
     events = event_graph(graph, setting)
     distances = Distances(events)
@@ -73,9 +74,7 @@ def _height(length: Length) -> float:
     return float("inf") if length is None else length
 
 
-def _queues(
-    graph: Digraph, setting: HopSetting, events: EventGraph, columns: Sequence[Sequence[Length]]
-) -> dict[str, Any]:
+def _queues(graph: Digraph, setting: Gap, events: EventGraph, columns: Sequence[Sequence[Length]]) -> dict[str, Any]:
     """The gaps over every edge (u, v), [Step(u) − Step(v), Step(v) − Step(u)], and the capacities of its queues."""
     bounds = [[_number(columns[v][u]), _number(columns[u][v])] for u, v in graph.edges]
     needs: list[list[Need]] = [[] for _ in range(events.num_events)]

@@ -14,7 +14,7 @@ from preduce.verify.gaps.need import Need
 
 if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.topo.strategies.gap import Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class EventGraph:
         return f"{('enter', 'send', 'reduce')[kind]} {worker}"
 
 
-def event_graph(graph: Digraph, setting: HopSetting) -> EventGraph:
+def event_graph(graph: Digraph, setting: Gap) -> EventGraph:
     """The event graph of a setting on a graph. Linear in edges.
 
     Every setting: a step is entered, then its update is sent, then it is reduced, then the next is entered. The rest is

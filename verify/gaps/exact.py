@@ -20,7 +20,7 @@ from preduce.verify.gaps.event_graph import EventGraph, event_graph
 
 if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.topo.strategies.gap import Gap
     from preduce.verify.gaps.lengths import Length
     from preduce.verify.gaps.paper import Matrix
 
@@ -54,7 +54,7 @@ class Distances:
         return result
 
 
-def exact_bounds(graph: Digraph, setting: HopSetting) -> Matrix:
+def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
     """Entry [i][j] is the largest Step(i) − Step(j) that can ever be, None without a largest. O(n·edges·log)."""
     n = graph.num_workers
     distances = Distances(event_graph(graph, setting))

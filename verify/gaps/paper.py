@@ -9,13 +9,13 @@ from preduce.verify.gaps.lengths import path_lengths
 
 if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph
-    from preduce.schedulers.protocols.hop import HopSetting
+    from preduce.topo.strategies.gap import Gap
     from preduce.verify.gaps.lengths import Length
 
 Matrix = tuple[tuple["Length", ...], ...]
 
 
-def paper_bounds(graph: Digraph, setting: HopSetting) -> Matrix:
+def paper_bounds(graph: Digraph, setting: Gap) -> Matrix:
     """Entry [i][j] bounds Step(i) − Step(j) as the paper does, None where it gives no bound. O(n·edges)."""
     lengths = path_lengths(graph)
     n = graph.num_workers

@@ -92,13 +92,18 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
         return {SendUpdate()} if not setting.notify_ack or all(state.acked) else set()
     if split and state.stage == REDUCING:
         return {Reduce()} if reducible(state.step) else set()
-    result: set[object] = set()
-    for by in range(1, setting.max_jump + 1):
-        has_tokens = setting.max_ig is None or all(count >= by for count in state.tokens)
-        reduced = state.stage == ENTERING and by == 1
-        if has_tokens and (reduced or reducible(state.step + by - 1)):
-            result.add(Advance(by))
-    return result
+    if not split and not reducible(state.step):
+        return set()
+    if setting.skip is not None and setting.max_ig is not None:
+        behind = [count - setting.max_ig for count in state.tokens]  # no out-neighbour is nearer than this
+        jumps = [
+            by
+            for by in range(setting.skip.trigger, setting.skip.limit + 1)
+            if behind and all(by <= ahead for ahead in behind) and reducible(state.step + by - 1)
+        ]
+        if jumps:
+            return {Advance(max(jumps))}
+    return {Advance()} if all(count >= 1 for count in state.tokens) else set()
 
 
 def _last_sent(machine: Hop, state: HopState) -> int:
@@ -117,8 +122,8 @@ def _queue_truth(machine: Hop) -> PerPair:
         oldest = b.step - staleness
         sent = [k for k in range(oldest, _last_sent(machine, a) + 1) if k not in waiting]
         held = [oldest + bit for bit in range(queue.bit_length()) if queue >> bit & 1]
-        if machine.setting.max_jump > 1:
-            # Skipped updates were never sent, so the queue may hold fewer, but nothing else.
+        if machine.setting.skip is not None or machine.setting.inquire:
+            # Updates that were skipped or that nobody needs were never sent: it may hold fewer, but nothing else.
             return None if set(held) <= set(sent) else f"queue {u} → {v} holds {held}; sent and arrived are {sent}"
         expected = sent[-1:] if staleness else sent
         if held == expected or (not held and expected and expected[-1] < 0):

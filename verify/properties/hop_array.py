@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import HopSetting
+from preduce.schedulers.protocols.hop import check_setting
 from preduce.topo.errors import InputError
+from preduce.topo.strategies.gap import Gap, Skip
 from preduce.verify.explore import Network
 from preduce.verify.properties.hop_suite import HopConfiguration, both_ways, diamond, ring
 from preduce.verify.search.covering import Factors, Level
@@ -21,30 +22,30 @@ def _possible(chosen: dict[str, Any]) -> bool:
     """What Hop refuses is left out, what may halt by its own rules, and what has no end of states."""
     graph, setting = chosen["graph"], _setting(chosen)
     try:
-        setting.check(graph)
+        check_setting(graph, setting)
     except InputError:
         return False
-    if setting.max_jump > 1 and not setting.staleness:
+    if setting.longest_jump > 1 and not setting.staleness:
         return False  # an update that was skipped may be waited for: also on a ring, in fine steps
     backed = any(setting.backups(graph.num_workers))
     if backed and (setting.max_ig is None or not graph.is_symmetric):
         return False  # gaps without bound, or updates that wait without bound beside tokens that do not
-    if graph == diamond() and (setting.max_jump > 1 or setting.max_ig == 2 or chosen["suspicions"]):
+    if graph == diamond() and (setting.longest_jump > 1 or setting.max_ig == 2 or chosen["suspicions"]):
         return False  # more states than the others together
     # An update that nobody needs may be overtaken for ever, or lie before a worker that has ended.
-    lasting = backed or setting.max_jump > 1
+    lasting = backed or setting.longest_jump > 1
     return not (lasting and chosen["suspicions"]) and not ((lasting or setting.staleness) and chosen["wire"])
 
 
-def _setting(chosen: dict[str, Any]) -> HopSetting:
+def _setting(chosen: dict[str, Any]) -> Gap:
     graph, backup = chosen["graph"], chosen["backup"]
     spare = tuple(int(backup == "all" or (backup == "one" and v == 0)) for v in range(graph.num_workers))
-    return HopSetting(
+    return Gap(
         max_ig=chosen["max_ig"],
         staleness=chosen["staleness"],
         backup=spare,
         notify_ack=chosen["notify_ack"],
-        max_jump=chosen["max_jump"],
+        skip=chosen["skip"],
     )
 
 
@@ -60,7 +61,7 @@ FACTORS = Factors(
         "staleness": [Level(0), Level(1, "staleness 1", 3)],
         "backup": [Level(""), Level("one", "a backup for worker 0", 3), Level("all", "backup 1", 10)],
         "notify_ack": [Level(False), Level(True, "NOTIFY-ACK", 3)],
-        "max_jump": [Level(1), Level(2, "skips up to 2", 3)],
+        "skip": [Level(None), Level(Skip(limit=2), "skips up to 2", 3)],
         "fine": [Level(False), Level(True, "fine steps", 3)],
         "wire": [Level(False), Level(True, "reordered", 2)],
         "suspicions": [Level(0), Level(1, "one taken for dead", 10)],

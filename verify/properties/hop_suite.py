@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Hop, HopSetting
+from preduce.schedulers.protocols.hop import Hop
+from preduce.topo.strategies.gap import Gap, Skip
 from preduce.verify.explore import Exploration, Network, explore
 from preduce.verify.gaps.exact import exact_bounds
 from preduce.verify.properties.fail_stop import FailStop, among_the_living
@@ -18,7 +19,7 @@ class HopConfiguration:
 
     name: str
     graph: Digraph
-    setting: HopSetting
+    setting: Gap
     network: Network = field(default_factory=Network)
     fine: bool = False
     symmetry: bool = False
@@ -66,51 +67,49 @@ REORDER = Network(reorder=True)
 STEPPING = Network(delay=False)
 
 SMALL = (
-    HopConfiguration("standard in fine steps, ring of 3", ring(3), HopSetting(), fine=True),
-    HopConfiguration("standard, undirected ring of 3", both_ways(3), HopSetting()),
-    HopConfiguration("standard, undirected ring of 3, reordered", both_ways(3), HopSetting(), REORDER),
-    HopConfiguration("staleness 1, ring of 3", ring(3), HopSetting(staleness=1)),
-    HopConfiguration("NOTIFY-ACK, ring of 3", ring(3), HopSetting(notify_ack=True)),
-    HopConfiguration("tokens max_ig 2, skips up to 2, ring of 3", ring(3), HopSetting(max_ig=2, max_jump=2)),
-    HopConfiguration("NOTIFY-ACK, undirected ring of 3", both_ways(3), HopSetting(notify_ack=True)),
-    HopConfiguration("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), HopSetting(notify_ack=True, max_ig=1)),
+    HopConfiguration("standard in fine steps, ring of 3", ring(3), Gap(), fine=True),
+    HopConfiguration("standard, undirected ring of 3", both_ways(3), Gap()),
+    HopConfiguration("standard, undirected ring of 3, reordered", both_ways(3), Gap(), REORDER),
+    HopConfiguration("staleness 1, ring of 3", ring(3), Gap(staleness=1)),
+    HopConfiguration("NOTIFY-ACK, ring of 3", ring(3), Gap(notify_ack=True)),
+    HopConfiguration("tokens max_ig 2, skips up to 2, ring of 3", ring(3), Gap(max_ig=2, skip=Skip(limit=2))),
+    HopConfiguration("NOTIFY-ACK, undirected ring of 3", both_ways(3), Gap(notify_ack=True)),
+    HopConfiguration("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), Gap(notify_ack=True, max_ig=1)),
     HopConfiguration("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
-                     HopSetting(backup=(1, 0, 1), max_ig=1)),
-    HopConfiguration("tokens max_ig 2 in fine steps, ring of 3", ring(3), HopSetting(max_ig=2), fine=True),
-    HopConfiguration("staleness 1, tokens max_ig 2, ring of 3", ring(3), HopSetting(staleness=1, max_ig=2)),
-    HopConfiguration("tokens max_ig 3, skips up to 3, ring of 3", ring(3), HopSetting(max_ig=3, max_jump=3)),
-    HopConfiguration("tokens max_ig 1, diamond", diamond(), HopSetting(max_ig=1)),
-    HopConfiguration("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), HopSetting(backup=1, max_ig=1)),
+                     Gap(backup=(1, 0, 1), max_ig=1)),
+    HopConfiguration("tokens max_ig 2 in fine steps, ring of 3", ring(3), Gap(max_ig=2), fine=True),
+    HopConfiguration("staleness 1, tokens max_ig 2, ring of 3", ring(3), Gap(staleness=1, max_ig=2)),
+    HopConfiguration("tokens max_ig 3, skips up to 3, ring of 3", ring(3), Gap(max_ig=3, skip=Skip(limit=3))),
+    HopConfiguration("tokens max_ig 1, diamond", diamond(), Gap(max_ig=1)),
+    HopConfiguration("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=1)),
     HopConfiguration("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
-                     HopSetting(backup=1, staleness=1, max_ig=1)),
+                     Gap(backup=1, staleness=1, max_ig=1)),
     HopConfiguration("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
-                     HopSetting(backup=1, staleness=1, max_ig=2, max_jump=2), STEPPING),
-    HopConfiguration("NOTIFY-ACK, ring of 4", ring(4), HopSetting(notify_ack=True)),
-    HopConfiguration("standard, ring of 5", ring(5), HopSetting()),
-    HopConfiguration("tokens max_ig 2, undirected ring of 3", both_ways(3), HopSetting(max_ig=2)),
+                     Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2)), STEPPING),
+    HopConfiguration("NOTIFY-ACK, ring of 4", ring(4), Gap(notify_ack=True)),
+    HopConfiguration("standard, ring of 5", ring(5), Gap()),
+    HopConfiguration("tokens max_ig 2, undirected ring of 3", both_ways(3), Gap(max_ig=2)),
     HopConfiguration("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
-                     HopSetting(staleness=1, max_ig=2, max_jump=2)),
+                     Gap(staleness=1, max_ig=2, skip=Skip(limit=2))),
 )  # fmt: skip
 
 MILLION = (
-    HopConfiguration("tokens max_ig 2, ring of 5", ring(5), HopSetting(max_ig=2)),
-    HopConfiguration("tokens max_ig 1, ring of 6", ring(6), HopSetting(max_ig=1)),
-    HopConfiguration("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), HopSetting(backup=1, max_ig=2)),
+    HopConfiguration("tokens max_ig 2, ring of 5", ring(5), Gap(max_ig=2)),
+    HopConfiguration("tokens max_ig 1, ring of 6", ring(6), Gap(max_ig=1)),
+    HopConfiguration("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=2)),
     HopConfiguration("skips up to 2, staleness 1, tokens max_ig 3, ring of 3", ring(3),
-                     HopSetting(staleness=1, max_ig=3, max_jump=2)),
-    HopConfiguration("tokens max_ig 1, undirected ring of 4", both_ways(4), HopSetting(max_ig=1)),
-    HopConfiguration("staleness 1, ring of 5", ring(5), HopSetting(staleness=1)),
-    HopConfiguration("NOTIFY-ACK, ring of 5", ring(5), HopSetting(notify_ack=True)),
-    HopConfiguration("tokens max_ig 3, ring of 10, at once", ring(10), HopSetting(max_ig=3), STEPPING),
+                     Gap(staleness=1, max_ig=3, skip=Skip(limit=2))),
+    HopConfiguration("tokens max_ig 1, undirected ring of 4", both_ways(4), Gap(max_ig=1)),
+    HopConfiguration("staleness 1, ring of 5", ring(5), Gap(staleness=1)),
+    HopConfiguration("NOTIFY-ACK, ring of 5", ring(5), Gap(notify_ack=True)),
+    HopConfiguration("tokens max_ig 3, ring of 10, at once", ring(10), Gap(max_ig=3), STEPPING),
 )  # fmt: skip
 
 LARGE = (
-    HopConfiguration("tokens max_ig 3, ring of 12, at once", ring(12), HopSetting(max_ig=3), STEPPING),
-    HopConfiguration(
-        "tokens max_ig 2, undirected ring of 4, folded", both_ways(4), HopSetting(max_ig=2), symmetry=True
-    ),
-    HopConfiguration("tokens max_ig 3, ring of 5, folded", ring(5), HopSetting(max_ig=3), symmetry=True),
-    HopConfiguration("NOTIFY-ACK, ring of 6", ring(6), HopSetting(notify_ack=True)),
-    HopConfiguration("staleness 2, ring of 4", ring(4), HopSetting(staleness=2)),
-    HopConfiguration("tokens max_ig 1, ring of 7, folded", ring(7), HopSetting(max_ig=1), symmetry=True),
+    HopConfiguration("tokens max_ig 3, ring of 12, at once", ring(12), Gap(max_ig=3), STEPPING),
+    HopConfiguration("tokens max_ig 2, undirected ring of 4, folded", both_ways(4), Gap(max_ig=2), symmetry=True),
+    HopConfiguration("tokens max_ig 3, ring of 5, folded", ring(5), Gap(max_ig=3), symmetry=True),
+    HopConfiguration("NOTIFY-ACK, ring of 6", ring(6), Gap(notify_ack=True)),
+    HopConfiguration("staleness 2, ring of 4", ring(4), Gap(staleness=2)),
+    HopConfiguration("tokens max_ig 1, ring of 7, folded", ring(7), Gap(max_ig=1), symmetry=True),
 )

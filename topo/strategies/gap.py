@@ -1,0 +1,193 @@
+"""Hop's value of the *when* axis: every worker goes on by itself, and queues bound how far two of them can drift apart.
+
+Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, ASPLOS 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from preduce.topo.errors import ScheduleError
+from preduce.topo.fields import Choice, Closed, Count, Rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Spare = Rounds | tuple[Rounds, ...]
+"""A number of in-neighbours: one for all workers, or one for each."""
+
+
+class Reducing(Choice):
+    """Which of the updates that a staleness admits are averaged."""
+
+    RECEIVED = "received"
+    """Those that have come since the last reduce; an older one that still serves only lets the worker go on (4.4)."""
+
+    NEWEST = "newest"
+    """The newest of every in-neighbour that still serves, the same one again where nothing newer has come."""
+
+
+class Weights(Choice):
+    """How much an update counts."""
+
+    GRAPH = "graph"
+    """What the round's edges say; the weight of an update that is not taken stays with the worker itself."""
+
+    UNIFORM = "uniform"
+    """The same for each that is taken and for oneself (equation 1)."""
+
+    ITERATION = "iteration"
+    """An update of step i that is taken in step k counts i - (k - s) + 1 times, one's own s + 1 times (equation 2)."""
+
+
+class Order(Choice):
+    """What a worker sends in a step."""
+
+    SERIAL = "serial"
+    """Its parameters after computing: x ← W (x + u) (Figure 2, left)."""
+
+    PARALLEL = "parallel"
+    """Those with which it entered the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip(Closed):
+    """A worker that all its out-neighbours have left behind enters their step at once (section 5).
+
+    It skips when it can get ahead by at least `trigger` steps, and never by more than `limit`.
+    """
+
+    limit: Count
+    trigger: Count = 2
+
+    def check(self) -> None:
+        """Refuse numbers under which nothing is ever skipped, or every step is.
+
+        Raises:
+            ScheduleError: as said.
+        """
+        if self.trigger < 2:
+            raise ScheduleError(f"when.gap.skip.trigger: is {self.trigger}; one step ahead is the usual one, skip by 2")
+        if self.limit < self.trigger:
+            raise ScheduleError(
+                f"when.gap.skip.limit: is {self.limit}; a worker skips by {self.trigger} (trigger) or more steps"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap(Closed):
+    """One row of Hop's Table 1, or a combination of rows. A step of Hop is a round here.
+
+    Without any setting a worker enters step k+1 when it has the updates of step k of all in-neighbours (standard).
+
+    `max_ig`: a worker takes a token from each of its out-neighbours to enter a step, and leaves one for each of its
+    in-neighbours; so it is never further ahead of an out-neighbour than this (None: no token queues). `staleness` s:
+    an update of step k−s or later serves in step k, and `reduce` says which of them are averaged. `backup`: how many of
+    its in-neighbours a worker may do without; because its own update is always there, it does not matter whether N_in
+    counts the worker itself, as the paper does. `notify_ack`: update k is sent only after every out-neighbour
+    acknowledged k−1. `skip`: a worker left behind skips steps. `inquire`: an update that its receiver will drop is not
+    sent; the tokens in hand say where it is, so that no message is needed (section 6.2b).
+    """
+
+    word: ClassVar[str] = "gap"
+
+    max_ig: Rounds | None = None
+    staleness: Rounds = 0
+    backup: Spare = 0
+    notify_ack: bool = False
+    skip: Skip | None = None
+    reduce: Reducing = Reducing.RECEIVED
+    weights: Weights = Weights.GRAPH
+    inquire: bool = False
+    order: Order = Order.SERIAL
+
+    @property
+    def lag(self) -> int:
+        """Rounds by which an averaging is late: one in the parallel order."""
+        return int(self.order is Order.PARALLEL)
+
+    @property
+    def delays_gradients(self) -> bool:
+        """Parameters are averaged."""
+        return False
+
+    @property
+    def warm_up(self) -> int:
+        """First rounds that are in lockstep nevertheless: none."""
+        return 0
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every reduce takes the update of its own step of every in-neighbour: D-PSGD's recursion."""
+        return not self.staleness and not self.has_backup and self.skip is None
+
+    @property
+    def has_backup(self) -> bool:
+        """Whether some worker may do without an update."""
+        return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
+
+    @property
+    def longest_jump(self) -> int:
+        """The most steps by which a worker moves on at once."""
+        return 1 if self.skip is None else self.skip.limit
+
+    def backups(self, num_workers: int) -> tuple[int, ...]:
+        """Backup workers of each worker, shape (num_workers,).
+
+        Raises:
+            ScheduleError: a number too many or too few, or a negative one.
+        """
+        given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
+        if len(given) != num_workers:
+            raise ScheduleError(
+                f"when.gap.backup: has {len(given)} numbers; give 1 number or 1 for each of {num_workers} workers"
+            )
+        if min(given, default=0) < 0:
+            raise ScheduleError(f"when.gap.backup: {min(given)} is not a number of workers >= 0")
+        return given
+
+    def check(self) -> None:
+        """Refuse settings that do not go with one another.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
+        if self.max_ig is not None and self.max_ig < 0:
+            raise ScheduleError(f"when.gap.max_ig: is {self.max_ig}; a token queue starts with at least 0 tokens")
+        if self.staleness < 0:
+            raise ScheduleError(f"when.gap.staleness: is {self.staleness}; it is a number of steps >= 0")
+        if self.notify_ack and not self.takes_all:
+            raise ScheduleError(
+                "when.gap.notify_ack: needs every update of every step; backup, staleness and skip do not go with it"
+            )
+        if not self.staleness:
+            if self.reduce is Reducing.NEWEST:
+                raise ScheduleError("when.gap.reduce: is newest; without staleness only updates of one step serve")
+            if self.weights is Weights.ITERATION:
+                raise ScheduleError(
+                    "when.gap.weights: is iteration; without staleness all that is averaged is of one step; use uniform"
+                )
+        for name, is_asked in (("skip", self.skip is not None), ("inquire", self.inquire)):
+            if is_asked and self.max_ig is None:
+                raise ScheduleError(f"when.gap.{name}: tokens say where the out-neighbours are; give max_ig as well")
+        if self.skip is not None:
+            self.skip.check()
+            if not (self.staleness or self.has_backup):
+                raise ScheduleError(
+                    "when.gap.skip: never happens, since an out-neighbour that needs every update is at most 1 step "
+                    "ahead; give backup or staleness as well"
+                )
+
+    def check_neighbours(self, numbers: Sequence[int]) -> None:
+        """Refuse more backup workers than there are in-neighbours, whose `numbers` these are, shape (num_workers,).
+
+        Raises:
+            ScheduleError: as said, or what `backups` refuses.
+        """
+        for worker, (spare, number) in enumerate(zip(self.backups(len(numbers)), numbers, strict=True)):
+            if spare > number:
+                raise ScheduleError(
+                    f"when.gap.backup[{worker}]: is {spare}, but worker {worker} has only {number} in-neighbours "
+                    "besides itself"
+                )
