@@ -22,7 +22,7 @@ SEGMENTS = {
     "digits": (0, 0, 0, 2_192_296, 0),
     "ten layers": (0, 273_448, *(6 * (263_168,)), 0, 329_728, 0),
     "text": (0, 0, 2_065_440, 0),
-    "svm": (524_292, 0),
+    "svm": (524_292, 0, 0),
 }
 """Bytes that are sent when a layer's gradient is there, from the last layer to the first, and at the end of the step.
 
