@@ -71,7 +71,7 @@ PAPERS = (
                 "Figure 19: speed to the loss where one worker is 4× slower, standard = 1",
                 "svm: ring-based, backup 1, skip 10",
             ),
-            ("Figure 13: speed to the loss, BSP server = 1", "svm, 6× at random: ring-based, standard"),
+            ("Figure 13: speed to the loss, BSP server = 1", "svm, all alike: ring-based, standard"),
         ),
     ),
     Paper(
