@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     Sending = Callable[[int, str, Sequence[int], Sequence[Any]], None]
     """Receiver, kind, numbers, payload: as `Mailbox.send`."""
+    Entering = Callable[[int, int], None]
+    """Step and generation: as `Progress.enter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +103,24 @@ class GapDriver:
         keeps: whether an array may be averaged again in a later step.
         log: what happens here.
         send: how the mailbox's thread sends.
+        entered: told of each step that is entered, before its messages leave.
     """
 
     def __init__(
-        self, machine: Hop, rank: int, rings: PayloadRings, *, keeps: bool, log: GapLog, send: Sending
+        self,
+        machine: Hop,
+        rank: int,
+        rings: PayloadRings,
+        *,
+        keeps: bool,
+        log: GapLog,
+        send: Sending,
+        entered: Entering,
     ) -> None:
         self.machine, self.rank, self.rings, self.log = machine, rank, rings, log
         self.sources, self.targets = machine.graph.sources[rank], machine.graph.targets[rank]
         self.condition = threading.Condition()
-        self._keeps, self._send = keeps, send
+        self._keeps, self._send, self._entered = keeps, send, entered
         self._generation = 0
         self._part: _Part | None = None
         self._early: list[Message] = []
@@ -134,6 +145,7 @@ class GapDriver:
         with self.condition:
             self._part = _Part(state, step)
             self.rings.retire(step - self.machine.setting.staleness)
+            self._entered(step, self._generation)
             self.log.add("entered", step)
             early, self._early = self._early, []
             for message in early:
@@ -271,6 +283,7 @@ class GapDriver:
         if isinstance(event, Advance):
             part.step += event.by
             self.rings.retire(part.step - self.machine.setting.staleness)
+            self._entered(part.step, self._generation)
             self.log.add("entered", part.step, by=event.by)
         elif isinstance(event, SendUpdate):
             self.log.add("sent", part.step)

@@ -16,6 +16,7 @@ from preduce.runtime.strategies.gap_weights import weights_of
 from preduce.runtime.strategies.one_sided import OneSided
 from preduce.runtime.transport.arrays import Snapshots, tensor_of
 from preduce.runtime.transport.waiting import GoneError
+from preduce.runtime.watch.status import GapStatus
 from preduce.schedulers.protocols.hop import Advance, Reduce
 from preduce.topo.strategies.gap import Gap, Order, Reducing
 
@@ -65,6 +66,7 @@ class GapMeans(OneSided):
             keeps=self.gap.reduce is Reducing.NEWEST,
             log=self.log,
             send=self._send_from_side,
+            entered=run.progress.enter,
         )
         model_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in buckets)
         super().__init__(
@@ -80,9 +82,26 @@ class GapMeans(OneSided):
         self._snapshots = Snapshots()
         self._start: list[torch.Tensor] = []
         """In the parallel order: the parameters with which the round was entered."""
-        self._round = 0
+        self._round = self._skipped = 0
         self._restored: dict[str, torch.Tensor] = {}
         self._mailbox.start()
+
+    enters_steps = True
+
+    def status(self) -> GapStatus | None:
+        """The tokens in hand, the queues against their proved capacities, and what the mailbox has counted."""
+        state = self.driver.state
+        if state is None:
+            return None
+        fill, traffic = self.rings.fill(), self._mailbox.traffic().values()
+        return GapStatus(
+            tokens=None if self.gap.max_ig is None else tuple(state.tokens),
+            updates=tuple(fill[source][0] for source in self.driver.sources),
+            capacities=tuple(fill[source][1] for source in self.driver.sources),
+            sent=sum(peer.sent.num_bytes for peer in traffic),
+            received=sum(peer.received.num_bytes for peer in traffic),
+            skipped=self._skipped,
+        )
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """Before the first round: be in it."""
@@ -103,6 +122,7 @@ class GapMeans(OneSided):
         assert isinstance(advance, Advance), "as awaited"
         outcome = self.driver.fire(advance)
         self.jumped = advance.by - 1
+        self._skipped += self.jumped
         self._round = round_ + advance.by
         if not self.is_parallel:
             self._post(operation, outcome.letters)
