@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from preduce.runtime.transport.payload_rings import Arrival
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.hop import (
     ENTERING,
@@ -25,35 +26,32 @@ from preduce.schedulers.protocols.hop import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
     from preduce.runtime.strategies.gap_log import GapLog
-    from preduce.runtime.strategies.gap_queues import PayloadRings
     from preduce.runtime.transport.mailbox import Message
+    from preduce.runtime.transport.payload_rings import PayloadRings
     from preduce.schedulers.protocols.base import Action
     from preduce.schedulers.protocols.hop import Hop, HopEvent, HopState
 
-    Sending = Callable[[int, str, Sequence[int], Sequence[Any]], None]
-    """Receiver, kind, numbers, payload: as `Mailbox.send`."""
-    Entering = Callable[[int, int], None]
-    """Step and generation: as `Progress.enter`."""
+    Recipients = Mapping[int, tuple[int, ...]]
+    """Who gets an update, and the numbers that go with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message that an event makes this worker send."""
+    """A message without arrays that an event makes this worker send."""
 
     to: int
     kind: str
     numbers: tuple[int, ...]
-    payload: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """What a step averages besides the worker's own: sources ascending, and the arrays of each, one for each bucket."""
+    """What a step averages besides the worker's own: sources ascending, and the pieces of each update's arrays."""
 
     step: int
     used: tuple[tuple[int, int], ...]
@@ -62,9 +60,11 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an event asks of whoever raised it: an average, then letters."""
+    """What an event asks of whoever raised it."""
 
     letters: tuple[Letter, ...] = ()
+    update: Recipients = field(default_factory=dict)
+    """To whom the update goes that was offered."""
     averaged: Averaged | None = None
 
 
@@ -84,10 +84,8 @@ class _Part:
     state: HopState
     step: int
     """Counted by the events that were raised; what goes into messages and into the log."""
-    frames: tuple[Any, ...] = ()
-    """The snapshot of the update that leaves next, where the mailbox's thread may be the one that sends it."""
-    tokens: dict[int, int] = field(default_factory=dict)
-    """Tokens that ride on the update that leaves next, by receiver."""
+    is_offered: bool = False
+    """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
 
 
 class GapDriver:
@@ -102,8 +100,8 @@ class GapDriver:
         rings: where the arrays of updates lie, in places of the proved capacity.
         keeps: whether an array may be averaged again in a later step.
         log: what happens here.
-        send: how the mailbox's thread sends.
-        entered: told of each step that is entered, before its messages leave.
+        enter: told of each step that this worker enters, and of the generation, before a message lets others know.
+        send: sends an update that was offered, where the mailbox's thread is the one who may let it leave.
     """
 
     def __init__(
@@ -114,13 +112,13 @@ class GapDriver:
         *,
         keeps: bool,
         log: GapLog,
-        send: Sending,
-        entered: Entering,
+        enter: Callable[[int, int], None],
+        send: Callable[[Recipients], None],
     ) -> None:
         self.machine, self.rank, self.rings, self.log = machine, rank, rings, log
         self.sources, self.targets = machine.graph.sources[rank], machine.graph.targets[rank]
         self.condition = threading.Condition()
-        self._keeps, self._send, self._entered = keeps, send, entered
+        self._keeps, self._enter, self._send = keeps, enter, send
         self._generation = 0
         self._part: _Part | None = None
         self._early: list[Message] = []
@@ -144,8 +142,8 @@ class GapDriver:
             state = replace(self.machine.start(self.rank)[0], step=step)
         with self.condition:
             self._part = _Part(state, step)
+            self._enter(step, self._generation)
             self.rings.retire(step - self.machine.setting.staleness)
-            self._entered(step, self._generation)
             self.log.add("entered", step)
             early, self._early = self._early, []
             for message in early:
@@ -173,26 +171,29 @@ class GapDriver:
         with self.condition:
             return self._fire(event)
 
-    def offer(self, frames: Sequence[Any], tokens: Sequence[Letter]) -> tuple[Letter, ...]:
-        """Have the update of this step leave as soon as it may: now, or by the mailbox's thread; what leaves now.
+    def offer(self, tokens: Sequence[Letter]) -> Outcome:
+        """The arrays of this step's update are there: it leaves now, or, if it may not yet, by the mailbox's thread.
 
-        Tokens for who gets the update now ride on it, and the others leave by themselves.
+        Tokens ride on it to those who get both.
         """
         with self.condition:
             part = self._open_part()
-            part.frames = tuple(frames)
-            if part.state.stage != SENDING or not self.ready():
-                return tuple(tokens)
-            part.tokens = {letter.to: letter.numbers[1] for letter in tokens}
-            letters = self._fire(SendUpdate()).letters
-            alone = [letter for letter in tokens if letter.to in part.tokens]
-            part.tokens = {}
-            return (*alone, *letters)
+            part.is_offered = True
+            if not self._may_send(part):
+                return Outcome(tuple(tokens))
+            recipients = self._fire(SendUpdate()).update
+            riding = {letter.to: letter.numbers[1] for letter in tokens if letter.to in recipients}
+            alone = tuple(letter for letter in tokens if letter.to not in recipients)
+            update = {to: (*numbers[:-1], riding.get(to, 0)) for to, numbers in recipients.items()}
+            return Outcome(alone, update)
+
+    def _may_send(self, part: _Part) -> bool:
+        return part.is_offered and part.state.stage == SENDING and bool(self.ready())
 
     @property
     def has_left(self) -> bool:
         """Whether the update that was offered last is on its way."""
-        return self._part is None or not self._part.frames
+        return self._part is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
         """What this worker waits for; None if it may go on. O(neighbours)."""
@@ -237,34 +238,39 @@ class GapDriver:
 
     def _receive(self, message: Message) -> None:
         """Under the lock: what a message changes."""
-        generation, *numbers = message.numbers
+        generation = message.numbers[1 if message.kind == "update" else 0]
         if generation < self._generation:
             return
+        part, source = self._part, message.source
         if generation == self._generation and message.kind == "mark":
-            self._marks[message.source] = numbers[0]
+            self._marks[source] = message.numbers[1]
             return
-        part = self._part
         if generation > self._generation or part is None:
             self._early.append(message)
             return
-        source = message.source
-        match message.kind, numbers:
-            case "update", [step, tokens]:
-                if tokens:
-                    self._step(part, Received(source, Token(tokens)))
-                    self.log.add("tokens", part.step, by=tokens, source=source)
-                self._step(part, Received(source, Update(step)))
-                self.rings.put(source, step, message.payload)
-                self.log.add("update", step, source=source, fill=len(self.rings.steps(source)))
-            case "token", [count]:
-                self._step(part, Received(source, Token(count)))
-                self.log.add("tokens", part.step, by=count, source=source)
-            case "ack", []:
+        match message.kind:
+            case "update":
+                self._take_in(part, message)
+            case "token":
+                self._count(part, source, message.numbers[1])
+            case "ack":
                 self._step(part, Received(source, Ack()))
                 self.log.add("ack", part.step, source=source)
-                if part.frames and part.state.stage == SENDING and self.ready():
-                    for letter in self._fire(SendUpdate()).letters:
-                        self._send(letter.to, letter.kind, letter.numbers, letter.payload)
+                if self._may_send(part):
+                    self._send(self._fire(SendUpdate()).update)
+
+    def _take_in(self, part: _Part, message: Message) -> None:
+        """A part of an update; tokens ride on the first, and with the last the update is here."""
+        place, _, step, tokens = message.numbers
+        if place == 0 and tokens:
+            self._count(part, message.source, tokens)
+        if self.rings.receive(message.source, step, place, message.payload) is not Arrival.MORE:
+            self._step(part, Received(message.source, Update(step)))
+            self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
+
+    def _count(self, part: _Part, source: int, tokens: int) -> None:
+        self._step(part, Received(source, Token(tokens)))
+        self.log.add("tokens", part.step, by=tokens, source=source)
 
     def _step(self, part: _Part, event: object) -> tuple[Action, ...]:
         part.state, actions = self.machine.step(self.rank, part.state, event)
@@ -282,25 +288,22 @@ class GapDriver:
                     self.log.add(kind, step, used=averaged.used)
         if isinstance(event, Advance):
             part.step += event.by
+            self._enter(part.step, self._generation)
             self.rings.retire(part.step - self.machine.setting.staleness)
-            self._entered(part.step, self._generation)
             self.log.add("entered", part.step, by=event.by)
-        elif isinstance(event, SendUpdate):
-            self.log.add("sent", part.step)
-        letters = tuple(self._letter(part, action) for action in actions if isinstance(action, Send))
+        letters, update = [], {}
+        for action in actions:
+            match action:
+                case Send(to, Update()):
+                    update[to] = (self._generation, part.step, 0)
+                case Send(to, Token(count)):
+                    letters.append(Letter(to, "token", (self._generation, count)))
+                case Send(to, Ack()):
+                    letters.append(Letter(to, "ack", (self._generation,)))
         if isinstance(event, SendUpdate):
-            part.frames = ()
-        return Outcome(letters, averaged)
-
-    def _letter(self, part: _Part, action: Send) -> Letter:
-        match action.message:
-            case Update():
-                riding = part.tokens.pop(action.to, 0)
-                return Letter(action.to, "update", (self._generation, part.step, riding), part.frames)
-            case Token(count):
-                return Letter(action.to, "token", (self._generation, count))
-        assert isinstance(action.message, Ack)
-        return Letter(action.to, "ack", (self._generation,))
+            part.is_offered = False
+            self.log.add("sent", part.step)
+        return Outcome(tuple(letters), update, averaged)
 
     def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> Averaged:
         """The arrays of the updates that a step uses; the rings compare the steps."""

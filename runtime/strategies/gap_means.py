@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.strategies.gap_driver import GapDriver, Missing
+from preduce.runtime.strategies.gap_driver import GapDriver, Missing, Outcome
 from preduce.runtime.strategies.gap_log import GapLog
 from preduce.runtime.strategies.gap_patience import LackError, wait_until
-from preduce.runtime.strategies.gap_queues import PayloadRings
-from preduce.runtime.strategies.gap_sizes import hop_of, message_bound, update_capacities
+from preduce.runtime.strategies.gap_sizes import hop_of, message_bound
 from preduce.runtime.strategies.gap_state import PLACE, packed, unpacked
 from preduce.runtime.strategies.gap_weights import weights_of
 from preduce.runtime.strategies.one_sided import OneSided
-from preduce.runtime.transport.arrays import Snapshots, tensor_of
+from preduce.runtime.transport.payload_rings import PayloadRings
+from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from preduce.runtime.transport.waiting import GoneError
 from preduce.runtime.watch.status import GapStatus
 from preduce.schedulers.protocols.hop import Advance, Reduce
 from preduce.topo.strategies.gap import Gap, Order, Reducing
+from preduce.verify.gaps.one_worker import capacities_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preduce.runtime.recorder import Operation
     from preduce.runtime.strategies.base import Run
-    from preduce.runtime.strategies.gap_driver import Averaged, Letter
+    from preduce.runtime.strategies.gap_driver import Averaged, Letter, Recipients
     from preduce.schedulers.protocols.hop import HopEvent
     from preduce.topo.strategies.neighbor import Neighbor
 
@@ -46,62 +47,42 @@ class GapMeans(OneSided):
         InputError: a policy that asks for optimizer state to travel.
     """
 
+    enters_steps = True
+
     def __init__(self, strategy: Neighbor, run: Run) -> None:
         assert isinstance(strategy.when, Gap), "others have rounds"
         self.gap, machine = strategy.when, hop_of(strategy)
         self.is_parallel = self.gap.order is Order.PARALLEL
         self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
-        self.log.capacities = update_capacities(machine, run.rank)
-        buckets = run.flat.buckets
-        self.rings = PayloadRings(
-            run.rank,
-            self.log.capacities,
-            [bucket.dtype for bucket in buckets],
-            newest_only=self.gap.staleness > 0,
-        )
+        self.layout = Layout(self._flat(run))
+        capacities = capacities_of(machine.graph, self.gap, run.rank)
+        self.log.capacities = capacities.updates
+        self.rings = PayloadRings(run.rank, capacities.slots, self.layout, newest_only=self.gap.staleness > 0)
         self.driver = GapDriver(
             machine,
             run.rank,
             self.rings,
             keeps=self.gap.reduce is Reducing.NEWEST,
             log=self.log,
+            enter=run.progress.enter,
             send=self._send_from_side,
-            entered=run.progress.enter,
         )
-        model_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in buckets)
         super().__init__(
             strategy,
             run,
             "a neighbourhood that keeps a gap",
             self.driver.deliver,
-            bound=message_bound(machine, model_bytes),
+            bound=message_bound(machine, self.layout),
         )
+        self._sender = UpdateSender(self._mailbox, self.layout)
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
-        self._snapshots = Snapshots()
         self._start: list[torch.Tensor] = []
         """In the parallel order: the parameters with which the round was entered."""
         self._round = self._skipped = 0
         self._restored: dict[str, torch.Tensor] = {}
         self._mailbox.start()
-
-    enters_steps = True
-
-    def status(self) -> GapStatus | None:
-        """The tokens in hand, the queues against their proved capacities, and what the mailbox has counted."""
-        state = self.driver.state
-        if state is None:
-            return None
-        fill, traffic = self.rings.fill(), self._mailbox.traffic().values()
-        return GapStatus(
-            tokens=None if self.gap.max_ig is None else tuple(state.tokens),
-            updates=tuple(fill[source][0] for source in self.driver.sources),
-            capacities=tuple(fill[source][1] for source in self.driver.sources),
-            sent=sum(peer.sent.num_bytes for peer in traffic),
-            received=sum(peer.received.num_bytes for peer in traffic),
-            skipped=self._skipped,
-        )
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:
         """Before the first round: be in it."""
@@ -113,10 +94,10 @@ class GapMeans(OneSided):
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
         if not self.is_parallel:
-            self._post(operation, self.driver.offer(self._snapshots.take(self._live()), ()))
+            self._post(operation, self.driver.offer(()))
         self._await(operation, Reduce)
         outcome = self.driver.fire(Reduce())
-        self._post(operation, outcome.letters)
+        self._post(operation, outcome)
         self._average(outcome.averaged, round_, since_start=self.is_parallel)
         advance = self._await(operation, Advance)
         assert isinstance(advance, Advance), "as awaited"
@@ -125,7 +106,7 @@ class GapMeans(OneSided):
         self._skipped += self.jumped
         self._round = round_ + advance.by
         if not self.is_parallel:
-            self._post(operation, outcome.letters)
+            self._post(operation, outcome)
         if self.jumped:
             self._average(outcome.averaged, round_, since_start=False)
         if self.is_parallel:
@@ -139,7 +120,7 @@ class GapMeans(OneSided):
         driver = self.driver
         if not driver.has_left:
             self._until(operation, lambda: driver.has_left, driver.missing)
-        self._post(operation, driver.pause())
+        self._post(operation, Outcome(driver.pause()))
 
         def unmarked() -> Missing | None:
             of = driver.unmarked()
@@ -187,6 +168,19 @@ class GapMeans(OneSided):
         self._round = round_
         self.driver.open(round_, state)
 
+    def status(self) -> GapStatus:
+        """Tokens in hand, and the queues as they are filled."""
+        state, fill = self.driver.state, self.rings.fill()
+        traffic = self._mailbox.traffic().values()
+        return GapStatus(
+            tokens=None if self.gap.max_ig is None else () if state is None else state.tokens,
+            updates=tuple(fill[source][0] for source in self.driver.sources),
+            capacities=tuple(fill[source][1] for source in self.driver.sources),
+            sent=sum(one.sent.num_bytes for one in traffic),
+            received=sum(one.received.num_bytes for one in traffic),
+            skipped=self._skipped,
+        )
+
     def _open(self, step: int, round_: int) -> None:
         """Be in the first round; in the parallel order its update leaves."""
         if self.driver.state is not None:
@@ -200,13 +194,13 @@ class GapMeans(OneSided):
 
     def _depart(self, operation: Operation, tokens: Sequence[Letter]) -> None:
         """In the parallel order: send the parameters with which a round is entered."""
-        live, self._start = self._live(), []  # the memory of the last ones may be used again
-        frames = self._snapshots.take(live)
-        if live and live[0].device.type != "cpu":
-            self._start = [tensor.clone() for tensor in live]
-        else:
-            self._start = [tensor_of(frame, tensor.dtype) for frame, tensor in zip(frames, live, strict=True)]
-        self._post(operation, self.driver.offer(frames, tokens))
+        live = self._live()
+        if not self._start:
+            self._start = [torch.empty_like(array) for array in live]
+        with torch.no_grad():
+            for begun, now in zip(self._start, live, strict=True):
+                begun.copy_(now)
+        self._post(operation, self.driver.offer(tokens))
 
     def _average(self, averaged: Averaged | None, own_step: int, *, since_start: bool) -> None:
         """X ← own weight · x + Σ weight · update, ascending; with `since_start` for the x of the round's beginning.
@@ -217,36 +211,55 @@ class GapMeans(OneSided):
         if not averaged.used:
             return
         own, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
+        live = self._live()
+        device = live[0].device
+        updates = averaged.arrays
+        if device.type != "cpu":
+            updates = tuple([piece.to(device) for piece in pieces] for pieces in updates)
         with torch.no_grad():
-            for index, live in enumerate(self._live()):
-                mean = self._start[index] * float(own) if since_start else live.mul_(float(own))
-                for weight, arrays in zip(weights, averaged.arrays, strict=True):
-                    mean.add_(arrays[index].to(live.device), alpha=float(weight))
-                if since_start:
-                    live.add_(mean.sub_(self._start[index]))
+            if since_start:
+                for now, begun in zip(live, self._start, strict=True):
+                    now.sub_(begun)
+            arrays = self._start if since_start else live
+            add_updates(arrays, float(own), updates, [float(weight) for weight in weights], self.layout)
+            if since_start:
+                for now, mean in zip(live, self._start, strict=True):
+                    now.add_(mean)
+
+    @staticmethod
+    def _flat(run: Run) -> list[torch.Tensor]:
+        return [bucket.flat for bucket in run.flat.buckets]
 
     def _live(self) -> list[torch.Tensor]:
-        return [bucket.flat for bucket in self.run.flat.buckets]
+        return self._flat(self.run)
 
     def _begin(self, kind: str, step: int, round_: int) -> Operation:
         num_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in self.run.flat.buckets)
         members = tuple(sorted({self.run.rank, *self.driver.neighbours}))
         return self.run.reducer.recorder.begin(kind, step, round_, members, num_bytes * len(self.driver.targets))
 
-    def _post(self, operation: Operation, letters: Sequence[Letter]) -> None:
+    def _post(self, operation: Operation, outcome: Outcome) -> None:
         """Send from the training thread.
 
         Raises:
             PeerLostError: a receiver takes nothing any more.
         """
-        for letter in letters:
-            try:
-                self._mailbox.send(letter.to, letter.kind, letter.numbers, letter.payload)
-            except GoneError as error:
-                raise self.run.reducer.failure(operation, error) from None
+        try:
+            for letter in outcome.letters:
+                self._mailbox.send(letter.to, letter.kind, letter.numbers)
+            if outcome.update:
+                arrays = self._start if self.is_parallel else self._live()
+                self._sender.send("update", arrays, outcome.update)
+        except GoneError as error:
+            raise self.run.reducer.failure(operation, error) from None
 
-    def _send_from_side(self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any]) -> None:
-        self._mailbox.send(to, kind, numbers, payload)
+    def _send_from_side(self, recipients: Recipients) -> None:
+        """Send an update that had to wait for acknowledgements, from the mailbox's thread.
+
+        In the parallel order its arrays do not change while the round computes; in the serial order the training thread
+        waits in the step.
+        """
+        self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> HopEvent:
         """The event of this kind that the protocol offers, as soon as it does.

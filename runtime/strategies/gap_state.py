@@ -13,7 +13,7 @@ from preduce.schedulers.protocols.hop import HopState
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from preduce.runtime.strategies.gap_queues import PayloadRings
+    from preduce.runtime.transport.payload_rings import PayloadRings
     from preduce.schedulers.protocols.hop import Hop
 
 PLACE = "gap/place"
