@@ -84,6 +84,10 @@ class _Part:
     state: HopState
     step: int
     """Counted by the events that were raised; what goes into messages and into the log."""
+    given: dict[int, int] = field(default_factory=dict)
+    """Tokens for each in-neighbour since the beginning; messages carry these totals, so that the last one says all."""
+    taken: dict[int, int] = field(default_factory=dict)
+    """The total that each out-neighbour said last."""
     is_offered: bool = False
     """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
 
@@ -261,16 +265,19 @@ class GapDriver:
 
     def _take_in(self, part: _Part, message: Message) -> None:
         """A part of an update; tokens ride on the first, and with the last the update is here."""
-        place, _, step, tokens = message.numbers
-        if place == 0 and tokens:
-            self._count(part, message.source, tokens)
+        place, _, step, total = message.numbers
+        if place == 0:
+            self._count(part, message.source, total)
         if self.rings.receive(message.source, step, place, message.payload) is not Arrival.MORE:
             self._step(part, Received(message.source, Update(step)))
             self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
 
-    def _count(self, part: _Part, source: int, tokens: int) -> None:
-        self._step(part, Received(source, Token(tokens)))
-        self.log.add("tokens", part.step, by=tokens, source=source)
+    def _count(self, part: _Part, source: int, total: int) -> None:
+        tokens = total - part.taken.get(source, 0)
+        if tokens > 0:
+            part.taken[source] = total
+            self._step(part, Received(source, Token(tokens)))
+            self.log.add("tokens", part.step, by=tokens, source=source)
 
     def _step(self, part: _Part, event: object) -> tuple[Action, ...]:
         part.state, actions = self.machine.step(self.rank, part.state, event)
@@ -297,7 +304,8 @@ class GapDriver:
                 case Send(to, Update()):
                     update[to] = (self._generation, part.step, 0)
                 case Send(to, Token(count)):
-                    letters.append(Letter(to, "token", (self._generation, count)))
+                    total = part.given[to] = part.given.get(to, 0) + count
+                    letters.append(Letter(to, "token", (self._generation, total)))
                 case Send(to, Ack()):
                     letters.append(Letter(to, "ack", (self._generation,)))
         if isinstance(event, SendUpdate):

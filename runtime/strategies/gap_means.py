@@ -246,7 +246,8 @@ class GapMeans(OneSided):
         """
         try:
             for letter in outcome.letters:
-                self._mailbox.send(letter.to, letter.kind, letter.numbers)
+                send = self._mailbox.send_newest if letter.kind == "token" else self._mailbox.send
+                send(letter.to, letter.kind, letter.numbers)
             if outcome.update:
                 arrays = self._start if self.is_parallel else self._live()
                 self._sender.send("update", arrays, outcome.update)
