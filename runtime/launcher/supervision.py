@@ -97,7 +97,9 @@ def _stages(store: Store) -> Callable[[int], str]:
     return lambda rank: last_stage(store, rank)
 
 
-def supervise(workers: Sequence[Child], store: Store, grace: float, outlet: Outlet, *, survive: bool, patient: bool) -> int:
+def supervise(
+    workers: Sequence[Child], store: Store, grace: float, outlet: Outlet, *, survive: bool, patient: bool
+) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
