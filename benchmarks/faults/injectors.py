@@ -257,8 +257,6 @@ def cut_link(times: float) -> Injector:
     return inject
 
 
-NOT_SKIPPING = tuple(name for name in KINDS if "skip" not in name)
-"""A worker that skips may pass the round in which the others save a checkpoint."""
 EVERYWHERE = ("run", "torchrun", "by hand")
 AGENTS = ("run", "torchrun")
 FAULTS = {
@@ -277,7 +275,7 @@ FAULTS = {
     "pause generator": Fault(pause_generator, kinds=("generated",), weight=3),
     "squatted port": Fault(squatted_port, ("by hand",), kinds=("static", "neighbor", "server asynchronous")),
     "full disk for traces": Fault(full_disk, steps=SHORT),
-    "full disk for checkpoints": Fault(full_disk, kinds=NOT_SKIPPING, steps=SHORT),
+    "full disk for checkpoints": Fault(full_disk, steps=SHORT),
     "cut link": Fault(cut_link(3), ("nodes",)),
     "cut link, healed": Fault(cut_link(0.25), ("nodes",), steps=SHORT),
 }

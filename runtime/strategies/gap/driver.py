@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from preduce.runtime.strategies.gap_log import GapLog
+    from preduce.runtime.strategies.gap.log import GapLog
     from preduce.runtime.transport.mailbox import Message
     from preduce.runtime.transport.payload_rings import PayloadRings
     from preduce.schedulers.protocols.base import Action
