@@ -74,12 +74,13 @@ def spoil(diaries, how):
     entry = diaries[2][4]
     assert (entry[0], entry[2]) == ("leaves", 1)
     rows = entry[3]
+    one = next(row for row in range(WORKERS) if rows[row][0])  # on a ring not every worker is in every other by then
     if how == "a partial sum":
-        rows[0] = [rows[0][0] / 2, rows[0][1]]
+        rows[one] = [rows[one][0] / 2, rows[one][1]]
     elif how == "weights that do not sum to 1":
         rows[WORKERS] = [0.75, 0.75]
     elif how == "a member that did not enter":
-        rows[0] = [0.0, 0.0]
+        rows[one] = [0.0, 0.0]
     elif how == "a member that entered twice":
         rows[1] = [2 * value + 0.5 for value in rows[1]]
     elif how == "not a number":
