@@ -122,14 +122,14 @@ class GapMeans(OneSided):
         operation = self._begin("pause of updates", self._round, self._round)
         driver = self.driver
         if not driver.has_left:
-            self._until(operation, lambda: driver.has_left, driver.missing)
+            self._until(operation, lambda: driver.has_left, driver.missing, pausing=True)
         self._post(operation, Outcome(driver.pause()))
 
         def unmarked() -> Missing | None:
             of = driver.unmarked()
             return Missing("the end of what was sent before all paused", of, len(of)) if of else None
 
-        self._until(operation, lambda: not driver.unmarked(), unmarked)
+        self._until(operation, lambda: not driver.unmarked(), unmarked, pausing=True)
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> None:
@@ -282,7 +282,14 @@ class GapMeans(OneSided):
         with driver.condition:
             return next(event for event in driver.ready() if isinstance(event, kind))
 
-    def _until(self, operation: Operation, done: Callable[[], bool], missing: Callable[[], Missing | None]) -> None:
+    def _until(
+        self,
+        operation: Operation,
+        done: Callable[[], bool],
+        missing: Callable[[], Missing | None],
+        *,
+        pausing: bool = False,
+    ) -> None:
         reducer = self.run.reducer
 
         def refuse_failure() -> None:
@@ -298,6 +305,7 @@ class GapMeans(OneSided):
                 step=self._round,
                 timeout=reducer.timeout,
                 failed=refuse_failure,
+                pausing=pausing,
             )
         except GoneError as error:
             if isinstance(error, LackError):
