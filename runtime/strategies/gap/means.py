@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.liveness.heartbeat import SKIPPED
 from preduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
 from preduce.runtime.strategies.gap.log import GapLog
 from preduce.runtime.strategies.gap.patience import LackError, wait_until
@@ -77,6 +78,8 @@ class GapMeans(OneSided):
         self._sender = UpdateSender(self._mailbox, self.layout)
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
+        if self.gap.skip is not None:
+            run.reducer.heartbeat.unequal = SKIPPED
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
         self._start: list[torch.Tensor] = []
         """In the parallel order: the parameters with which the round was entered."""
