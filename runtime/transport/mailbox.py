@@ -412,14 +412,14 @@ class Mailbox:
         return peer
 
     def _receive(self) -> None:
-        while True:
-            try:
-                frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
-            except self._zmq.Again:
-                return
-            message = self._message_in(frames)
-            if message is not None and message.kind != GRANT:
-                self._hand_over(message)
+        """Deal with one message: libzmq looks for connections with news when it is polled, not between messages."""
+        try:
+            frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
+        except self._zmq.Again:
+            return
+        message = self._message_in(frames)
+        if message is not None and message.kind != GRANT:
+            self._hand_over(message)
 
     def _hand_over(self, message: Message) -> None:
         """Let the strategy deal with a message, and tell the sender in time that it has."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.strategies.gap_driver import URGENT, GapDriver, Missing, Outcome
-from preduce.runtime.strategies.gap_log import GapLog
-from preduce.runtime.strategies.gap_patience import LackError, wait_until
-from preduce.runtime.strategies.gap_sizes import hop_of, message_bound
-from preduce.runtime.strategies.gap_state import PLACE, packed, unpacked
-from preduce.runtime.strategies.gap_weights import weights_of
+from preduce.runtime.strategies.gap.driver import URGENT, GapDriver, Missing, Outcome
+from preduce.runtime.strategies.gap.log import GapLog
+from preduce.runtime.strategies.gap.patience import LackError, wait_until
+from preduce.runtime.strategies.gap.sizes import hop_of, message_bound
+from preduce.runtime.strategies.gap.state import PLACE, packed, unpacked
+from preduce.runtime.strategies.gap.weights import weights_of
 from preduce.runtime.strategies.one_sided import OneSided
 from preduce.runtime.transport.payload_rings import PayloadRings
 from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from preduce.runtime.recorder import Operation
     from preduce.runtime.strategies.base import Run
-    from preduce.runtime.strategies.gap_driver import Averaged, Letter, Recipients
+    from preduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
     from preduce.schedulers.protocols.hop import HopEvent
     from preduce.topo.strategies.neighbor import Neighbor
 
@@ -74,7 +74,7 @@ class GapMeans(OneSided):
             self.driver.deliver,
             bound=message_bound(machine, self.layout),
         )
-        self._sender = UpdateSender(self._mailbox, self.layout)
+        self._sender = UpdateSender(self._mailbox, self.layout, run.reducer.streams)
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
@@ -211,17 +211,14 @@ class GapMeans(OneSided):
         if not averaged.used:
             return
         own, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
-        live = self._live()
-        device = live[0].device
-        updates = averaged.arrays
-        if device.type != "cpu":
-            updates = tuple([piece.to(device) for piece in pieces] for pieces in updates)
+        live, streams = self._live(), self.run.reducer.streams
         with torch.no_grad():
             if since_start:
                 for now, begun in zip(live, self._start, strict=True):
                     now.sub_(begun)
             arrays = self._start if since_start else live
-            add_updates(arrays, float(own), updates, [float(weight) for weight in weights], self.layout)
+            as_floats = [float(weight) for weight in weights]
+            add_updates(arrays, float(own), averaged.arrays, as_floats, self.layout, streams=streams)
             if since_start:
                 for now, mean in zip(live, self._start, strict=True):
                     now.add_(mean)
