@@ -442,7 +442,7 @@ def test_what_is_urgent_overtakes_arrays_and_each_connection_keeps_its_order():
         soon(lambda: len(heard) == 2)
         for number in range(2):
             sender.send(1, "token", (number,), urgent=True)
-        sender.send_newest(1, "token", (2,))
+        sender.send_newest(1, "token", (2,), urgent=True)
         time.sleep(0.1)
         held.set()
         soon(lambda: len(heard) == 10)

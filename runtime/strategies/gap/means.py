@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.strategies.gap.driver import URGENT, GapDriver, Missing, Outcome
+from preduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
 from preduce.runtime.strategies.gap.log import GapLog
 from preduce.runtime.strategies.gap.patience import LackError, wait_until
 from preduce.runtime.strategies.gap.sizes import hop_of, message_bound
@@ -243,10 +243,10 @@ class GapMeans(OneSided):
         """
         try:
             for letter in outcome.letters:
-                if letter.kind == "token":
-                    self._mailbox.send_newest(letter.to, letter.kind, letter.numbers)
+                if letter.kind == "mark":  # which comes after all parts of updates that were sent before
+                    self._mailbox.send(letter.to, letter.kind, letter.numbers)
                 else:
-                    self._mailbox.send(letter.to, letter.kind, letter.numbers, urgent=letter.kind in URGENT)
+                    self._mailbox.send_newest(letter.to, letter.kind, letter.numbers, urgent=True)
             if outcome.update:
                 arrays = self._start if self.is_parallel else self._live()
                 self._sender.send("update", arrays, outcome.update)

@@ -32,5 +32,5 @@ def message_bound(machine: Hop, layout: Layout) -> Bound:
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)
     capacity = 1 + (longest if setting.max_ig is None else setting.max_ig)
-    # Of each update at most one token message and one acknowledgement besides, and the marks of a pause.
+    # Of each update at most one token message and one acknowledgement besides, and the mark of a pause.
     return layout.bound([capacity], MESSAGES + 2 * capacity)
