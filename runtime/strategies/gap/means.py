@@ -75,7 +75,7 @@ class GapMeans(OneSided):
             self.driver.deliver,
             bound=message_bound(machine, self.layout),
         )
-        self._sender = UpdateSender(self._mailbox, self.layout)
+        self._sender = UpdateSender(self._mailbox, self.layout, run.reducer.streams)
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
         if self.gap.skip is not None:
@@ -214,17 +214,14 @@ class GapMeans(OneSided):
         if not averaged.used:
             return
         own, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
-        live = self._live()
-        device = live[0].device
-        updates = averaged.arrays
-        if device.type != "cpu":
-            updates = tuple([piece.to(device) for piece in pieces] for pieces in updates)
+        live, streams = self._live(), self.run.reducer.streams
         with torch.no_grad():
             if since_start:
                 for now, begun in zip(live, self._start, strict=True):
                     now.sub_(begun)
             arrays = self._start if since_start else live
-            add_updates(arrays, float(own), updates, [float(weight) for weight in weights], self.layout)
+            as_floats = [float(weight) for weight in weights]
+            add_updates(arrays, float(own), averaged.arrays, as_floats, self.layout, streams=streams)
             if since_start:
                 for now, mean in zip(live, self._start, strict=True):
                     now.add_(mean)
