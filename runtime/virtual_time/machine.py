@@ -62,6 +62,11 @@ class Timing:
     All random numbers come from the driver's generator, so that a seed makes a run repeatable.
     """
 
+    sees_messages = True
+    """Whether `happened` is called for messages too; most of a large run's events are, so it is faster without."""
+    keeps_order = False
+    """Whether `way` itself lets no message overtake those that it must not; else the driver holds them back."""
+
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
         """Seconds that the work before an event takes; None if the process has no work left and rests."""
         return 0.0
@@ -90,7 +95,7 @@ class Timing:
         return None
 
     def happened(self, step: Step) -> None:
-        """Called after every event and every message."""
+        """Called after every event, and after every message unless `sees_messages` says otherwise."""
 
 
 class _Due(NamedTuple):
@@ -130,16 +135,17 @@ class VirtualMachine:
     timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
     of a meeting, when all members have come and the meeting's seconds have passed. Of several events that fall due
     together one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in which
-    they were sent. Deterministic for a seed.
+    they were sent, unless the timing takes care of that. Deterministic for a seed.
 
     Args:
         machine: the protocol.
         timing: how long things take.
         seed: of the random numbers that the timing draws, and of ties.
+        keep_notes: whether `notes` is kept; of millions of steps it would be what needs most memory.
     """
 
-    def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:
-        self.machine, self.timing = machine, timing
+    def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0, keep_notes: bool = True) -> None:
+        self.machine, self.timing, self._keeps_notes = machine, timing, keep_notes
         self.now = 0.0
         self.notes: list[Happened] = []
         self._rng = np.random.default_rng(seed)
@@ -157,6 +163,11 @@ class VirtualMachine:
     def is_idle(self) -> bool:
         """Whether nothing will ever happen again: all processes have ended, or they wait for one another."""
         return not self._queue
+
+    @property
+    def states(self) -> list[Any]:
+        """The state of every process."""
+        return [process.state for process in self._processes]
 
     def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[Happened]:
         """Let things happen until the clock passes `until`, nothing is left, or `max_events` have happened.
@@ -196,10 +207,11 @@ class VirtualMachine:
         own = self._processes[due.process]
         before = own.state
         own.state, actions = self.machine.step(due.process, before, due.event)
-        start = due.seconds if due.start is None else due.start
-        self.timing.happened(
-            Step(due.process, before, due.event, actions, offer.work_start, offer.work_end, start, self.now)
-        )
+        if due.offer >= 0 or self.timing.sees_messages:
+            start = due.seconds if due.start is None else due.start
+            self.timing.happened(
+                Step(due.process, before, due.event, actions, offer.work_start, offer.work_end, start, self.now)
+            )
         self._carry_out(due.process, actions)
         self._offer(due.process)
 
@@ -221,13 +233,15 @@ class VirtualMachine:
     def _carry_out(self, process: int, actions: tuple[Action, ...]) -> None:
         for action in actions:
             if isinstance(action, Note):
-                self.notes.append(Happened(self.now, process, action.what))
+                if self._keeps_notes:
+                    self.notes.append(Happened(self.now, process, action.what))
                 continue
             assert isinstance(action, Send)
             way = _time(self.timing.way(process, action.to, action.message, self._rng))
-            channel = (process, action.to)
-            arrival = max(self.now + way, self._last_on.get(channel, 0.0))
-            self._last_on[channel] = arrival
+            arrival = self.now + way
+            if not self.timing.keeps_order:
+                channel = (process, action.to)
+                arrival = self._last_on[channel] = max(arrival, self._last_on.get(channel, 0.0))
             # Messages that arrive at the same instant as an event falls due come first: ties are below 1.
             self._push(arrival, 0.0, action.to, Received(process, action.message))
 

@@ -85,7 +85,7 @@ def predict(
     """
     size = bytes_of(hardware, model_bytes)
     compute = ComputeTimes.of(hardware) if compute is None else compute
-    if not schedule.is_mixing:
+    if schedule.strategy.protocol:
         return _simulated(schedule, hardware, compute, size=size, form=form, num_rounds=num_rounds, seed=seed)
     cost = communication(schedule, hardware, model_bytes=size, form=form)
     timed = cycle_time if compute.is_fixed else sample
@@ -123,7 +123,7 @@ def _simulated(
     largest, mean = observed.largest_age, observed.mean_age
     if not timeline.free_running:
         largest, mean = _age_of_everyone(schedule)
-    arrays = ARRAYS[schedule.strategy.kind](schedule.strategy, schedule.num_workers)
+    arrays = ARRAYS[schedule.strategy.protocol](schedule.strategy, schedule.num_workers)
     return Prediction(
         timeline.per_step(warm_up=num_rounds // 4),
         float(timeline.communicating().mean()) / steps,
@@ -183,9 +183,24 @@ def _generated_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: A
     return 1 + int(strategy.averaging is Averaging.STEP_NORMALISED)
 
 
+def _gap_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the rounds say how many
+    """The queues of the busiest worker, the snapshots that its neighbours may still be sent, and the sums.
+
+    A queue has as many places as the in-neighbour can be ahead, and one more; a snapshot is kept for each step that an
+    out-neighbour may not have got yet, so as many as the longest queue for this worker's updates has places.
+
+    Raises:
+        ScheduleError: a queue without a limit.
+    """
+    assert isinstance(strategy, Neighbor), "the registry names the protocol"
+    assert isinstance(strategy.when, Gap), "the registry names the protocol"
+    return 1 + max(queue_arrays(hop_of(strategy.rounds[0], strategy.when).graph, strategy.when))
+
+
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     Server.kind: _server_arrays,
     Pairwise.kind: _pairwise_arrays,
     Generated.kind: _generated_arrays,
+    "gap": _gap_arrays,
 }
-"""The arrays of the kinds without fixed phases, of which no claim `memory` speaks."""
+"""By `Strategy.protocol` the arrays of what has no fixed phases, so that no claim `memory` speaks of it."""

@@ -222,10 +222,10 @@ class Hop:
             updates=tuple(queue >> by for queue in state.updates),
             tokens=tuple(count - by for count in state.tokens),
             acked=state.acked,
-            fresh=(False,) * len(state.fresh) if by > 1 else state.fresh,
+            fresh=tuple(by == 1 and new and queue > 1 for new, queue in zip(state.fresh, state.updates, strict=False)),
         )
         actions: tuple[Action, ...] = (Note(("entered", step)),)
-        if by > 1:
+        if by > 1 and self._split:
             actions = (Note(("renewed", step - 1, self._used(process, state, by))), *actions)
         if self.setting.max_ig is not None:
             actions = (*(Send(u, Token(by)) for u in self.graph.sources[process]), *actions)

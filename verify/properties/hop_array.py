@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import check_setting
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.gap import Gap, Skip
 from preduce.verify.explore import Network
-from preduce.verify.properties.hop_suite import HopConfiguration, both_ways, diamond, ring
+from preduce.verify.properties.hop_suite import PATH, HopConfiguration, both_ways, diamond, ring
 from preduce.verify.search.covering import Factors, Level
 
 if TYPE_CHECKING:
     from preduce.verify.search.covering import Row
-
-PATH = Digraph.undirected(3, [(0, 1), (1, 2)])
 
 
 def _possible(chosen: dict[str, Any]) -> bool:
@@ -25,8 +22,6 @@ def _possible(chosen: dict[str, Any]) -> bool:
         check_setting(graph, setting)
     except InputError:
         return False
-    if setting.longest_jump > 1 and not setting.staleness:
-        return False  # an update that was skipped may be waited for: also on a ring, in fine steps
     backed = any(setting.backups(graph.num_workers))
     if backed and (setting.max_ig is None or not graph.is_symmetric):
         return False  # gaps without bound, or updates that wait without bound beside tokens that do not

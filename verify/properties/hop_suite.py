@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import Hop
-from preduce.topo.strategies.gap import Gap, Skip
+from preduce.topo.strategies.gap import Gap, Reducing, Skip
 from preduce.verify.explore import Exploration, Network, explore
 from preduce.verify.gaps.exact import exact_bounds
 from preduce.verify.properties.fail_stop import FailStop, among_the_living
@@ -63,6 +63,7 @@ def diamond() -> Digraph:
     return Digraph.of(4, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 0)])
 
 
+PATH = Digraph.undirected(3, [(0, 1), (1, 2)])
 REORDER = Network(reorder=True)
 STEPPING = Network(delay=False)
 
@@ -72,14 +73,22 @@ SMALL = (
     HopConfiguration("standard, undirected ring of 3, reordered", both_ways(3), Gap(), REORDER),
     HopConfiguration("staleness 1, ring of 3", ring(3), Gap(staleness=1)),
     HopConfiguration("NOTIFY-ACK, ring of 3", ring(3), Gap(notify_ack=True)),
-    HopConfiguration("tokens max_ig 2, skips up to 2, ring of 3", ring(3), Gap(max_ig=2, skip=Skip(limit=2))),
+    HopConfiguration("skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH,
+                     Gap(backup=1, max_ig=2, skip=Skip(limit=2))),
     HopConfiguration("NOTIFY-ACK, undirected ring of 3", both_ways(3), Gap(notify_ack=True)),
     HopConfiguration("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), Gap(notify_ack=True, max_ig=1)),
     HopConfiguration("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
                      Gap(backup=(1, 0, 1), max_ig=1)),
     HopConfiguration("tokens max_ig 2 in fine steps, ring of 3", ring(3), Gap(max_ig=2), fine=True),
     HopConfiguration("staleness 1, tokens max_ig 2, ring of 3", ring(3), Gap(staleness=1, max_ig=2)),
-    HopConfiguration("tokens max_ig 3, skips up to 3, ring of 3", ring(3), Gap(max_ig=3, skip=Skip(limit=3))),
+    HopConfiguration("skips of 3, staleness 2, tokens max_ig 3, ring of 3", ring(3),
+                     Gap(max_ig=3, staleness=2, skip=Skip(limit=3, trigger=3))),
+    HopConfiguration("inquiry, skips up to 2, backup 1, tokens max_ig 1 in fine steps, path of 3", PATH,
+                     Gap(backup=1, max_ig=1, skip=Skip(limit=2), inquire=True), fine=True),
+    HopConfiguration("skips up to 2, staleness 1, tokens max_ig 1 in fine steps, ring of 3", ring(3),
+                     Gap(staleness=1, max_ig=1, skip=Skip(limit=2)), fine=True),
+    HopConfiguration("the newest again, skips up to 2, staleness 1, tokens max_ig 1 in fine steps, ring of 3", ring(3),
+                     Gap(staleness=1, max_ig=1, skip=Skip(limit=2), reduce=Reducing.NEWEST), fine=True),
     HopConfiguration("tokens max_ig 1, diamond", diamond(), Gap(max_ig=1)),
     HopConfiguration("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=1)),
     HopConfiguration("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
