@@ -95,9 +95,7 @@ class SecondHop:
         late, come = self.setting.staleness, self.workers[v].come
         newest = {u: max((k for k in come[u] if k >= step - late), default=None) for u in self.into[v]}
         return {
-            u: newest[u] if late else step
-            for u in self.into[v]
-            if (newest[u] is not None if late else step in come[u])
+            u: newest[u] if late else step for u in self.into[v] if (newest[u] is not None if late else step in come[u])
         }
 
     def serves(self, v, step):
@@ -127,7 +125,9 @@ class SecondHop:
 
     def updates(self, v):
         worker = self.workers[v]
-        past = {w for w in self.out[v] if self.setting.inquire and worker.known[w] > worker.step + self.setting.staleness}
+        past = {
+            w for w in self.out[v] if self.setting.inquire and worker.known[w] > worker.step + self.setting.staleness
+        }
         return [Send(w, Update(worker.step)) for w in self.out[v] if w not in past]
 
     def do(self, v, event):
