@@ -80,7 +80,7 @@ def best_plain(options: Sequence[Option]) -> Option | None:
 
 def simplicity(option: Option) -> tuple[int, int, int]:
     """Less is simpler: All-Reduce every k steps, then few distinct phases (communicators), then a short period."""
-    return (0 if option.is_plain else 1, option.schedule.num_distinct_phases(), option.period)
+    return (0 if option.is_plain else 1, option.num_phases, option.period)
 
 
 def unbeaten(options: Sequence[Option]) -> list[Option]:

@@ -11,6 +11,7 @@ from preduce.planner.answer import Answer, answer_of, why_infeasible
 from preduce.planner.axes import Axes
 from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
+from preduce.planner.gaps import gap_options
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.payoff import late_and_small
@@ -19,7 +20,7 @@ from preduce.planner.searched import options_of
 from preduce.planner.shorter import shorter
 from preduce.planner.ways import timed
 from preduce.planner.work import SETTINGS, payer, work_of
-from preduce.schedulers.synthesis.problem import Objective
+from preduce.schedulers.synthesis.problem import Front, Objective, Status
 from preduce.topo.errors import InfeasibleError, UnknownError
 from preduce.topo.strategies.axes import LOCKSTEP
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from preduce.schedulers.exact_rounds.fewest import ExactAnswer
     from preduce.schedulers.synthesis.alphabet_search import SearchStage
     from preduce.schedulers.synthesis.clock import Clock
-    from preduce.schedulers.synthesis.problem import Candidate, Front
+    from preduce.schedulers.synthesis.problem import Candidate
     from preduce.topo.pilot import Pilot
     from preduce.topo.schedule import Schedule
     from preduce.verify.base import Proof
@@ -42,6 +43,9 @@ CATALOGUE_SHARE = 0.25
 
 RULES_SHARE = 0.5
 """Of the time, after which its rules are no longer measured either."""
+
+GAP_SHARE = 0.15
+"""Of the time, for neighbours that keep a gap, where they are one kind among others."""
 
 MEASURE_SHARE = 0.2
 """Of the time, kept at the most for measuring what the search found."""
@@ -62,6 +66,12 @@ LOADED = (
 
 MAX_EXACT_WORKERS = 512
 """Exact rounds come as explicit groups, whose figures need dense n×n work."""
+
+
+NOT_SEARCHED = Front(
+    candidates=(), best=None, status=Status.UNKNOWN, seconds=0.0, seed=0, reason="graphs and gaps are not searched for"
+)
+"""What the search says where only neighbours that keep a gap are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +135,11 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         stop=RULES_SHARE * clock.limit,
         clock=clock,
         left_out=left_out.append,
+        names=("allreduce",) if job.gap else None,
     )
-    searched = _search(job, clock, options, say)
+    keeping = _keeping_a_gap(job, clock, left_out, say)
+    searched = NOT_SEARCHED if job.gap else _search(job, clock, options, say)
+    options += keeping
     unmeasured = _measure(searched, job, clock, options)
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
     chosen = _pick(options, job, searched, clock, rounds)
@@ -151,6 +164,13 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         search_proof=searched.proof,
         pilot=job.pilot,
     )
+
+
+def _keeping_a_gap(job: Job, clock: Clock, left_out: list[str], say: Callable[[str], None]) -> list[Option]:
+    """Neighbours that keep a gap, within their part of the time; all of it but the proof's if nothing else is asked."""
+    say("letting neighbours keep a gap in virtual time")
+    until = clock.limit - _for_proof(clock) if job.gap else clock.position() + GAP_SHARE * clock.limit
+    return gap_options(job, clock, min(until, clock.limit - _for_proof(clock)), left_out.append)
 
 
 def load_searchers() -> None:

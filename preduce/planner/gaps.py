@@ -1,0 +1,241 @@
+"""Gaps between neighbours as options: which graphs, under which settings, with what the protocol object does in them.
+
+Nothing says beforehand how long steps take and what is averaged where workers go on by themselves. So a few candidates
+are run in virtual time, and their reduces are carried out on vectors (`runtime.virtual_time.replay`): the graphs that
+would be best if all workers were alike, under the settings that answer the job's slowdowns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.planner.competitors import MAX_GRAPH_WORKERS
+from preduce.planner.limits import within_limits
+from preduce.planner.measuring import measure, pushed_by
+from preduce.planner.option import GapFacts, Option
+from preduce.planner.slowdown import Slowdown
+from preduce.planner.ways import timed
+from preduce.planner.work import payer, work_of
+from preduce.schedulers import registry
+from preduce.topo.errors import PreduceError
+from preduce.topo.figures.base import Figure, Kind, absent
+from preduce.topo.strategies.axes import LOCKSTEP, Form, Late
+from preduce.topo.strategies.gap import Gap, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from preduce.planner.job import Job
+    from preduce.planner.slowdown import Setting
+    from preduce.schedulers.synthesis.clock import Clock
+    from preduce.topo.schedule import Schedule
+
+GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("ring", {}),
+    ("ring-based", {}),
+    ("double-ring", {}),
+    ("exponential", {}),
+    ("clustered", {}),
+    ("clustered", {"links": 2}),
+    ("clustered", {"across": "complete"}),
+)
+"""Those of Hop's evaluation, one of degree log n, and graphs that know who shares a node."""
+KEPT = 3
+"""Graphs in an order, serial or parallel, that are run under all settings."""
+RUN_AGAIN = 3
+"""Candidates that are run with more seeds, where step times vary."""
+SEEDS = 3
+ROUNDS = 60
+PER_EVENT = 1.2e-5
+"""Nominal seconds of a run for each event of a worker and each message; the replay of its reduces included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a candidate: seconds of a step, their standard error, and what the reduces did if it is not known."""
+
+    step_seconds: float
+    error: float
+    disagreement: float
+    drift: float
+    progress: float
+    gradients: float
+    computed: float
+    least_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Based:
+    """A graph with an order, as it would be if all workers were alike: `time` is its seconds to a loss then."""
+
+    option: Option
+    order: Order
+
+    @property
+    def time(self) -> float:
+        """See above; the graphs are tried in this order."""
+        return self.option.time
+
+
+def gap_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], None]) -> list[Option]:
+    """A few graphs under the settings that answer the job's slowdowns; none where it does not ask for gaps.
+
+    The names of those that the time did not reach go to `left_out`.
+    """
+    slowdown = Slowdown.of(job)
+    if job.gap is False or (job.gap is None and slowdown.is_even) or job.cluster.num_workers > MAX_GRAPH_WORKERS:
+        return []
+    pay = payer(clock, until)
+    options: list[Option] = []
+    for based in sorted(_based(job, pay), key=lambda one: (one.time, one.option.name))[:KEPT]:
+        for setting in slowdown.settings(based.option.schedule.strategy.graphs[0], based.order):
+            name = _named(based, setting)
+            # One is measured in any case where nothing else is asked for.
+            if pay(_work(based.option.schedule, setting.gap)) or (job.gap and not options):
+                option = _measured(based, setting, name, job, seeds=1)
+                if option is not None:
+                    options.append(option)
+            else:
+                left_out(name)
+    return options if job.compute_times().is_fixed else _again(options, job, pay)
+
+
+def _again(options: list[Option], job: Job, pay: Callable[[float], bool]) -> list[Option]:
+    """The same with the best ones as they are in the median of more runs."""
+    for option in sorted(options, key=lambda one: (one.time, one.name))[:RUN_AGAIN]:
+        gap, facts = option.schedule.strategy.when, option.gap
+        assert isinstance(gap, Gap)
+        assert facts is not None
+        if pay((SEEDS - 1) * _work(option.schedule, gap)):
+            again = _with(option, [_run(option.schedule, job, job.seed + seed) for seed in range(SEEDS)], job)
+            options[next(i for i, one in enumerate(options) if one is option)] = again
+    return options
+
+
+def _based(job: Job, pay: Callable[[float], bool]) -> Iterator[Based]:
+    """The graphs in both orders, with their figures and costs if all workers took the same time in all steps."""
+    hardware = replace(job.hardware, slowdown=(), jitter=0.0)
+    calm = replace(job, cluster=replace(job.cluster, hardware=hardware), disturbance=None, drift_correction=False)
+    for name, parameters in GRAPHS:
+        try:
+            entry = registry.entry(name)
+            if entry.why_not(job.cluster, **parameters):
+                continue
+            schedule = entry.build(job.cluster, **parameters)
+            if not within_limits(schedule, job.limits) or not pay(work_of(schedule, job, 2)):
+                continue
+            for order, when in ((Order.SERIAL, LOCKSTEP), (Order.PARALLEL, Late())):
+                yield Based(measure(timed(schedule, when, 1), calm, form=Form.RING), order)
+        except PreduceError:
+            continue  # a graph that does not fit this cluster, or whose figures are out of reach, is no candidate
+
+
+def _named(based: Based, setting: Setting) -> str:
+    return f"{based.option.schedule.name} gap: {setting.words}, {based.order}"
+
+
+def _work(schedule: Schedule, gap: Gap) -> float:
+    """Nominal seconds of a run: a worker's three events in a step, and updates and tokens along each edge."""
+    edges = len(schedule.strategy.graphs[0])
+    return PER_EVENT * ROUNDS * (3 * schedule.num_workers + edges * (1 if gap.max_ig is None else 2))
+
+
+def _measured(based: Based, setting: Setting, name: str, job: Job, *, seeds: int) -> Option | None:
+    """The option of a candidate; None if it cannot run, or its queues are larger than they may be."""
+    from preduce.runtime.virtual_time.predict import ARRAYS
+
+    strategy = replace(based.option.schedule.strategy, when=setting.gap)
+    try:
+        schedule = replace(based.option.schedule, name=name.partition(",")[0], strategy=strategy)
+        size = ARRAYS[strategy.protocol](strategy, schedule.num_workers) * (job.hardware.model_bytes or 0)
+        if job.max_queues is not None and size > job.max_queues:
+            return None
+        runs = [_run(schedule, job, job.seed + seed) for seed in range(seeds)]
+    except PreduceError:
+        return None  # a setting that does not fit this graph is no candidate
+    facts = GapFacts(words=setting.words, memory_bytes=size, progress=1.0, gradients=1.0, computed=1.0, least_share=1.0)
+    return _with(replace(based.option, name=name, schedule=schedule, gap=facts), runs, job)
+
+
+def _with(option: Option, runs: list[Run], job: Job) -> Option:
+    """The option as its runs were, in their median."""
+    facts, schedule = option.gap, option.schedule
+    assert facts is not None
+    steps = [run.step_seconds for run in runs]
+    step = float(np.median(steps))
+    # Of several runs what they differ by, of one what its parts differ by.
+    spread = float(np.std(steps, ddof=1)) / len(steps) ** 0.5 if len(steps) > 1 else runs[0].error
+    noise, drift, contraction = option.disagreement, option.drift, option.contraction
+    if not schedule.is_mixing:
+        how = f"replayed: {len(runs)} run{'s' * (len(runs) > 1)} of {ROUNDS} steps"
+        noise = Figure(float(np.mean([run.disagreement for run in runs])), Kind.ESTIMATE, how)
+        drift = Figure(float(np.mean([run.drift for run in runs])), Kind.ESTIMATE, how)
+        contraction = absent("which updates are averaged is decided while the job runs")
+    progress = float(np.mean([run.progress for run in runs]))
+    model = job.steps_model
+    figures = float(noise), pushed_by(drift, job)
+    # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
+    # the job could have had anyway.
+    stretch = model.stretch(*figures, late=option.late) / max(min(1.0, progress), 1e-9)
+    communicating = 0.0 if option.late else option.communication
+    return replace(
+        option,
+        step_seconds=step,
+        step_error=spread / step if step else 0.0,
+        waiting=max(0.0, step - job.compute_times().base - communicating),
+        disagreement=noise,
+        drift=drift,
+        contraction=contraction,
+        stretch=stretch,
+        model=model,
+        extrapolated=model.extrapolates(*figures),
+        corrected=False,
+        gap=replace(
+            facts,
+            progress=progress,
+            gradients=float(np.mean([run.gradients for run in runs])) / schedule.num_workers,
+            computed=float(np.mean([run.computed for run in runs])),
+            least_share=float(np.mean([run.least_share for run in runs])),
+        ),
+    )
+
+
+def _run(schedule: Schedule, job: Job, seed: int) -> Run:
+    """One run in virtual time with its reduces carried out.
+
+    Raises:
+        PreduceError: the setting does not fit the graph, or workers wait for one another for ever.
+    """
+    from preduce.runtime.virtual_time.gaps import run_gaps
+    from preduce.runtime.virtual_time.replay import Replay
+
+    gap = schedule.strategy.when
+    assert isinstance(gap, Gap)
+    replay = Replay(schedule.strategy.graphs[0], gap, seed=seed)
+    timeline = run_gaps(
+        schedule,
+        job.hardware,
+        job.compute_times(),
+        num_rounds=ROUNDS,
+        seed=seed,
+        model_bytes=None,
+        form=Form.RING,
+        listeners=(replay,),
+    )
+    found = replay.replayed(job.cluster.node_of())
+    warm_up = ROUNDS // 4
+    ends = timeline.finish[[warm_up - 1, *range(warm_up + ROUNDS // 4 - 1, ROUNDS, ROUNDS // 4)]].mean(axis=1)
+    parts = np.diff(ends) / (ROUNDS // 4)  # seconds of a step in each quarter
+    return Run(
+        step_seconds=timeline.per_step(warm_up=warm_up),
+        error=float(parts.std(ddof=1)) / len(parts) ** 0.5,
+        disagreement=found.disagreement,
+        drift=found.drift_node if job.push == "node" else found.drift_worker,
+        progress=found.progress,
+        gradients=found.gradients,
+        computed=found.computed,
+        least_share=float(found.shares.min()) * schedule.num_workers,
+    )
