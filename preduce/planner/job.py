@@ -115,7 +115,9 @@ class Job:
         if self.max_queues is not None and not 0 <= self.max_queues < float("inf"):
             raise InputError(f"max-queues: is {self.max_queues} bytes; it is a finite number >= 0")
         if self.gap and self.when is Lateness.PIPELINE:
-            raise InputError("when: a gap is kept between parameters, a pipeline is one of gradients; choose one of them")
+            raise InputError(
+                "when: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
+            )
         self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(

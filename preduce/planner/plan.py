@@ -11,6 +11,7 @@ from preduce.planner.answer import Answer, answer_of, why_infeasible
 from preduce.planner.axes import Axes
 from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
+from preduce.planner.gap_words import gap_cautions, gap_reasons
 from preduce.planner.gaps import gap_options
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
@@ -153,8 +154,16 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     return Plan(
         pick=chosen,
         proof=proof,
-        reasons=[*reasons(chosen, options, job), *late_and_small(chosen, options, job)],
-        cautions=[*cautions(chosen, job, answer.ended), *_unmeasured(left_out, unmeasured)],
+        reasons=[
+            *reasons(chosen, options, job),
+            *gap_reasons(chosen, options, job),
+            *late_and_small(chosen, options, job),
+        ],
+        cautions=[
+            *cautions(chosen, job, answer.ended),
+            *gap_cautions(chosen, job),
+            *_unmeasured(left_out, unmeasured),
+        ],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         baselines=baselines(options),
         options=options,
@@ -241,7 +250,7 @@ def _asked_first(answer: Front) -> list[Candidate]:
 def _unmeasured(names: list[str], found: int) -> list[str]:
     said = []
     if names:
-        said.append(f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); more of it does")
+        said.append(f"the time did not reach {len(names)} catalogue entries ({'; '.join(names)}); more of it does")
     if found:
         said.append(f"the time did not reach the figures of {found} schedules that the search found")
     return said

@@ -163,9 +163,10 @@ class GapTiming(Timing):
         if not self._listeners:
             return
         for action in step.actions:
-            if isinstance(action, Note) and action.what[0] in ("reduced", "renewed"):
-                for listener in self._listeners:
-                    listener.averages(step.process, action.what[1], action.what[2], adds_own=adds_own)
+            match action:
+                case Note((("reduced" | "renewed"), int(row), tuple(used))):
+                    for listener in self._listeners:
+                        listener.averages(step.process, row, used, adds_own=adds_own)
 
 
 def run_gaps(

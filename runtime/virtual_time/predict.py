@@ -9,21 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preduce.runtime.virtual_time.gaps import hop_of
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.gap import Gap
 from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.server import Server
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.cost import bytes_of, communication
 from preduce.topo.timing.event_graph import cycle_time
 from preduce.topo.timing.sampling import sample
+from preduce.verify.gaps.one_worker import capacities_of
 from preduce.verify.meetings import NeverMeetError, TooManyRoundsError, rounds_to_meet
 from preduce.verify.memory import prove_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from preduce.schedulers.protocols.hop import Hop
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
@@ -183,18 +188,29 @@ def _generated_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: A
     return 1 + int(strategy.averaging is Averaging.STEP_NORMALISED)
 
 
-def _gap_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the rounds say how many
-    """The queues of the busiest worker, the snapshots that its neighbours may still be sent, and the sums.
+def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
+    """What `queue_arrays` of the busiest worker are, and one for the sums, or two where a step's start is kept.
 
-    A queue has as many places as the in-neighbour can be ahead, and one more; a snapshot is kept for each step that an
-    out-neighbour may not have got yet, so as many as the longest queue for this worker's updates has places.
+    O(num_workers · the edges near a worker).
+    """
+    assert isinstance(strategy, Neighbor), "the registry names the protocol"
+    assert isinstance(strategy.when, Gap), "the registry names the protocol"
+    hop = hop_of(strategy.rounds[0], strategy.when)
+    most = max(queue_arrays(hop, worker) for worker in range(num_workers))
+    return 1 + strategy.when.lag + most
+
+
+def queue_arrays(hop: Hop, worker: int) -> int:
+    """Models in a worker's queues at most, and snapshots that its out-neighbours may still be sent.
+
+    A queue has a place for each step that its in-neighbour can be ahead, and one more; under staleness only one. A
+    snapshot is kept while an out-neighbour may have to reduce it, and another one is made before it is gone.
 
     Raises:
         ScheduleError: a queue without a limit.
     """
-    assert isinstance(strategy, Neighbor), "the registry names the protocol"
-    assert isinstance(strategy.when, Gap), "the registry names the protocol"
-    return 1 + max(queue_arrays(hop_of(strategy.rounds[0], strategy.when).graph, strategy.when))
+    room = capacities_of(hop.graph, hop.setting, worker)
+    return sum(room.slots.values()) + max(room.sent.values(), default=0) + 1
 
 
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {

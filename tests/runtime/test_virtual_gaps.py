@@ -10,6 +10,7 @@ import pytest
 from preduce.runtime.virtual_time.gaps import GapTiming
 from preduce.runtime.virtual_time.in_turn import InTurn
 from preduce.runtime.virtual_time.machine import VirtualMachine
+from preduce.runtime.virtual_time.predict import predict
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import Hop
@@ -275,3 +276,24 @@ def test_a_setting_that_never_ends_is_refused():
     machine.run()
     with pytest.raises(ScheduleError, match="worker 0 waits for ever in step 0"):
         timing.check_ended(machine)
+
+
+def test_predictions_of_a_gap_are_those_of_its_run_and_its_proved_queues():
+    wires = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), model_bytes=2_000_000)
+    small = {"compute": SIXFOLD, "num_rounds": 60}
+    standard, late = (predict(keeping("ring", order=order), wires, **small) for order in (Order.SERIAL, Order.PARALLEL))
+    assert standard.how == "simulated"
+    timeline = simulate(keeping("ring"), wires, **small)
+    assert standard.step_seconds == timeline.per_step(warm_up=15)
+    assert standard.nic_bytes == 2 * 2_000_000, "two edges of a ring leave a node, each with a model a step"
+    assert (standard.largest_age, standard.mean_age) == (timeline.observed.largest_age, timeline.observed.mean_age)
+    # Standard: an in-neighbour is 1 step ahead at most, so 2 places for each; 2 snapshots and the next; the sums.
+    assert standard.arrays == 2 * 2 + 2 + 1 + 1
+    assert late.arrays == standard.arrays + 1
+    assert late.memory_bytes == late.arrays * 2_000_000
+    tokens = predict(keeping("ring", max_ig=5, backup=1), wires, **small)
+    assert tokens.arrays == 2 * 6 + 6 + 1 + 1
+    assert tokens.step_seconds < standard.step_seconds
+    stale = predict(keeping("ring", max_ig=5, staleness=3, backup=1), wires, **small)
+    assert stale.arrays == 2 + 6 + 1 + 1, "under staleness one place an in-neighbour"
+    assert stale.mean_age < tokens.mean_age
