@@ -103,4 +103,4 @@ def simplest_as_good(options: Sequence[Option], data: Data) -> Option:
             return plain
         near = [option for option in near if gain(option, plain, data).is_certain or beats(option, plain)]
     # Of equally simple ones the fastest; times that differ by rounding are equal.
-    return min(near or [fastest], key=lambda option: (simplicity(option), f"{option.time:.9e}", option.name))
+    return min(near or [fastest], key=lambda option: (simplicity(option), float(f"{option.time:.9e}"), option.name))

@@ -53,6 +53,12 @@ def gap_cautions(chosen: Option, job: Job) -> list[str]:
         "virtual time, not proved, and it does not preserve the mean"
     )
     said = [decided]
+    if facts.progress > 1 + TOLD:
+        said.append(
+            f"what is newer than one's own step is averaged, too, so that a step brings the mean {facts.progress:.2f} "
+            "times as far as in lockstep, as a larger learning rate would: that is not counted as a gain, and a rate "
+            "near its limit has to be lowered as much"
+        )
     if facts.gradients < FEW:
         said.append(
             f"some workers' updates count more than others': its mean has the noise of {facts.gradients * count:.0f} "

@@ -46,10 +46,13 @@ GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
 KEPT = 3
 """Graphs in an order, serial or parallel, that are run under all settings."""
 RUN_AGAIN = 3
-"""Candidates that are run with more seeds, where step times vary."""
+"""Candidates that are run once more for longer, and with several seeds where step times vary."""
 SEEDS = 3
-ROUNDS = 60
-PER_EVENT = 1.2e-5
+ROUNDS, LONG = 60, 150
+"""Steps of a run. Queues on thin links fill slowly, so that a short run may be some percent too fast."""
+PARTS = 5
+"""Of a run: the first is left out of its seconds, the others say how much these vary."""
+PER_EVENT = 1.7e-5
 """Nominal seconds of a run for each event of a worker and each message; the replay of its reduces included."""
 
 
@@ -59,6 +62,7 @@ class Run:
 
     step_seconds: float
     error: float
+    num_rounds: int
     disagreement: float
     drift: float
     progress: float
@@ -94,23 +98,23 @@ def gap_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], 
         for setting in slowdown.settings(based.option.schedule.strategy.graphs[0], based.order):
             name = _named(based, setting)
             # One is measured in any case where nothing else is asked for.
-            if pay(_work(based.option.schedule, setting.gap)) or (job.gap and not options):
-                option = _measured(based, setting, name, job, seeds=1)
+            if pay(_work(based.option.schedule, setting.gap, ROUNDS)) or (job.gap and not options):
+                option = _measured(based, setting, name, job)
                 if option is not None:
                     options.append(option)
             else:
                 left_out(name)
-    return options if job.compute_times().is_fixed else _again(options, job, pay)
+    return _again(options, job, pay)
 
 
 def _again(options: list[Option], job: Job, pay: Callable[[float], bool]) -> list[Option]:
-    """The same with the best ones as they are in the median of more runs."""
+    """The same with the best ones as they are in the median of longer runs."""
+    seeds = 1 if job.compute_times().is_fixed else SEEDS
     for option in sorted(options, key=lambda one: (one.time, one.name))[:RUN_AGAIN]:
-        gap, facts = option.schedule.strategy.when, option.gap
+        gap = option.schedule.strategy.when
         assert isinstance(gap, Gap)
-        assert facts is not None
-        if pay((SEEDS - 1) * _work(option.schedule, gap)):
-            again = _with(option, [_run(option.schedule, job, job.seed + seed) for seed in range(SEEDS)], job)
+        if pay(seeds * _work(option.schedule, gap, LONG)):
+            again = _with(option, [_run(option.schedule, job, LONG, job.seed + seed) for seed in range(seeds)], job)
             options[next(i for i, one in enumerate(options) if one is option)] = again
     return options
 
@@ -137,14 +141,14 @@ def _named(based: Based, setting: Setting) -> str:
     return f"{based.option.schedule.name} gap: {setting.words}, {based.order}"
 
 
-def _work(schedule: Schedule, gap: Gap) -> float:
+def _work(schedule: Schedule, gap: Gap, num_rounds: int) -> float:
     """Nominal seconds of a run: a worker's three events in a step, and updates and tokens along each edge."""
     edges = len(schedule.strategy.graphs[0])
-    return PER_EVENT * ROUNDS * (3 * schedule.num_workers + edges * (1 if gap.max_ig is None else 2))
+    return PER_EVENT * num_rounds * (3 * schedule.num_workers + edges * (1 if gap.max_ig is None else 2))
 
 
-def _measured(based: Based, setting: Setting, name: str, job: Job, *, seeds: int) -> Option | None:
-    """The option of a candidate; None if it cannot run, or its queues are larger than they may be."""
+def _measured(based: Based, setting: Setting, name: str, job: Job) -> Option | None:
+    """The option of a candidate after one run; None if it cannot run, or its queues are larger than they may be."""
     from preduce.runtime.virtual_time.predict import ARRAYS
 
     strategy = replace(based.option.schedule.strategy, when=setting.gap)
@@ -153,11 +157,11 @@ def _measured(based: Based, setting: Setting, name: str, job: Job, *, seeds: int
         size = ARRAYS[strategy.protocol](strategy, schedule.num_workers) * (job.hardware.model_bytes or 0)
         if job.max_queues is not None and size > job.max_queues:
             return None
-        runs = [_run(schedule, job, job.seed + seed) for seed in range(seeds)]
+        run = _run(schedule, job, ROUNDS, job.seed)
     except PreduceError:
         return None  # a setting that does not fit this graph is no candidate
     facts = GapFacts(words=setting.words, memory_bytes=size, progress=1.0, gradients=1.0, computed=1.0, least_share=1.0)
-    return _with(replace(based.option, name=name, schedule=schedule, gap=facts), runs, job)
+    return _with(replace(based.option, name=name, schedule=schedule, gap=facts), [run], job)
 
 
 def _with(option: Option, runs: list[Run], job: Job) -> Option:
@@ -170,7 +174,7 @@ def _with(option: Option, runs: list[Run], job: Job) -> Option:
     spread = float(np.std(steps, ddof=1)) / len(steps) ** 0.5 if len(steps) > 1 else runs[0].error
     noise, drift, contraction = option.disagreement, option.drift, option.contraction
     if not schedule.is_mixing:
-        how = f"replayed: {len(runs)} run{'s' * (len(runs) > 1)} of {ROUNDS} steps"
+        how = f"replayed: {len(runs)} run{'s' * (len(runs) > 1)} of {runs[0].num_rounds} steps"
         noise = Figure(float(np.mean([run.disagreement for run in runs])), Kind.ESTIMATE, how)
         drift = Figure(float(np.mean([run.drift for run in runs])), Kind.ESTIMATE, how)
         contraction = absent("which updates are averaged is decided while the job runs")
@@ -203,7 +207,7 @@ def _with(option: Option, runs: list[Run], job: Job) -> Option:
     )
 
 
-def _run(schedule: Schedule, job: Job, seed: int) -> Run:
+def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
     """One run in virtual time with its reduces carried out.
 
     Raises:
@@ -219,19 +223,20 @@ def _run(schedule: Schedule, job: Job, seed: int) -> Run:
         schedule,
         job.hardware,
         job.compute_times(),
-        num_rounds=ROUNDS,
+        num_rounds=num_rounds,
         seed=seed,
         model_bytes=None,
         form=Form.RING,
         listeners=(replay,),
     )
     found = replay.replayed(job.cluster.node_of())
-    warm_up = ROUNDS // 4
-    ends = timeline.finish[[warm_up - 1, *range(warm_up + ROUNDS // 4 - 1, ROUNDS, ROUNDS // 4)]].mean(axis=1)
-    parts = np.diff(ends) / (ROUNDS // 4)  # seconds of a step in each quarter
+    part = num_rounds // PARTS
+    ends = timeline.finish[part - 1 :: part].mean(axis=1)  # of each part
+    parts = np.diff(ends) / part  # seconds of a step in each part but the first
     return Run(
-        step_seconds=timeline.per_step(warm_up=warm_up),
+        step_seconds=timeline.per_step(warm_up=part),
         error=float(parts.std(ddof=1)) / len(parts) ** 0.5,
+        num_rounds=num_rounds,
         disagreement=found.disagreement,
         drift=found.drift_node if job.push == "node" else found.drift_worker,
         progress=found.progress,

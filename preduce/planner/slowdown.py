@@ -86,11 +86,12 @@ class Slowdown:
                 found.append(Setting("backup 1", Gap(max_ig=behind + 1, backup=1, order=order)))
         if not self.slow:
             return found
-        factor = min(MOST_SKIPPED // 2, ceil(max(f for _, f in self.slow) - 1e-9))
+        factor = min(MOST_SKIPPED, ceil(max(f for _, f in self.slow) - 1e-9))
         is_slow = np.isin(graph.sources, [worker for worker, _ in self.slow])  # (edges,)
         spare = np.bincount(graph.targets, weights=is_slow, minlength=graph.num_workers).astype(int).tolist()
-        skip = Skip(limit=2 * factor)
-        beside = Gap(max_ig=2 * factor, backup=tuple(spare), skip=skip, order=order)
+        skip = Skip(limit=max(2, factor))
+        # Long steps of others come on top of the slow ones, so that neighbours need more tokens to go on.
+        beside = Gap(max_ig=factor * (2 if self.has_spikes else 1) + 1, backup=tuple(spare), skip=skip, order=order)
         if not self.has_spikes:
             found.append(Setting(f"skip {skip.limit}, backup beside the slow", beside))
         elif heard.min() >= 2:
