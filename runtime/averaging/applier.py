@@ -28,6 +28,8 @@ class Applier:
         self.optimizer, self._flat = optimizer, flat
         self.scaled = False
         """Whether a GradScaler scaled the loss of this worker's last step."""
+        self.changes_means = False
+        """Whether the script changed the means of this worker's last step before it took them, as clipping does."""
         self._before: list[torch.Tensor] = []
         self._ok: torch.Tensor | None = None
 

@@ -67,12 +67,17 @@ class GradientWatch:
 
 
 class MeansWatch:
-    """Notes backward passes after the gradients were averaged; scripts that never average early pay nothing."""
+    """Notes what becomes of means between average_gradients() and step(); scripts that never average early pay nothing.
+
+    A backward pass adds this worker's own gradient to them. Whatever else the script does to them, such as clipping,
+    every worker has to do, or their models part.
+    """
 
     def __init__(self, flat: FlatModel) -> None:
         self._flat = flat
         self._hooks: list[RemovableHandle] = []
         self._added = ""
+        self._versions: list[tuple[int, int]] = []
 
     def begin(self) -> None:
         """The means are in place."""
@@ -82,6 +87,15 @@ class MeansWatch:
                 for slot in self._flat.slots()
             ]
         self._added = ""
+        self._versions = self._now()
+
+    def changed(self) -> bool:
+        """Whether the script has changed or replaced a mean since `begin`. O(parameters)."""
+        return self._now() != self._versions
+
+    def _now(self) -> list[tuple[int, int]]:
+        grads = (slot.parameter.grad for slot in self._flat.slots())
+        return [(0, 0) if grad is None else (id(grad), grad._version) for grad in grads]  # noqa: SLF001 - as above
 
     def refuse(self) -> None:
         """Before a step with the means.

@@ -64,8 +64,10 @@ class GradientMeans(Runner):
         if self.layers is not None:
             return self.layers.finish(step)
         codings = None if self._codings is None else self._codings.in_round(round_)
+        # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part unnoticed.
+        kind = f"{KIND} after a changed mean" if self.run.applier.changes_means else KIND
         return self.run.reducer.begin(
-            KIND, step, round_, self.group(round_), gradients=True, divisor=self._divisor, codings=codings
+            kind, step, round_, self.group(round_), gradients=True, divisor=self._divisor, codings=codings
         )
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:

@@ -24,6 +24,9 @@ class Stepper:
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
         self._steps = 0
+        self.skipped = 0
+        """Steps that were not taken because the worker skipped ahead to its neighbours."""
+        self._batches_to_drop = 0
         self._loads = run.flat.loads.count
         self._joining = False
         self._averaged = False
@@ -40,9 +43,15 @@ class Stepper:
     @steps.setter
     def steps(self, steps: int) -> None:
         """Go on from another step, with parameters that were loaded."""
-        self._steps = steps
+        self._count(steps)
+        self._batches_to_drop = 0
         self._loads = self.run.flat.loads.count
-        self._averaged = False
+        self._averaged = self.run.applier.changes_means = False
+
+    def _count(self, steps: int) -> None:
+        self._steps = steps
+        if not self.runner.enters_steps:
+            self.run.progress.enter(steps)
 
     @property
     def round(self) -> int:
@@ -78,6 +87,11 @@ class Stepper:
             )
         if skip and not self._averaged:
             self.runner.refuse_unfinished("skip")
+            if self.runner.averages_gradients and self.run.applier.changes_means:
+                raise InputError(
+                    "skip: would apply the mean gradient as it is, while this script changes it (clips it, say) after "
+                    "average_gradients(); call zero_grad() and go on as in every other step instead"
+                )
         if found_inf is not None and self.runner.sends_early:
             raise InputError(
                 "GradScaler: divides gradients after backward(), when they have left already, since they are sent by "
@@ -99,10 +113,24 @@ class Stepper:
             loss = None
             if not skip and not (found_inf is not None and bool(found_inf)):
                 loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-        self._steps += 1
+        self._count(self._steps + 1)
         if self.steps % self.run.pace == 0:
-            self.runner.end_round(step, round_)
+            self._end_round(step, round_)
         return loss
+
+    def _end_round(self, step: int, round_: int) -> None:
+        """End a round; where the runner skips some, their steps count as taken."""
+        self.runner.end_round(step, round_)
+        jumped = self.runner.jumped * self.run.pace
+        self._count(self._steps + jumped)
+        self.skipped += jumped
+        self._batches_to_drop += jumped
+
+    def drops_batch(self) -> bool:
+        """Whether the next batch belongs to a step that was skipped; asked once for each."""
+        drops = self._batches_to_drop > 0
+        self._batches_to_drop -= drops
+        return drops
 
     def _step_with_mean_gradients(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - as above
         """The closure is evaluated here, before the averaging; all workers take the same step, or none does."""
@@ -117,8 +145,10 @@ class Stepper:
         if self._averaged:
             self.runner.refuse_late()
             self._means.refuse()
+            self.run.applier.changes_means = self._means.changed()
         else:
             self.runner.before_step(self.steps, self.round, first=True)
+            self.run.applier.changes_means = False
         self._averaged = False
         self._apply()
         return loss
@@ -167,19 +197,35 @@ class Stepper:
                 )
             self._loads = flat.loads.count
 
-    def serve(self) -> None:
-        """This worker's data ended: take part in all rounds that others still do."""
+    def serve(self, after_averaging: Callable[[], object] | None = None) -> None:
+        """This worker's data ended: take part in all rounds that others still do.
+
+        `after_averaging` is what the others do with the mean gradients of a step before they take it.
+
+        Raises:
+            InputError: this worker changed its means, too, while it had data, and is not told how to go on so.
+        """
         lost = self.runner.lost if self.runner.outlives_lost_workers else None
         self.runner.leave()  # whoever waits here for the others' next round can answer nobody's group meanwhile
         self.uneven_inputs.ended()
         while self.uneven_inputs.another(self.round, lost):
             self._refuse_changes(first=True)
             round_, step = self.round, self.steps
+            if self.run.applier.changes_means and after_averaging is None:
+                raise InputError(
+                    "join: this worker's data ended, and it would go on with mean gradients as they are, while this "
+                    "script changes them (clips them, say) after average_gradients(); give that as a function, "
+                    "join(after_averaging=...)"
+                )
             if self.runner.averages_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
                 self.runner.before_step(step, round_, first=True)
+                if after_averaging is not None:
+                    self._means.begin()
+                    after_averaging()
+                    self.run.applier.changes_means = self._means.changed()
                 self._apply()
-            self._steps = (round_ + 1) * self.run.pace
-            self.runner.end_round(step, round_)
+            self._count((round_ + 1) * self.run.pace)
+            self._end_round(step, round_)
             self.runner.leave()
         self.runner.conclude()

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 import warnings
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
+from preduce.topo.errors import InputError, PeerLostError, PreduceError
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Pairwise, Server, Static
@@ -30,11 +31,11 @@ class Scalar(torch.nn.Module):
         (self.weight * gradient).sum().backward()
 
 
-def wrapped(world, strategy, *, model=None, rate=1.0, **options):
+def wrapped(world, strategy, *, model=None, rate=1.0, timeout=20, **options):
     model = model or Scalar()
     inner = torch.optim.SGD(model.parameters(), lr=rate)
     schedule = plan(strategy, world.size)
-    return model, DistributedOptimizer(inner, model, schedule, timeout=20, world=world, **options)
+    return model, DistributedOptimizer(inner, model, schedule, timeout=timeout, world=world, **options)
 
 
 GRADIENT_MEANS = [AllReduce(), Server(hosts=(1,))]
@@ -228,6 +229,90 @@ def test_a_backward_pass_after_average_gradients_is_refused(ranks):
     ranks.run(2, work)
 
 
+def clip(model):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+
+
+def test_skip_is_refused_where_the_script_clips_its_means(ranks):
+    """It would take the mean as it is: once 0.5 instead of 0.25 on the worker that skips."""
+
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        for step in range(2):
+            model.backward(1.0)
+            if step == 1 and world.rank == 0:
+                with pytest.raises(InputError, match="skip: would apply the mean gradient as it is"):
+                    optimizer.skip()
+                optimizer.zero_grad()
+            optimizer.average_gradients()
+            clip(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.finish()
+        return round(model.weight.item(), 4)
+
+    assert ranks.run(2, work) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_worker_without_data_clips_with_the_others_or_is_refused(ranks, told):
+    """Once the worker without data took its third step with the whole mean, 0.5 instead of 0.25."""
+
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce(), timeout=20 if told else 1)
+        with optimizer.join(after_averaging=(lambda: clip(model)) if told else None):
+            for _ in range(2 + world.rank):
+                model.backward(1.0)
+                optimizer.average_gradients()
+                clip(model)
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.finish()
+        return round(model.weight.item(), 4)
+
+    if told:
+        assert ranks.run(2, work) == [0.25, 0.25]
+        return
+    refused, waited = ranks.run(2, work, catch=PreduceError)
+    ranks.fresh()
+    assert re.search(r"join: this worker's data ended.*join\(after_averaging=\.\.\.\)", str(refused))
+    assert isinstance(waited, PeerLostError)
+
+
+def test_workers_of_whom_one_clips_hear_of_it_in_the_next_step(ranks):
+    """Their models have parted by then, which nothing said."""
+
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        for _ in range(2):
+            model.backward(1.0)
+            optimizer.average_gradients()
+            if world.rank == 0:
+                clip(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    errors = ranks.run(2, work, catch=PeerLostError)
+    ranks.fresh()
+    assert any("different operations" in str(error) for error in errors)
+
+
+def test_looking_at_the_means_on_one_worker_only_is_no_change(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        for _ in range(3):
+            model.backward(1.0)
+            if world.rank == 0:
+                optimizer.average_gradients()
+                assert model.weight.grad.norm() == 1.0
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.finish()
+        return model.weight.item()
+
+    assert ranks.run(2, work) == [-2.0, -2.0]
+
+
 def test_an_asynchronous_server_refuses_several_models(ranks):
     def work(world):
         model, optimizer = wrapped(
@@ -359,6 +444,7 @@ def quiet(world):
             model.backward(1.0)
             if clips == "after":
                 optimizer.average_gradients()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
         optimizer.finish()
 

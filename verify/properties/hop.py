@@ -116,7 +116,7 @@ def _queue_truth(machine: Hop) -> PerPair:
 
     Updates that were skipped, or that inquiry left out, were never sent. Whoever did so knew that the receiver was past
     their step: so of the steps from the receiver's on, which are all that serve without staleness, none is missing.
-    Under staleness the newest stands for all, and a worker that has sent in its step has sent something at least as new.
+    Under staleness the newest stands for all, and a worker that has sent in its step has sent one at least as new.
     """
     staleness = machine.setting.staleness
     leaves_out = machine.setting.skip is not None or machine.setting.inquire
