@@ -58,7 +58,7 @@ PER_EVENT = 1.7e-5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a candidate: seconds of a step, their standard error, and what the reduces did if it is not known."""
+    """One run: seconds of a step, their standard error, and what the reduces did (`Replayed`)."""
 
     step_seconds: float
     error: float
@@ -84,6 +84,53 @@ class Based:
         return self.option.time
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A graph under a setting, before it is run; `memory_bytes` are its queues at the busiest worker."""
+
+    name: str
+    based: Based
+    words: str
+    schedule: Schedule
+    memory_bytes: float
+
+    @classmethod
+    def of(cls, based: Based, setting: Setting, job: Job) -> Candidate | None:
+        """None if the setting does not fit the graph."""
+        from preduce.runtime.virtual_time.predict import ARRAYS
+
+        plain = based.option.schedule
+        try:
+            strategy = replace(plain.strategy, when=setting.gap)
+            schedule = replace(plain, name=f"{plain.name} gap: {setting.words}", strategy=strategy)
+            arrays = ARRAYS[strategy.protocol](strategy, schedule.num_workers)
+        except PreduceError:
+            return None
+        name = f"{schedule.name}, {based.order}"
+        return cls(name, based, setting.words, schedule, arrays * (job.hardware.model_bytes or 0))
+
+    @property
+    def work(self) -> float:
+        """Nominal seconds of a short run."""
+        return _work(self.schedule, ROUNDS)
+
+    def measured(self, job: Job) -> Option | None:
+        """The option after one short run; None if its workers wait for one another for ever."""
+        try:
+            run = _run(self.schedule, job, ROUNDS, job.seed)
+        except PreduceError:
+            return None
+        facts = GapFacts(
+            words=self.words,
+            memory_bytes=self.memory_bytes,
+            progress=run.progress,
+            gradients=run.gradients,
+            computed=run.computed,
+            least_share=run.least_share,
+        )
+        return _with(replace(self.based.option, name=self.name, schedule=self.schedule, gap=facts), [run], job)
+
+
 def gap_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], None]) -> list[Option]:
     """A few graphs under the settings that answer the job's slowdowns; none where it does not ask for gaps.
 
@@ -94,26 +141,36 @@ def gap_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], 
         return []
     pay = payer(clock, until)
     options: list[Option] = []
-    for based in sorted(_based(job, pay), key=lambda one: (one.time, one.option.name))[:KEPT]:
-        for setting in slowdown.settings(based.option.schedule.strategy.graphs[0], based.order):
-            name = _named(based, setting)
-            # One is measured in any case where nothing else is asked for.
-            if pay(_work(based.option.schedule, setting.gap, ROUNDS)) or (job.gap and not options):
-                option = _measured(based, setting, name, job)
-                if option is not None:
-                    options.append(option)
-            else:
-                left_out(name)
+    for candidate in _candidates(job, slowdown, pay):
+        # One is measured in any case where nothing else is asked for.
+        if not pay(candidate.work) and (options or not job.gap):
+            left_out(candidate.name)
+        elif (option := candidate.measured(job)) is not None:
+            options.append(option)
     return _again(options, job, pay)
+
+
+def _candidates(job: Job, slowdown: Slowdown, pay: Callable[[float], bool]) -> list[Candidate]:
+    """All settings of the best graphs, as far as their queues may be as large; if none may, the smallest one."""
+    kept: list[list[Candidate]] = []
+    too_large: list[Candidate] = []
+    for based in sorted(_based(job, pay), key=lambda one: (one.time, one.option.name)):
+        settings = slowdown.settings(based.option.schedule.strategy.graphs[0], based.order)
+        made = [one for setting in settings if (one := Candidate.of(based, setting, job)) is not None]
+        fitting = [one for one in made if job.max_queues is None or one.memory_bytes <= job.max_queues]
+        too_large += [one for one in made if one not in fitting]
+        kept += [fitting] if fitting else []
+        if len(kept) == KEPT:
+            break
+    smallest = [min(too_large, key=lambda one: one.memory_bytes)] if too_large and job.gap else []
+    return [one for graph in kept for one in graph] or smallest
 
 
 def _again(options: list[Option], job: Job, pay: Callable[[float], bool]) -> list[Option]:
     """The same with the best ones as they are in the median of longer runs."""
     seeds = 1 if job.compute_times().is_fixed else SEEDS
     for option in sorted(options, key=lambda one: (one.time, one.name))[:RUN_AGAIN]:
-        gap = option.schedule.strategy.when
-        assert isinstance(gap, Gap)
-        if pay(seeds * _work(option.schedule, gap, LONG)):
+        if pay(seeds * _work(option.schedule, LONG)):
             again = _with(option, [_run(option.schedule, job, LONG, job.seed + seed) for seed in range(seeds)], job)
             options[next(i for i, one in enumerate(options) if one is option)] = again
     return options
@@ -137,31 +194,11 @@ def _based(job: Job, pay: Callable[[float], bool]) -> Iterator[Based]:
             continue  # a graph that does not fit this cluster, or whose figures are out of reach, is no candidate
 
 
-def _named(based: Based, setting: Setting) -> str:
-    return f"{based.option.schedule.name} gap: {setting.words}, {based.order}"
-
-
-def _work(schedule: Schedule, gap: Gap, num_rounds: int) -> float:
+def _work(schedule: Schedule, num_rounds: int) -> float:
     """Nominal seconds of a run: a worker's three events in a step, and updates and tokens along each edge."""
-    edges = len(schedule.strategy.graphs[0])
-    return PER_EVENT * num_rounds * (3 * schedule.num_workers + edges * (1 if gap.max_ig is None else 2))
-
-
-def _measured(based: Based, setting: Setting, name: str, job: Job) -> Option | None:
-    """The option of a candidate after one run; None if it cannot run, or its queues are larger than they may be."""
-    from preduce.runtime.virtual_time.predict import ARRAYS
-
-    strategy = replace(based.option.schedule.strategy, when=setting.gap)
-    try:
-        schedule = replace(based.option.schedule, name=name.partition(",")[0], strategy=strategy)
-        size = ARRAYS[strategy.protocol](strategy, schedule.num_workers) * (job.hardware.model_bytes or 0)
-        if job.max_queues is not None and size > job.max_queues:
-            return None
-        run = _run(schedule, job, ROUNDS, job.seed)
-    except PreduceError:
-        return None  # a setting that does not fit this graph is no candidate
-    facts = GapFacts(words=setting.words, memory_bytes=size, progress=1.0, gradients=1.0, computed=1.0, least_share=1.0)
-    return _with(replace(based.option, name=name, schedule=schedule, gap=facts), [run], job)
+    gap, edges = schedule.strategy.when, len(schedule.strategy.graphs[0])
+    has_tokens = isinstance(gap, Gap) and gap.max_ig is not None
+    return PER_EVENT * num_rounds * (3 * schedule.num_workers + edges * (1 + has_tokens))
 
 
 def _with(option: Option, runs: list[Run], job: Job) -> Option:

@@ -49,7 +49,13 @@ def pick(options: Sequence[Option], job: Job) -> Option:
 def permitted(options: Sequence[Option], job: Job) -> list[Option]:
     """The options that keep the job's limits, may be late, or in lockstep, as it says, and keep a gap if it asks so."""
     able = [option for option in options if option.lateness in job.whens and (not job.gap or option.gap)]
+    able = [option for option in able if option.gap is None or option.gap.memory_bytes <= most_queues(job)]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
+
+
+def most_queues(job: Job) -> float:
+    """Bytes that queues may take."""
+    return math.inf if job.max_queues is None else job.max_queues
 
 
 def _exactly(option: Option) -> Fraction | None:
@@ -187,6 +193,13 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
 
 
 def _nothing(options: Sequence[Option], job: Job) -> str:
+    if job.gap:
+        options = [option for option in options if option.gap]
+        sizes = [option.gap.memory_bytes for option in options if option.gap]
+        if not sizes:
+            return "no graph on which a gap could be kept was found within the limits; leave out --when gap"
+        if min(sizes) > most_queues(job):
+            return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
     usable = [option for option in options if math.isfinite(option.stretch)]
     if job.objective is Objective.EXACT:
         return "no schedule with exact consensus was found within the limits; raise --period or --max-group"

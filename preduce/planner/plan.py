@@ -138,7 +138,8 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         left_out=left_out.append,
         names=("allreduce",) if job.gap else None,
     )
-    keeping = _keeping_a_gap(job, clock, left_out, say)
+    not_run: list[str] = []
+    keeping = _keeping_a_gap(job, clock, not_run, say)
     searched = NOT_SEARCHED if job.gap else _search(job, clock, options, say)
     options += keeping
     unmeasured = _measure(searched, job, clock, options)
@@ -162,7 +163,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         cautions=[
             *cautions(chosen, job, answer.ended),
             *gap_cautions(chosen, job),
-            *_unmeasured(left_out, unmeasured),
+            *_unmeasured(left_out, not_run, unmeasured),
         ],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         baselines=baselines(options),
@@ -178,8 +179,9 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
 def _keeping_a_gap(job: Job, clock: Clock, left_out: list[str], say: Callable[[str], None]) -> list[Option]:
     """Neighbours that keep a gap, within their part of the time; all of it but the proof's if nothing else is asked."""
     say("letting neighbours keep a gap in virtual time")
-    until = clock.limit - _for_proof(clock) if job.gap else clock.position() + GAP_SHARE * clock.limit
-    return gap_options(job, clock, min(until, clock.limit - _for_proof(clock)), left_out.append)
+    last = clock.limit - _for_proof(clock)
+    until = last if job.gap else min(last, clock.position() + GAP_SHARE * clock.limit)
+    return gap_options(job, clock, until, left_out.append)
 
 
 def load_searchers() -> None:
@@ -247,10 +249,12 @@ def _asked_first(answer: Front) -> list[Candidate]:
     return rest if answer.best is None else [answer.best, *rest]
 
 
-def _unmeasured(names: list[str], found: int) -> list[str]:
+def _unmeasured(names: list[str], gaps: list[str], found: int) -> list[str]:
     said = []
     if names:
-        said.append(f"the time did not reach {len(names)} catalogue entries ({'; '.join(names)}); more of it does")
+        said.append(f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); more of it does")
+    if gaps:
+        said.append(f"the time did not reach {len(gaps)} graphs and settings of a gap ({'; '.join(gaps)})")
     if found:
         said.append(f"the time did not reach the figures of {found} schedules that the search found")
     return said

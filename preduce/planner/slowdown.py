@@ -72,12 +72,13 @@ class Slowdown:
         return not self.slow and not self.has_spikes
 
     def settings(self, graph: Round, order: Order) -> list[Setting]:
-        """The plain gap, and what answers the slowdowns on this graph; the paper's settings where it has them.
+        """What answers the slowdowns on this graph, the paper's settings where it has them; and the plain gap, last.
 
         Staleness s rides out a step that takes s + 1 times as long. Neighbours of slow workers need one update fewer
         for each of these, and tokens let them go as far ahead as a slow step lasts.
         """
-        found = [Setting("standard", Gap(order=order))]
+        plain = Setting("standard", Gap(order=order))
+        found: list[Setting] = []
         behind = min(MOST_BEHIND, max(1, ceil(self.spike - 1e-9) - 1))
         heard = np.bincount(graph.targets, minlength=graph.num_workers)
         if self.has_spikes and not self.slow:
@@ -85,7 +86,7 @@ class Slowdown:
             if heard.min() >= 2:
                 found.append(Setting("backup 1", Gap(max_ig=behind + 1, backup=1, order=order)))
         if not self.slow:
-            return found
+            return [*found, plain]
         factor = min(MOST_SKIPPED, ceil(max(f for _, f in self.slow) - 1e-9))
         is_slow = np.isin(graph.sources, [worker for worker, _ in self.slow])  # (edges,)
         spare = np.bincount(graph.targets, weights=is_slow, minlength=graph.num_workers).astype(int).tolist()
@@ -100,4 +101,4 @@ class Slowdown:
         behind = min(MOST_BEHIND, max(behind, factor))
         stale = replace(beside, staleness=behind)
         found.append(Setting(f"skip {skip.limit}, backup beside the slow, staleness {behind}", stale))
-        return found
+        return [*found, plain]
