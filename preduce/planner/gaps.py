@@ -2,7 +2,9 @@
 
 Nothing says beforehand how long steps take and what is averaged where workers go on by themselves. So a few candidates
 are run in virtual time, and their reduces are carried out on vectors (`runtime.virtual_time.replay`): the graphs that
-would be best if all workers were alike, under the settings that answer the job's slowdowns.
+would be best if all workers were alike, under the settings that answer the job's slowdowns. Predicted steps are the
+steps model's for the replayed figures, divided by how far a step brings the mean; digits trained along the same reduces
+needed within 6 % of that under 11 of 12 settings in serial order (benchmarks/results/steps_to_loss_gaps.json).
 """
 
 from __future__ import annotations
