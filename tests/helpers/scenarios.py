@@ -474,7 +474,7 @@ def neighbours(gap, pace=1) -> Schedule:
 
 
 def constant(schedule, size=1300, **options):
-    """A model of 5 MB (two parts of an update), in each number the worker's rank at first, and rank + 1 more in each step."""
+    """A model of 5 MB (two parts of an update); each number is the worker's rank, and rank + 1 more in each step."""
     model = torch.nn.Linear(1000, size, bias=False)
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, initial="keep", timeout=20, **options
