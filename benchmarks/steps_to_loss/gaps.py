@@ -34,8 +34,9 @@ from benchmarks.steps_to_loss.virtual_training import (
 )
 from preduce.planner.steps_model import FITTED
 from preduce.runtime.virtual_time.gaps import run_gaps
-from preduce.runtime.virtual_time.replay import Replay, weights_of
+from preduce.runtime.virtual_time.replay import Replay
 from preduce.schedulers import registry
+from preduce.schedulers.protocols.hop_weights import weights_of
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware
 from preduce.topo.schedule import Schedule
@@ -46,6 +47,7 @@ from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     import numpy.typing as npt
 
@@ -95,9 +97,9 @@ class Training:
         self.update = np.zeros_like(self.now)
         self.step = [0] * count
         self.sent: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
-        self.weight: list[dict[int, float]] = [{} for _ in range(count)]
+        self.weight: list[dict[int, Fraction]] = [{} for _ in range(count)]
         for source, target, weight in schedule.strategy.graphs[0].edges():
-            self.weight[target][source] = float(weight)
+            self.weight[target][source] = weight
         self.checked, self.reached = 0, float("nan")
         for worker in range(count):
             self._compute(worker)
@@ -129,10 +131,10 @@ class Training:
         self.sent[worker].pop(step - 40, None)  # no gap here is as large
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        weights = weights_of(self.gap, self.weight[worker], step, self.step[worker], used)
-        mean = (1 - sum(weights)) * self.now[worker]
+        own, weights = weights_of(self.gap, self.weight[worker], step, self.step[worker], used)
+        mean = float(own) * self.now[worker]
         for (source, taken), weight in zip(used, weights, strict=True):
-            mean += weight * self.sent[source][taken]
+            mean += float(weight) * self.sent[source][taken]
         parallel = adds_own and self.gap.order is Order.PARALLEL
         self.now[worker] = mean + self.update[worker] if parallel else mean
 

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.topo.strategies.gap import Gap, Order, Weights
+from preduce.schedulers.protocols.hop_weights import weights_of
+from preduce.topo.strategies.gap import Order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from fractions import Fraction
 
     import numpy.typing as npt
 
     from preduce.topo.round import Round
+    from preduce.topo.strategies.gap import Gap
 
 COLUMNS = 96
 """Columns of noise: of 16 workers and 60 steps the disagreement then has an error of some percent."""
@@ -64,10 +67,10 @@ class Replay:
     def __init__(self, round_: Round, gap: Gap, *, seed: int = 0) -> None:
         self._gap, self._rng = gap, np.random.default_rng(seed)
         count = round_.num_workers
-        self._weight: list[dict[int, float]] = [{} for _ in range(count)]
+        self._weight: list[dict[int, Fraction]] = [{} for _ in range(count)]
         self._targets: list[list[int]] = [[] for _ in range(count)]
         for source, target, weight in round_.edges():
-            self._weight[target][source] = float(weight)
+            self._weight[target][source] = weight
             self._targets[source].append(target)
         self._now = np.zeros((count, COLUMNS + count))
         self._update = np.zeros((count, COLUMNS + count))  # of everybody's own step
@@ -97,11 +100,11 @@ class Replay:
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
         """A worker averages; in the parallel order it adds its update then, but not once more before a skip."""
-        weights = weights_of(self._gap, self._weight[worker], step, self._step[worker], used)
+        own, weights = weights_of(self._gap, self._weight[worker], step, self._step[worker], used)
         now = self._now[worker]
-        now *= 1 - sum(weights)
+        now *= float(own)
         for (source, taken), weight in zip(used, weights, strict=True):
-            now += weight * self._sent[source][taken]
+            now += float(weight) * self._sent[source][taken]
         if adds_own and self._gap.order is Order.PARALLEL:
             now += self._update[worker]
 
@@ -137,25 +140,3 @@ class Replay:
             shares=gained / progress if progress else gained,
             computed=sum(map(len, self._entered)) / (sum(self._step) + count),
         )
-
-
-def weights_of(
-    gap: Gap, edges: dict[int, float], step: int, own_step: int, used: Sequence[tuple[int, int]]
-) -> list[float]:
-    """How much each update counts that the reduce of a step takes; what is left of 1 is the worker's own.
-
-    Args:
-        gap: the setting.
-        edges: source → weight in the round.
-        step: of the reduce.
-        own_step: the worker's; an earlier one before it skips.
-        used: (source, step of its update).
-    """
-    if gap.weights is Weights.GRAPH:
-        return [edges[source] for source, _ in used]
-    if gap.weights is Weights.UNIFORM:
-        return [1 / (len(used) + 1)] * len(used)
-    oldest = step - gap.staleness
-    counts = [taken - oldest + 1 for _, taken in used]
-    total = sum(counts) + max(1, own_step - oldest + 1)
-    return [count / total for count in counts]

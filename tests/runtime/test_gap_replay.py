@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from preduce.runtime.virtual_time.gaps import run_gaps
-from preduce.runtime.virtual_time.replay import Replay, Replayed, weights_of
+from preduce.runtime.virtual_time.replay import Replay, Replayed
 from preduce.schedulers import registry
 from preduce.topo.cluster import Cluster
 from preduce.topo.figures import disagreement, drift
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies import Gap, Round, Skip
 from preduce.topo.strategies.axes import Form
-from preduce.topo.strategies.gap import Order, Reducing, Weights
+from preduce.topo.strategies.gap import Order, Reducing
 from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
@@ -92,13 +92,3 @@ def test_a_run_by_hand() -> None:
     found = replay.replayed(np.array([0, 1], dtype=np.int32))
     assert found.shares * found.progress == pytest.approx(slope)
     assert found.progress == pytest.approx(1.0)
-
-
-def test_weights_are_those_of_equations_1_and_2() -> None:
-    graph = Gap(max_ig=2, backup=1)
-    assert weights_of(graph, {1: 0.25, 2: 0.5}, 7, 7, ((2, 7),)) == [0.5]
-    uniform = replace(graph, weights=Weights.UNIFORM)
-    assert weights_of(uniform, {1: 0.25, 2: 0.5}, 7, 7, ((1, 7), (2, 7))) == [1 / 3, 1 / 3]
-    by_step = Gap(staleness=2, weights=Weights.ITERATION)
-    assert weights_of(by_step, {}, 7, 7, ((1, 5), (2, 7))) == [1 / 7, 3 / 7]  # the own update counts s + 1 = 3
-    assert weights_of(by_step, {}, 7, 3, ((1, 7),)) == [3 / 4]  # 4 steps behind, before a skip: at least 1
