@@ -188,7 +188,7 @@ def _based(job: Job, pay: Callable[[float], bool]) -> Iterator[Based]:
             if entry.why_not(job.cluster, **parameters):
                 continue
             schedule = entry.build(job.cluster, **parameters)
-            if not within_limits(schedule, job.limits) or not pay(work_of(schedule, job, 2)):
+            if not within_limits(schedule, job.limits) or not pay(work_of(schedule, calm, 2)):
                 continue
             for order, when in ((Order.SERIAL, LOCKSTEP), (Order.PARALLEL, Late())):
                 yield Based(measure(timed(schedule, when, 1), calm, form=Form.RING), order)
