@@ -187,7 +187,7 @@ class Mailbox:
             self._addresses[to] = self._address(to)
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
-    def send_newest(self, to: int, kind: str, numbers: Sequence[int]) -> None:
+    def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
         """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
 
         It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
@@ -196,7 +196,7 @@ class Mailbox:
         Raises:
             UnavailableError: the receiver never left its address, or the side thread has ended.
         """
-        message = self._addressed(to, kind, numbers)
+        message = self._addressed(to, kind, numbers, urgent=urgent)
         with self._changed:
             account = self._account(to)
             if account.has_room(0):

@@ -246,8 +246,10 @@ class GapMeans(OneSided):
         """
         try:
             for letter in outcome.letters:
-                send = self._mailbox.send_newest if letter.kind == "token" else self._mailbox.send
-                send(letter.to, letter.kind, letter.numbers)
+                if letter.kind == "mark":  # which comes after all parts of updates that were sent before
+                    self._mailbox.send(letter.to, letter.kind, letter.numbers)
+                else:
+                    self._mailbox.send_newest(letter.to, letter.kind, letter.numbers, urgent=True)
             if outcome.update:
                 arrays = self._start if self.is_parallel else self._live()
                 self._sender.send("update", arrays, outcome.update)
