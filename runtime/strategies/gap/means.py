@@ -12,13 +12,13 @@ from preduce.runtime.strategies.gap.log import GapLog
 from preduce.runtime.strategies.gap.patience import LackError, wait_until
 from preduce.runtime.strategies.gap.sizes import hop_of, message_bound
 from preduce.runtime.strategies.gap.state import PLACE, packed, unpacked
-from preduce.runtime.strategies.gap.weights import weights_of
 from preduce.runtime.strategies.one_sided import OneSided
 from preduce.runtime.transport.payload_rings import PayloadRings
 from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from preduce.runtime.transport.waiting import GoneError
 from preduce.runtime.watch.status import GapStatus
 from preduce.schedulers.protocols.hop import Advance, Reduce
+from preduce.schedulers.protocols.hop_weights import weights_of
 from preduce.topo.strategies.gap import Gap, Order, Reducing
 from preduce.verify.gaps.one_worker import capacities_of
 
