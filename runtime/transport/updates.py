@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.averaging.weights import unit_weights
 from preduce.runtime.transport.arrays import Snapshots
 from preduce.runtime.transport.credit import Bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from fractions import Fraction
 
     from preduce.runtime.transport.mailbox import Mailbox
 
@@ -128,18 +130,18 @@ class UpdateSender:
 
 def add_updates(
     arrays: Sequence[torch.Tensor],
-    own_weight: float,
     updates: Sequence[Sequence[torch.Tensor]],
-    weights: Sequence[float],
+    weights: Sequence[Fraction | float],
     layout: Layout,
 ) -> None:
-    """Make each array own_weight times itself plus the weighted updates, in place.
+    """Make each array the weighted updates plus itself times what is left of 1, in place.
 
     `updates` are what `PayloadRings.take` or `look` gave: of each, the pieces in the order of the layout.
     """
     with torch.no_grad():
         for place, piece in enumerate(layout.pieces()):
             target = arrays[piece.array][piece.start : piece.end]
+            own_weight, rounded = unit_weights(weights, target.dtype)
             target.mul_(own_weight)
-            for update, weight in zip(updates, weights, strict=True):
+            for update, weight in zip(updates, rounded, strict=True):
                 target.add_(update[place], alpha=weight)

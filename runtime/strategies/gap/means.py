@@ -210,7 +210,7 @@ class GapMeans(OneSided):
         assert averaged is not None, "the protocol says what is averaged"
         if not averaged.used:
             return
-        own, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
+        _, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
         live = self._live()
         device = live[0].device
         updates = averaged.arrays
@@ -221,7 +221,7 @@ class GapMeans(OneSided):
                 for now, begun in zip(live, self._start, strict=True):
                     now.sub_(begun)
             arrays = self._start if since_start else live
-            add_updates(arrays, float(own), updates, [float(weight) for weight in weights], self.layout)
+            add_updates(arrays, updates, weights, self.layout)
             if since_start:
                 for now, mean in zip(live, self._start, strict=True):
                     now.add_(mean)

@@ -11,6 +11,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import (
     AllReduce,
     Division,
+    Gap,
     Generated,
     GroupPhases,
     How,
