@@ -24,7 +24,7 @@ from preduce.topo.strategies import (
     Server,
     Static,
 )
-from preduce.topo.strategies.gap import Order
+from preduce.topo.strategies.gap import Gap, Order
 
 N = 3
 MEAN = [[1 / 3] * 3] * 3
