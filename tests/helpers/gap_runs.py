@@ -47,7 +47,7 @@ class GapCase:
     rounds: int
     start: np.ndarray  # (n, WIDTH)
     push: np.ndarray  # (n, rounds, WIDTH): what step k adds
-    delays: dict  # (worker, number of the call) -> seconds before that step
+    delays: dict  # (worker, number of the call) -> seconds before that step; inf: until it may skip
     jitter: float
     uneven: tuple  # rounds of data of each worker
 
@@ -141,6 +141,13 @@ def gap_problems(case, results):
     return problems
 
 
+def pause(optimizer, seconds):
+    """Wait so long, or until all out-neighbours are two steps ahead."""
+    while seconds == np.inf and min(optimizer.runner.status().tokens) < optimizer.runner.gap.max_ig + 2:
+        time.sleep(0.002)
+    time.sleep(seconds if seconds < np.inf else 0)
+
+
 def run_gap_case(case, world):
     """One worker's run: its parameters after the last round, and its log."""
     rank, rng = world.rank, random.Random(f"{case.schedule.name} {world.rank}")
@@ -151,7 +158,8 @@ def run_gap_case(case, world):
         number = 0
         while optimizer.round < case.uneven[rank]:
             round_ = optimizer.round
-            time.sleep(case.delays.get((rank, number), 0.0) + case.jitter * rng.random())
+            pause(optimizer, case.delays.get((rank, number), 0.0))
+            time.sleep(case.jitter * rng.random())
             model.set_gradient(0.0, case.push[rank, round_])
             optimizer.step()
             calls.append(round_)

@@ -223,7 +223,7 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
                 mean = torch.zeros(2000)
                 with streams.side():
                     device.sleep(0.02)
-                add_updates([mean], 1.0, [rings.take(0, step)], [0.5], layout, streams=streams)
+                add_updates([mean], [rings.take(0, step)], [0.5], layout, streams=streams)
                 rings.retire(step + 1)
                 mean.mul_(2)
                 assert device.host_waits == step

@@ -302,6 +302,7 @@ class GapMeans(OneSided):
                 timeout=reducer.timeout,
                 failed=refuse_failure,
                 pausing=pausing,
+                paused=frozenset if pausing else self.driver.paused,
             )
         except GoneError as error:
             if isinstance(error, LackError):

@@ -11,7 +11,6 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import (
     AllReduce,
     Division,
-    Gap,
     Generated,
     GroupPhases,
     How,
