@@ -166,19 +166,22 @@ def add_updates(
     weights: Sequence[Fraction | float],
     layout: Layout,
     *,
+    into: Sequence[torch.Tensor] | None = None,
     streams: Streams | None = None,
 ) -> None:
     """Make each array the weighted updates plus itself times what is left of 1, in place.
 
+    With `into` (which may be the arrays) they stay as they are, and what is to be added to them is written there.
     `updates` are what `PayloadRings.take` or `look` gave: of each, the pieces in the order of the layout, on the host.
     On a device the sums run on a side stream, for which the user's then waits; the host runs ahead.
     """
     streams = streams or Streams()
     with torch.no_grad(), streams.side():
         for place, piece in enumerate(layout.pieces()):
-            target = arrays[piece.array][piece.start : piece.end]
+            array = arrays[piece.array][piece.start : piece.end]
+            target = array if into is None else into[piece.array][piece.start : piece.end]
             own_weight, rounded = unit_weights(weights, target.dtype)
-            target.mul_(own_weight)
+            torch.mul(array, own_weight - (into is not None), out=target)
             for update, weight in zip(updates, rounded, strict=True):
                 target.add_(streams.stage(update[place], target.device), alpha=weight)
     streams.rejoin()

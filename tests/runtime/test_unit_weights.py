@@ -34,3 +34,14 @@ def test_ones_stay_ones_over_many_averages():
         add_updates([own], [[other] for other in others], [Fraction(1, 3)] * 2, layout)
         others = [before, own.clone()]
     assert own.item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_what_is_added_can_be_formed_beside_the_parameters():
+    """So that whoever interrupts an average finds them as they were, or averaged, and nothing between."""
+    own, others = torch.tensor([4.0, 8.0]), [torch.tensor([8.0, 0.0]), torch.tensor([0.0, 4.0])]
+    change, layout = torch.full((2,), float("nan")), Layout([own])
+    add_updates([own], [[other] for other in others], [0.5, 0.25], layout, into=[change])
+    assert own.tolist() == [4.0, 8.0]
+    assert (own + change).tolist() == [5.0, 3.0]
+    add_updates([own], [[other] for other in others], [0.5, 0.25], layout, into=[own])
+    assert own.tolist() == change.tolist()
