@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from preduce.runtime.virtual_time.gaps import GapTiming
+from preduce.runtime.virtual_time.gap_recursion import gap_times, record_of
 from preduce.runtime.virtual_time.in_turn import InTurn
 from preduce.runtime.virtual_time.machine import VirtualMachine
 from preduce.runtime.virtual_time.predict import predict
@@ -297,3 +298,23 @@ def test_predictions_of_a_gap_are_those_of_its_run_and_its_proved_queues():
     stale = predict(keeping("ring", max_ig=5, staleness=3, backup=1), wires, **small)
     assert stale.arrays == 2 + 6 + 1 + 1, "under staleness one place an in-neighbour"
     assert stale.mean_age < tokens.mean_age
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("setting", [*(s for s in SETTINGS if "skip" not in s), {"notify_ack": True}], ids=str)
+def test_the_recursion_over_arrays_takes_the_times_of_the_protocol_object(setting, order):
+    for seed in range(3):
+        rng = np.random.default_rng(100 + seed)
+        count, gap = int(rng.integers(3, 9)), Gap(order=order, **setting)
+        graph, wires = random_graph(rng, count), Wires(rng, count)
+        seconds = rng.uniform(0.5, 1.5, (40, count)) * np.where(rng.random((40, count)) < 0.2, 6.0, 1.0)
+        timing = GapTiming(Hop(graph, gap, fine=True), seconds, wires, num_bytes=1)
+        VirtualMachine(timing.hop, timing, seed=seed).run()
+        round_ = Round.from_edges(count, [(u, v, Fraction(1, count)) for u, v in graph.edges])
+        edge = (round_.sources, round_.targets)
+        times = gap_times(round_, gap, seconds, update=wires.update[edge], token=wires.token[edge[::-1]])
+        for field in ("begun", "computed", "reduced", "finish"):
+            assert np.allclose(getattr(times, field), getattr(timing, field), rtol=0, atol=1e-9), field
+        record = record_of(round_, gap, times, update=wires.update[edge])
+        assert np.array_equal(record.order, np.argsort(np.argsort(timing.finish, axis=None)).reshape(40, count))
+        assert np.array_equal(record.fill, timing.fill)
