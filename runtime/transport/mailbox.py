@@ -160,17 +160,39 @@ class Mailbox:
                 messages wait for the receiver as may.
             GoneError: the receiver can no longer make room, or did not within the timeout.
         """
-        assert kind != GRANT, "grants are sent by the side thread"
-        if self._failure is not None:
-            raise UnavailableError(f"a message could not be delivered ({self._failure})")
-        if to != self.rank and to not in self._addresses:
-            self._addresses[to] = self._address(to)
-        message = Message(self.rank, kind, tuple(numbers), tuple(payload))
+        message = self._addressed(to, kind, numbers, payload)
         assert self.bound.holds(message.num_bytes), "max_bytes is that of the largest message"
         if threading.current_thread() is self._thread:
             self._send_or_hold(to, message)
         else:
             self._send_when_room(to, message)
+
+    def _addressed(self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = ()) -> Message:
+        """A message whose receiver is known and may be written to."""
+        assert kind != GRANT, "grants are sent by the side thread"
+        if self._failure is not None:
+            raise UnavailableError(f"a message could not be delivered ({self._failure})")
+        if to != self.rank and to not in self._addresses:
+            self._addresses[to] = self._address(to)
+        return Message(self.rank, kind, tuple(numbers), tuple(payload))
+
+    def send_newest(self, to: int, kind: str, numbers: Sequence[int]) -> None:
+        """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
+
+        It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
+        whoever goes on without a receiver that takes nothing can do so for ever.
+
+        Raises:
+            UnavailableError: the receiver never left its address, or the side thread has ended.
+        """
+        message = self._addressed(to, kind, numbers)
+        with self._changed:
+            account = self._account(to)
+            if account.has_room(0):
+                account.take(0)
+                self._go(to, message)
+            else:
+                account.hold_newest(message, lambda other: other.kind == kind)
 
     @property
     def has_failed(self) -> bool:

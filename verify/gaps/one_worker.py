@@ -1,4 +1,4 @@
-"""The capacities that one worker needs, from the distances around it: what a run asks for, on a graph of any size.
+"""The capacities that one worker needs, from the distances around it alone: what a run asks for, on any graph.
 
 The same numbers as `exact_bounds` and `capacity` give for all pairs. A distance from a worker's enter to a neighbour's
 rests on events nearby only, so the search settles nearest events first and ends with the last neighbour; the needs are
