@@ -106,7 +106,7 @@ def _step(
     diary.note("enters", step)
     optimizer.step()
     diary.note("leaves", step, list(executed[before:]))
-    if task.checkpoints is not None and (step + 1) % CHECKPOINT_STEPS == 0:
+    if task.checkpoints is not None and optimizer.steps % CHECKPOINT_STEPS == 0:
         try:
             save_checkpoint(optimizer, task.checkpoints)
             diary.note("saved", step)

@@ -79,11 +79,12 @@ class Bare:
         self.array, self.neighbors, self.rank = array, neighbors, rank
         self.context = zmq.Context()
         self.pull = self.context.socket(zmq.PULL)
-        store.set(f"zmq{rank}", str(self.pull.bind_to_random_port("tcp://127.0.0.1")))
+        name = type(self).__name__
+        store.set(name + str(rank), str(self.pull.bind_to_random_port("tcp://127.0.0.1")))
         self.push = []
         for other in range(1, neighbors + 1) if rank == 0 else [0]:
             self.push.append(self.context.socket(zmq.PUSH))
-            self.push[-1].connect(f"tcp://127.0.0.1:{store.get(f'zmq{other}').decode()}")
+            self.push[-1].connect(f"tcp://127.0.0.1:{store.get(name + str(other)).decode()}")
         self.kept: Any = None
 
     def move(self) -> None:

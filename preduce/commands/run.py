@@ -84,6 +84,7 @@ def command(
                 threads=threads,
                 environment=environment,
                 survive=generated,
+                patient=loaded is not None and loaded.strategy.goes_on_without,
                 outlet=_screen(workers, loaded) if watch else None,
             )
     except Terminated as ended:

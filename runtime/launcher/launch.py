@@ -44,6 +44,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE_SECONDS,
     survive: bool = False,
+    patient: bool = False,
     output: TextIO | None = None,
     outlet: Outlet | None = None,
 ) -> int:
@@ -62,6 +63,8 @@ def launch(
         grace: seconds between the first failure and the end of the others.
         survive: a worker that a signal ends does not end the others; the exit code is then theirs. An error of its own
             still does.
+        patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
+            only; the exit code is that of the signal nevertheless.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
         outlet: through which they go in place of that; it may watch the workers on its board.
 
@@ -91,7 +94,7 @@ def launch(
                         guardian.watch(workers[-1].pid)
                 # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
                 store = _serve_store(workers)
-                return supervise(workers, store, grace, through, survive=survive)
+                return supervise(workers, store, grace, through, survive=survive, patient=patient)
             finally:
                 with held():
                     end_all(workers)

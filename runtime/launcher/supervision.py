@@ -50,10 +50,11 @@ class _Shutdown:
     """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
 
     With `survive` workers that a signal ends, or that the group generator gave up, do not count, as long as one is
-    left.
+    left. With `patient` they count, and the others go on until one of them fails, too.
     """
 
     survive: bool = False
+    patient: bool = False
     code: int = 0
     deadline: float = float("inf")
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
@@ -75,10 +76,12 @@ class _Shutdown:
         """Whether workers were already ended from here, so that a signal is no news."""
         return len(self.signals) < 2 or self.code == 130  # as Ctrl-C
 
-    def concerns(self, worker: Child, workers: Sequence[Child]) -> bool:
-        """Whether the end of a worker is a failure of the run."""
+    def failed(self, worker: Child, workers: Sequence[Child], grace: float) -> None:
+        """A worker ended with a failure; where that is one of the run, the others have the grace period left."""
         assert worker.code is not None
-        return not self.survive or not _is_lost(worker) or all(_is_lost(w) for w in workers)
+        if self.survive and _is_lost(worker) and not all(_is_lost(w) for w in workers):
+            return
+        self.begin(worker.code, float("inf") if self.patient and _is_lost(worker) else grace)
 
     def escalate(self, workers: Sequence[Child]) -> None:
         """Send the next signal when its time has come."""
@@ -94,9 +97,11 @@ def _stages(store: Store) -> Callable[[int], str]:
     return lambda rank: last_stage(store, rank)
 
 
-def supervise(workers: Sequence[Child], store: Store, grace: float, outlet: Outlet, *, survive: bool) -> int:
+def supervise(
+    workers: Sequence[Child], store: Store, grace: float, outlet: Outlet, *, survive: bool, patient: bool
+) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
-    shutdown = _Shutdown(survive)
+    shutdown = _Shutdown(survive, patient)
     drained = float("inf")
     width, stages = len(str(len(workers) - 1)), _stages(store)
     with selectors.DefaultSelector() as selector:
@@ -140,8 +145,7 @@ def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace:
             _tell(store, worker, outlet, first=not shutdown.code, ended=shutdown.has_signalled)
             _signal_group(worker, signal.SIGTERM)
             worker.children_until = time.monotonic() + CHILDREN_SECONDS
-            if shutdown.concerns(worker, workers):
-                shutdown.begin(worker.code, grace)
+            shutdown.failed(worker, workers, grace)
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")
             _signal_group(worker, signal.SIGKILL)

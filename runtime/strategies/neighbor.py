@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
-from preduce.runtime.strategies.gap_means import GapMeans
+from preduce.runtime.strategies.gap.means import GapMeans
 from preduce.runtime.strategies.group_means import GroupMeans
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.gap import Gap

@@ -119,7 +119,9 @@ class UpdateSender:
             UnavailableError, GoneError: as `Mailbox.send`.
         """
         for index, (part, snapshots) in enumerate(zip(self.layout.parts, self._snapshots, strict=True)):
-            frames = snapshots.take([arrays[piece.array][piece.start : piece.end] for piece in part])
+            views = snapshots.take([arrays[piece.array][piece.start : piece.end] for piece in part])
+            frames = [self.mailbox.shared(view) for view in views]
+            del views
             for neighbor, own in numbers.items():
                 self.mailbox.send(neighbor, kind, (index, *own), frames)
 

@@ -23,6 +23,8 @@ SLOT_BYTES = 4096
 STEP, VERSION, LENGTH = 0, 1, 2
 """Places of numbers of eight bytes at the beginning of a slot; what a worker reports follows them as JSON."""
 TEXT = 24
+GENERATION = 1 << 40
+"""More than there ever are steps."""
 MAX_TEXT = 300
 MAX_WAITS = 64
 READS = 5
@@ -66,15 +68,19 @@ class Board:
         self._known: list[Report | None] = [None] * num_workers
         self._versions = [0] * num_workers
 
-    def steps(self) -> list[int | None]:
-        """The step that each worker is in; None before its optimizer was made.
+    def places(self) -> list[int | None]:
+        """The step that each worker is in plus its generation times `GENERATION`; None before its optimizer was made.
 
         Whoever is read later may have gone on meanwhile, so differences take two readings: what is read first, minus
         what is read then, is never more than the truth was between the two.
         """
         numbers, words = self._numbers, SLOT_BYTES // 8
         found = [numbers[rank * words + STEP] for rank in range(self.num_workers)]
-        return [step - 1 if step else None for step in found]
+        return [place - 1 if place else None for place in found]
+
+    def steps(self) -> list[int | None]:
+        """The step that each worker is in."""
+        return [None if place is None else place % GENERATION for place in self.places()]
 
     def report(self, rank: int) -> Report | None:
         """What a worker said last; None before its optimizer was made."""
@@ -105,9 +111,9 @@ class Slot:
         self._numbers = memoryview(memory)[self._start : self._start + TEXT].cast("q")
         self.is_taken = False
 
-    def enter(self, step: int) -> None:
+    def enter(self, step: int, generation: int = 0) -> None:
         """Say that a step has begun."""
-        self._numbers[STEP] = step + 1
+        self._numbers[STEP] = generation * GENERATION + step + 1
 
     def write(self, report: Report) -> None:
         """Replace the report; while its version is odd, nobody takes it."""

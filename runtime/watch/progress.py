@@ -17,7 +17,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step = self._generation = 0
         self._slot: Slot | None = None
 
     def begin(self) -> bool:
@@ -25,14 +25,17 @@ class Progress:
         if Slot.own is None or Slot.own.is_taken:
             return False
         self._slot, Slot.own.is_taken = Slot.own, True
-        self._slot.enter(self.step)
+        self._slot.enter(self.step, self._generation)
         return True
 
-    def enter(self, step: int) -> None:
-        """Say that a step has begun; before anything is sent that lets others begin theirs. From any thread."""
-        self.step = step
+    def enter(self, step: int, generation: int = 0) -> None:
+        """Say that a step has begun; before anything is sent that lets others begin theirs. From any thread.
+
+        Steps of different generations are not compared: all workers went back to an earlier step in between.
+        """
+        self.step, self._generation = step, generation
         if self._slot is not None:
-            self._slot.enter(step)
+            self._slot.enter(step, generation)
 
     def report(self, report: Report) -> None:
         """Say the rest; between `begin` and `end`."""

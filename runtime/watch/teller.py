@@ -25,10 +25,11 @@ def tell(run: Run, runner: Runner, ending: Ending) -> None:
 
 def _tell(run: Run, runner: Runner, ending: Ending) -> None:
     beat, pause = 0, threading.Event()
+    pace = 1 if runner.enters_steps else run.pace  # where neighbours count rounds, a step is a round
     while ending.is_running:
         beat += 1
         doing, waits = run.reducer.heartbeat.last
-        run.progress.report(Report(beat, doing, waits, run.pace, runner.status()))
+        run.progress.report(Report(beat, doing, waits, pace, runner.status()))
         pause.wait(TELL_SECONDS)
-    run.progress.report(Report(beat + 1, f"is {ending.state}", (), run.pace, None))
+    run.progress.report(Report(beat + 1, f"is {ending.state}", (), pace, runner.status()))
     run.progress.end()

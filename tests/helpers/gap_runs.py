@@ -13,7 +13,7 @@ import torch
 
 from helpers.random_schedules import Quadratic
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies.gap_sizes import hop_of
+from preduce.runtime.strategies.gap.sizes import hop_of
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate, Token, Update
 from preduce.topo.cluster import Cluster

@@ -125,7 +125,7 @@ def test_gaps_that_are_read_while_workers_run_are_never_above_the_truth():
     gaps = Gaps([[1], [0]], ((0, 1), (1, 0)))
     while os.waitpid(children[0], os.WNOHANG)[0] == 0:
         for _ in range(100):
-            gaps.add(board.steps(), board.steps())
+            gaps.add(board.places(), board.places())
     os.waitpid(children[1], 0)
     for descriptor in (*down, *up):
         os.close(descriptor)
@@ -167,7 +167,7 @@ def test_a_line_says_who_is_behind_whom_it_waits_for_and_how_far_gaps_and_queues
     now[0] = 9.0
     line = picture_line(picture.rows({0: None, 1: None, 2: None, 3: 137}, lambda rank: ""), 9.0)
     assert line.startswith("4 workers after 9 s: steps 4 to 7")
-    assert "gap 3/4 (worker 0 over 1), largest so far 3/4; fullest queue 3/4; fewest tokens 0; sent 28 B" in line
+    assert "gap 3/4 (worker 0 over 1); largest gap so far 3/4; fullest queue 3/4; fewest tokens 0; sent 28 B" in line
     assert "worker 1 is in step 4, and gave no sign of life for 9 s" in line
 
 
@@ -298,3 +298,17 @@ def test_the_gaps_of_a_schedule_are_bounded_by_what_is_proved():
     gaps.add([2, 0, 0, 1], [2, 0, 0, 1])
     assert [str(gap) for gap in gaps.now] == ["2/2", "2/2", "1/1", "1/1"]
     assert gaps_of(Schedule("ring", Cluster.regular(1, 4), Neighbor(rounds=(ring,)))) is None
+
+
+def test_no_gap_is_seen_between_one_that_went_back_to_a_checkpoint_and_one_that_will(own_slot):
+    board = Board(2)
+    gaps = Gaps([[1], [0]], ((0, 1), (1, 0)))
+    for generation, steps in ((0, (500, 501)), (1, (0, None)), (1, (0, 1))):
+        for rank, step in enumerate(steps):
+            if step is not None:
+                board.claim(rank)
+                own_slot.own.enter(step, generation)
+        gaps.add(board.places(), board.places())
+        assert gaps.now[0] is None or gaps.now[0].steps == 1
+        assert board.steps() == [steps[0], steps[1] or 501]
+    assert gaps.largest[0].steps == 1

@@ -21,7 +21,7 @@ from helpers.gap_runs import (
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.runtime.state.saved_state import unpack
 from preduce.runtime.state.shelf import file_of, read_bytes
-from preduce.runtime.strategies.gap_sizes import hop_of
+from preduce.runtime.strategies.gap.sizes import hop_of
 from preduce.schedulers.protocols.hop import Advance, Reduce
 from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip
 from preduce.verify.gaps.exact import exact_bounds

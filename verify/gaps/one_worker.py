@@ -1,4 +1,4 @@
-"""The capacities that one worker needs, from the distances around it alone: what a run asks for, on any graph.
+"""The capacities that one worker needs, from the distances around it alone: what a run asks for, on any size of graph.
 
 The same numbers as `exact_bounds` and `capacity` give for all pairs. A distance from a worker's enter to a neighbour's
 rests on events nearby only, so the search settles nearest events first and ends with the last neighbour; the needs are
@@ -76,7 +76,7 @@ def distances_near(graph: Digraph, gap: Gap, start: int, ends: Iterable[int]) ->
     missing = set(ends) - {start}
     found: dict[int, Length] = {end: None for end in missing} | {start: 0}
     settled: set[Event] = set()
-    left: dict[int, int] = {}  # (reducing worker) -> sources of its updates that may still settle before it does
+    left: dict[int, int] = {}  # for a reducing worker, the sources that must still settle before it does
     heap = [(0, (ENTER, start))]
     while heap and missing:
         distance, event = heapq.heappop(heap)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.hop import check_setting
 from preduce.topo.errors import InputError
-from preduce.topo.strategies.gap import Gap, Skip
+from preduce.topo.strategies.gap import Gap, Reducing, Skip
 from preduce.verify.explore import Network
 from preduce.verify.properties.hop_suite import PATH, HopConfiguration, both_ways, diamond, ring
 from preduce.verify.search.covering import Factors, Level
@@ -41,6 +41,8 @@ def _setting(chosen: dict[str, Any]) -> Gap:
         backup=spare,
         notify_ack=chosen["notify_ack"],
         skip=chosen["skip"],
+        reduce=chosen["reduce"],
+        inquire=chosen["inquire"],
     )
 
 
@@ -57,6 +59,8 @@ FACTORS = Factors(
         "backup": [Level(""), Level("one", "a backup for worker 0", 3), Level("all", "backup 1", 10)],
         "notify_ack": [Level(False), Level(True, "NOTIFY-ACK", 3)],
         "skip": [Level(None), Level(Skip(limit=2), "skips up to 2", 3)],
+        "reduce": [Level(Reducing.RECEIVED), Level(Reducing.NEWEST, "the newest again")],
+        "inquire": [Level(False), Level(True, "inquiry")],
         "fine": [Level(False), Level(True, "fine steps", 3)],
         "wire": [Level(False), Level(True, "reordered", 2)],
         "suspicions": [Level(0), Level(1, "one taken for dead", 10)],

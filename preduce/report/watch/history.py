@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from preduce.runtime.watch.board import GENERATION
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -73,12 +75,12 @@ class Gaps:
         self.largest: list[Gap | None] = [None] * len(neighbors)
 
     def add(self, first: Sequence[int | None], then: Sequence[int | None]) -> None:
-        """Two readings of all steps, one after the other: what is first minus what is then is never above the truth."""
+        """Two readings of `Board.places`: what is read first minus what is read then is never above the truth."""
         for worker, neighbors in enumerate(self._neighbors):
-            ours, begun = first[worker], [other for other in neighbors if then[other] is not None]
-            if ours is None or not begun:
+            begun = [other for other in neighbors if _are_comparable(worker, other, first, then)]
+            self.now[worker] = now = self._farthest(worker, begun, first, then) if begun else None
+            if now is None:
                 continue
-            self.now[worker] = now = self._farthest(worker, begun, first, then)
             largest = self.largest[worker]
             if largest is None or now.steps > largest.steps:
                 self.largest[worker] = now
@@ -95,6 +97,12 @@ class Gaps:
             return Gap(worker, other, lead, self._bounds[worker][other])
         other = others[ahead.index(most)]
         return Gap(other, worker, lag, self._bounds[other][worker])
+
+
+def _are_comparable(worker: int, other: int, first: Sequence[int | None], then: Sequence[int | None]) -> bool:
+    """Whether both have begun, and neither is about to go back to an earlier step."""
+    places = (first[worker], first[other], then[worker], then[other])
+    return None not in places and len({(place or 0) // GENERATION for place in places}) == 1
 
 
 def gaps_of(schedule: Schedule) -> Gaps | None:

@@ -61,10 +61,10 @@ class Picture:
 
     def look(self) -> None:
         """See all steps; what comes between two looks shows neither in the largest gap nor in the speeds."""
-        now, first = self._clock(), self.board.steps()
+        now = self._clock()
         if self.gaps is not None:
-            self.gaps.add(first, self.board.steps())
-        for speed, step in zip(self._speeds, first, strict=True):
+            self.gaps.add(self.board.places(), self.board.places())
+        for speed, step in zip(self._speeds, self.board.steps(), strict=True):
             if step is not None:
                 speed.add(now, step)
 

@@ -19,7 +19,7 @@ def picture_table(rows: Sequence[Row], seconds: float, *, room: int) -> Table:
     """A row for each worker; where they are more than `room`, those who hold up the rest and those who say nothing."""
     from rich.markup import escape
 
-    has_gaps = any(row.gap is not None or row.status is not None for row in rows)
+    has_gaps = any(row.largest is not None or row.status is not None for row in rows)
     columns = [Column("step"), Column("steps/s", drop=3), Column("ahead", drop=1)]
     if has_gaps:
         columns += [Column("gap"), Column("largest", drop=5), Column("queue", drop=2), Column("tokens", drop=4)]
@@ -53,7 +53,7 @@ def picture_line(rows: Sequence[Row], seconds: float) -> str:
         if speeds:
             parts.append(f"{number(min(speeds), 3)} to {number(max(speeds), 3)} steps/s each")
     else:
-        parts[0] += "none has begun" if running else "all have ended"
+        parts[0] += f"none has begun, worker {running[0].rank} {running[0].does}" if running else "all have ended"
     parts += _gap_parts(rows)
     parts += [f"worker {row.rank} {row.does}{silence(row)}" for row in rows if row.is_odd][:3]
     if len(ahead := {row.ahead for row in stepping}) > 1 or any(row.is_odd for row in stepping):
@@ -103,13 +103,15 @@ def _gap_parts(rows: Sequence[Row]) -> list[str]:
     parts = []
     if now := [row.gap for row in rows if row.gap is not None]:
         gap = max(now, key=lambda gap: gap.steps)
-        largest = max((row.largest for row in rows if row.largest is not None), key=lambda gap: gap.steps)
-        parts.append(f"gap {gap} (worker {gap.worker} over {gap.neighbor}), largest so far {largest}")
+        parts.append(f"gap {gap} (worker {gap.worker} over {gap.neighbor})")
+    if seen := [row.largest for row in rows if row.largest is not None]:
+        parts.append(f"largest gap so far {max(seen, key=lambda gap: gap.steps)}")
     if states := [row.status for row in rows if row.status is not None]:
-        filled, capacity = min((state.fullest for state in states), key=lambda queue: queue[1] - queue[0])
-        parts.append(f"fullest queue {filled}/{capacity}")
-        if tokens := [count for state in states for count in state.tokens or ()]:
-            parts.append(f"fewest tokens {min(tokens)}")
+        if any(row.code is None for row in rows):
+            filled, capacity = min((state.fullest for state in states), key=lambda queue: queue[1] - queue[0])
+            parts.append(f"fullest queue {filled}/{capacity}")
+            if tokens := [count for state in states for count in state.tokens or ()]:
+                parts.append(f"fewest tokens {min(tokens)}")
         parts.append(f"sent {size(sum(state.sent for state in states))}")
     return parts
 

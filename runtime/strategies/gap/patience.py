@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.runtime.liveness.heartbeat import Heartbeat
-    from preduce.runtime.strategies.gap_driver import Missing
+    from preduce.runtime.strategies.gap.driver import Missing
 
 
 class LackError(GoneError):

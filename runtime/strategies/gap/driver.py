@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from preduce.runtime.strategies.gap_log import GapLog
+    from preduce.runtime.strategies.gap.log import GapLog
     from preduce.runtime.transport.mailbox import Message
     from preduce.runtime.transport.payload_rings import PayloadRings
     from preduce.schedulers.protocols.base import Action
@@ -104,7 +104,7 @@ class GapDriver:
         rings: where the arrays of updates lie, in places of the proved capacity.
         keeps: whether an array may be averaged again in a later step.
         log: what happens here.
-        enter: told of each step that this worker enters, before a message lets others know.
+        enter: told of each step that this worker enters, and of the generation, before a message lets others know.
         send: sends an update that was offered, where the mailbox's thread is the one who may let it leave.
     """
 
@@ -116,7 +116,7 @@ class GapDriver:
         *,
         keeps: bool,
         log: GapLog,
-        enter: Callable[[int], None],
+        enter: Callable[[int, int], None],
         send: Callable[[Recipients], None],
     ) -> None:
         self.machine, self.rank, self.rings, self.log = machine, rank, rings, log
@@ -146,7 +146,7 @@ class GapDriver:
             state = replace(self.machine.start(self.rank)[0], step=step)
         with self.condition:
             self._part = _Part(state, step)
-            self._enter(step)
+            self._enter(step, self._generation)
             self.rings.retire(step - self.machine.setting.staleness)
             self.log.add("entered", step)
             early, self._early = self._early, []
@@ -295,7 +295,7 @@ class GapDriver:
                     self.log.add(kind, step, used=averaged.used)
         if isinstance(event, Advance):
             part.step += event.by
-            self._enter(part.step)
+            self._enter(part.step, self._generation)
             self.rings.retire(part.step - self.machine.setting.staleness)
             self.log.add("entered", part.step, by=event.by)
         letters, update = [], {}

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.strategies.gap_driver import GapDriver, Missing, Outcome
-from preduce.runtime.strategies.gap_log import GapLog
-from preduce.runtime.strategies.gap_patience import LackError, wait_until
-from preduce.runtime.strategies.gap_sizes import hop_of, message_bound
-from preduce.runtime.strategies.gap_state import PLACE, packed, unpacked
-from preduce.runtime.strategies.gap_weights import weights_of
+from preduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
+from preduce.runtime.strategies.gap.log import GapLog
+from preduce.runtime.strategies.gap.patience import LackError, wait_until
+from preduce.runtime.strategies.gap.sizes import hop_of, message_bound
+from preduce.runtime.strategies.gap.state import PLACE, packed, unpacked
+from preduce.runtime.strategies.gap.weights import weights_of
 from preduce.runtime.strategies.one_sided import OneSided
 from preduce.runtime.transport.payload_rings import PayloadRings
 from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from preduce.runtime.recorder import Operation
     from preduce.runtime.strategies.base import Run
-    from preduce.runtime.strategies.gap_driver import Averaged, Letter, Recipients
+    from preduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
     from preduce.schedulers.protocols.hop import HopEvent
     from preduce.topo.strategies.neighbor import Neighbor
 
