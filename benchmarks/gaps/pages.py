@@ -35,10 +35,10 @@ TEXT = (
     "`step` is the mean over the steps of all workers, the first quarter left out. `to agree` is the time in which a",
     "spread over the workers falls to 1 %: measured with 16 workers by averaging numbers as the protocol object says,",
     "above by the graph's contraction and the step (settings that leave updates out take longer than that). Gaps are",
-    "in steps, over the edges but for `any two`. Queue memory is in models, of the busiest worker, as proved: updates",
-    "and snapshots. Tokens alone change nothing on an undirected graph, where `standard` keeps neighbours 1 step apart,",
-    "so above 16 workers they are listed for the directed one only. On many workers a run of some dozen steps shows one",
-    "slow worker's wake only: it reaches a hop further in each step.",
+    "in steps, over the edges but for `any two`. Queue memory is in models, of the busiest worker, proved: updates and",
+    "snapshots. Tokens alone change nothing on an undirected graph, where `standard` keeps neighbours 1 step apart,",
+    "so above 16 workers they are listed for the directed one only. On many workers some dozen steps show one slow",
+    "worker's wake only: it reaches a hop further in each step.",
 )
 
 
@@ -89,56 +89,58 @@ def _cell(row: Row, key: str) -> str:
 
 def draw(rows: list[Row], path: Path) -> None:
     """Step time against steps to agreement: lower and further left is better, dashed lines take equal time."""
+    rows = [row for row in rows if row["graph"] != "star"]  # it would press all others together
     panels = [panel for panel in PANELS if any((row["workers"], row["slowdown"]) == panel for row in rows)]
-    figure = new_figure(12.5, 4.6 * ((len(panels) + 1) // 2) + 1.0)
-    figure.suptitle("Which graph, which setting: a step's time, and how many steps agreement takes", color=INK)
+    figure = new_figure(12.5, 4.4 * ((len(panels) + 1) // 2) + 1.2)
+    figure.suptitle(
+        "Which graph, which setting: what a step takes, and how many steps agreement takes",
+        x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK,
+    )  # fmt: skip
     graphs = list(dict.fromkeys(row["graph"] for row in rows))
     settings = list(dict.fromkeys(row["setting"] for row in rows if row["setting"] != "tokens"))
     axes = figure.subplots((len(panels) + 1) // 2, 2, squeeze=False).ravel()
-    for axis, (count, slowdown) in zip(axes, panels, strict=False):
-        here = [row for row in rows if (row["workers"], row["slowdown"]) == (count, slowdown)]
-        shown = [row for row in here if row["setting"] in settings]
-        for row in shown:
-            axis.scatter(
-                steps_to_agree(row), row["step_seconds"], s=14 + 5 * row["queue_models"], linewidths=0.8,
-                marker=MARKERS[settings.index(row["setting"])], edgecolors="white", alpha=0.85,
-                color=OKABE_ITO[graphs.index(row["graph"]) % len(OKABE_ITO)] if row["graph"] != "star" else GREY,
-            )  # fmt: skip
-        how = "measured" if count == 16 else "by the graph's contraction"
-        axis.set_title(f"{count:,} workers, {slowdown}", loc="left", fontsize=10, color=INK)
-        axis.set_xlabel(f"steps until a spread is down to 1 % ({how})", fontsize=9)
-        axis.set_ylabel("time of a step (computing alone: 1)", fontsize=9)
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        ticks = [1, 1.2, 1.5, 2, 2.5, 3, 4]
-        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_yticks([], minor=True)
-        axis.set_ylim(0.93, 4.4)
-        _equal_times(axis)
-        best = min(shown, key=agreement)
-        axis.annotate(
-            f"agrees first: {best['graph']}, {best['setting']}", (steps_to_agree(best), best["step_seconds"]),
-            xytext=(0.98, 0.93), textcoords="axes fraction", fontsize=8, color=INK, ha="right",
-            arrowprops={"arrowstyle": "->", "color": PALE, "connectionstyle": "arc3,rad=0.15"},
-        )  # fmt: skip
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-        axis.tick_params(colors=PALE, labelsize=8)
+    for axis, panel in zip(axes, panels, strict=False):
+        shown = [row for row in rows if (row["workers"], row["slowdown"]) == panel and row["setting"] in settings]
+        _panel(axis, sorted(shown, key=lambda row: -row["queue_models"]), graphs, settings)
+        how = "measured" if panel[0] == 16 else "by the graph's contraction"
+        axis.set_title(f"{panel[0]:,} workers, {panel[1]}", loc="left", fontsize=10, color=INK)
+        axis.set_xlabel(f"steps until a spread is down to 1 % ({how})", fontsize=9, color=INK)
     _legend(figure, graphs, settings)
     save(figure, path)
 
 
-def _equal_times(axis: Axes) -> None:
-    """Dashed lines along which agreement takes the same time."""
+def _panel(axis: Axes, shown: list[Row], graphs: list[str], settings: list[str]) -> None:
+    for row in shown:
+        axis.scatter(
+            steps_to_agree(row), row["step_seconds"], s=area(row["queue_models"]), linewidths=0.8, edgecolors="white",
+            marker=MARKERS[settings.index(row["setting"])], alpha=0.85, color=OKABE_ITO[graphs.index(row["graph"])],
+        )  # fmt: skip
+    best = min(shown, key=agreement)
+    axis.scatter(steps_to_agree(best), best["step_seconds"], s=520, facecolors="none", edgecolors=INK, linewidths=1.2)
+    axis.set_title(f"agrees first: {best['graph']}, {best['setting']}", loc="right", fontsize=8, color=PALE)
+    axis.set_ylabel("time of a step (computing alone: 1)", fontsize=9, color=INK)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    top = max(row["step_seconds"] for row in shown)
+    ticks = [1, 1.2, 1.5, 2, 2.5, 3, 4]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_yticks([], minor=True)
+    axis.set_ylim(0.93, max(1.25, 1.12 * top))
     low, high = axis.get_xlim()
-    for power in np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high * 4)) + 0.01, 0.5):
-        time = 10**power
-        steps = np.array([low, high])
-        axis.plot(steps, time / steps, color=GRID, linestyle="--", linewidth=0.9, zorder=0)
-        place = time / 0.97
-        if low < place < high:
-            axis.text(place, 0.95, f"{time:,.3g}", fontsize=7, color=GREY, ha="left", rotation=-38)
+    step = 0.5 if high < 1e4 * low else 1.0
+    for power in np.arange(np.ceil(2 * np.log10(low)) / 2, np.log10(high * top) + step, step):
+        axis.plot([low, high], [10**power / low, 10**power / high], color=GRID, linestyle="--", linewidth=0.9, zorder=0)
+        if low < 10**power / 0.95 < high:
+            axis.text(10**power / 0.95, 0.945, f"{10**power:,.0f}", fontsize=7, color=GREY)
     axis.set_xlim(low, high)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.tick_params(colors=PALE, labelsize=8)
+
+
+def area(models: float) -> float:
+    """A marker's size: twice the models take twice the area."""
+    return 10 + 4 * models
 
 
 def _legend(figure: Any, graphs: list[str], settings: list[str]) -> None:  # noqa: ANN401 - matplotlib has no stubs
@@ -147,13 +149,10 @@ def _legend(figure: Any, graphs: list[str], settings: list[str]) -> None:  # noq
     def mark(name: str, marker: str, colour: str, size: float = 8) -> Line2D:
         return Line2D([], [], marker=marker, color=colour, linestyle="", markersize=size, label=name)
 
-    colours = [*OKABE_ITO[: len(graphs) - 1], GREY] if "star" in graphs else OKABE_ITO
-    handles = [mark(name, "o", colour) for name, colour in zip(graphs, colours, strict=False)]
+    handles = [mark(name, "s", colour) for name, colour in zip(graphs, OKABE_ITO, strict=False)]
     handles += [mark(name, MARKERS[index], INK) for index, name in enumerate(settings)]
-    handles += [
-        mark(f"{models} models of queue memory", "o", PALE, np.sqrt(14 + 5 * models)) for models in (9, 46, 136)
-    ]
+    handles += [mark(f"{models} models in queues", "o", PALE, float(np.sqrt(area(models)))) for models in (10, 40)]
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=6, fontsize=8, frameon=False, title_fontsize=8,
-        title="dashed: equal time to agree",
+        handles=handles, loc="outside lower center", ncols=7, fontsize=8, frameon=False, title_fontsize=8,
+        title="colour: graph; shape: setting; size: queue memory of a worker; dashed: equal time; ringed: least",
     )  # fmt: skip

@@ -25,6 +25,7 @@ from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip
 from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 from preduce.topo.timing.cost import round_seconds
 from preduce.verify.gaps.exact import exact_bounds
+from preduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
 
 FOUR_NODES = Cluster.regular(4, 4)
 SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))
@@ -204,6 +205,10 @@ def test_nobody_is_further_ahead_than_is_proved_and_no_queue_is_fuller(setting):
     bound = exact_bounds(graph, schedule.strategy.when)
     edges = max(max(bound[u][v], bound[v][u]) for u, v in graph.edges)
     pairs = max(bound[i][j] for i, j in itertools.permutations(range(8), 2))
+    assert (largest_over_edges(graph, schedule.strategy.when), largest_over_pairs(graph, schedule.strategy.when)) == (
+        edges,
+        pairs,
+    )
     assert 0 < record.largest_over_edges() <= edges
     assert record.largest_over_edges() <= record.largest_over_pairs() <= pairs
     for worker in range(8):
