@@ -278,12 +278,22 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
         pytest.skip(reason)
     monkeypatch.setattr(cells, "RAW", tmp_path)
     tiny = Setting(name="digits, 2x1, 200 Mbit/s", rate="200mbit", compute=0.02)
-    listed = [cells.Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1)]
+    slow = Setting(name="digits, one 4× slow", rate="1gbit", compute=0.02, slow=((2, 4.0),), momentum=0.9)
+    skipping = name_of("ring-based", hop.SKIPS[1])
+    listed = [
+        cells.Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
+        cells.Experiment(setting=slow, shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
+    ]
     found = cells.run("tiny", listed, minutes=2.0, profile=False)
     assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
+    (skipped,) = found.blocks()[slow.name]
+    assert (skipped.contestant, skipped.learning_rate) == (skipping, 0.02)
+    assert [at >= 12 for at in skipped.cells[0].steps] == [True] * 4, "also the one that could not take them all"
+    assert skipped.cells[0].curve[-1][0] > 4
     assert not found.notes
     made = pipe_sgd.rows(found)
     assert [kept.key for kept in made] == [(pipe_sgd.STEP, "digits, 2x1, 200 Mbit/s: D-Sync")]
+    assert (hop.STEP, "digits, one 4× slow: ring-based, backup 1, skip 10") in {kept.key for kept in hop.rows(found)}
     # Two workers exchange one model each way: 2.19 MB over 25 MB/s, and 20 ms of computing.
     assert made[0].measured > 1e3 * (0.02 + 2.19e6 / 25e6)
     assert pipe_sgd.rows(cells.Cells.read("tiny")) == made
