@@ -149,13 +149,13 @@ class Updates:
         from preduce.runtime.transport.updates import Layout, UpdateSender
 
         self.rank, self.arrays, self.neighbors, self.step = rank, [array], neighbors, 0
-        layout = Layout(self.arrays, int(os.environ.get("PART", str(4 << 20))))
+        layout = Layout(self.arrays)
         self.complete = Arrival.KEPT
         self.rings = PayloadRings(rank, {0: CAPACITY} if rank else {}, layout)
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
         bound = layout.bound([CAPACITY], 16)
         self.box = Mailbox(store, rank, "m", self.deliver, max_bytes=array.nbytes, timeout=60, bound=bound)
-        self.sender = UpdateSender(self.box, layout)
+        self.sender = UpdateSender(self.box, layout, capacity=CAPACITY)
         self.box.start()
         self.kept: Any = None
 
