@@ -176,6 +176,10 @@ class Mailbox:
         else:
             self._send_when_room(to, message)
 
+    def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
+        """A frame that messages to several workers carry: libzmq then says once, and not for each, that it has left."""
+        return self._zmq.Frame(frame, copy=False)
+
     def _addressed(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> Message:
@@ -204,10 +208,6 @@ class Mailbox:
                 self._go(to, message)
             else:
                 account.hold_newest(message, lambda other: other.kind == kind)
-
-    def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
-        """A frame that messages to several workers carry: libzmq then says once, and not for each, that it has left."""
-        return self._zmq.Frame(frame, copy=False)
 
     @property
     def has_failed(self) -> bool:
@@ -412,14 +412,14 @@ class Mailbox:
         return peer
 
     def _receive(self) -> None:
-        while True:
-            try:
-                frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
-            except self._zmq.Again:
-                return
-            message = self._message_in(frames)
-            if message is not None and message.kind != GRANT:
-                self._hand_over(message)
+        """Deal with one message: libzmq looks for connections with news when it is polled, not between messages."""
+        try:
+            frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
+        except self._zmq.Again:
+            return
+        message = self._message_in(frames)
+        if message is not None and message.kind != GRANT:
+            self._hand_over(message)
 
     def _hand_over(self, message: Message) -> None:
         """Let the strategy deal with a message, and tell the sender in time that it has."""

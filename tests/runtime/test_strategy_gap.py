@@ -162,17 +162,19 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
     wanted = [bounds[v][0] for v in range(n)], {u: (places - reduced, places) for u, places in capacity.items()}
     runners, seen, released = {}, [], threading.Event()
 
-    def ahead(runner):
-        return [event.step for event in list(runner.log.events) if event.kind == "entered"][-1] - at
+    def now():
+        """How far each is ahead of worker 0, and the fill of its queues."""
+        logs = [runners[v].log for v in sorted(runners)]
+        entered = [[event.step for event in list(log.events) if event.kind == "entered"] for log in logs]
+        return [max(steps, default=0) - at for steps in entered], runners[0].rings.fill()
 
     def watch():
         """Let go once they stand where they should, and have stood there for a moment."""
         deadline = time.monotonic() + 15
         while not released.is_set():
-            now = [ahead(runners[v]) for v in range(n)], runners[0].rings.fill()
-            if now == wanted or time.monotonic() > deadline:
+            if now() == wanted or time.monotonic() > deadline:
                 time.sleep(0.1)
-                seen.append(([ahead(runners[v]) for v in range(n)], runners[0].rings.fill()))
+                seen.append(now())
                 released.set()
             time.sleep(0.01)
 

@@ -147,6 +147,22 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace)
     assert all(means == results[0][3] for *_, means in results)
 
 
+def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
+    gap = Gap(max_ig=4, backup=1, skip=Skip(limit=10))
+
+    def work(world):
+        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=20)
+        for batch in range(12):
+            while world.rank == 0 and batch == 3 and min(optimizer.runner.status().tokens) < gap.max_ig + 2:
+                time.sleep(0.002)
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+
+    for error in ranks.run(3, work, catch=PeerLostError):
+        assert "loop over `optimizer.batches(loader)`" in str(error)
+
+
 def test_state_that_would_travel_is_refused(ranks):
     def work(world):
         model = torch.nn.Linear(2, 2)
