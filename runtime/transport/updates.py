@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.averaging.weights import unit_weights
 from preduce.runtime.transport.arrays import Snapshots
 from preduce.runtime.transport.credit import Bound
 from preduce.runtime.transport.streams import Streams
@@ -28,6 +29,7 @@ from preduce.runtime.transport.waiting import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from fractions import Fraction
 
     from preduce.runtime.transport.mailbox import Mailbox
     from preduce.runtime.transport.streams import Marker
@@ -169,23 +171,26 @@ def _passed(mark: Marker) -> None:
 
 def add_updates(
     arrays: Sequence[torch.Tensor],
-    own_weight: float,
     updates: Sequence[Sequence[torch.Tensor]],
-    weights: Sequence[float],
+    weights: Sequence[Fraction | float],
     layout: Layout,
     *,
+    into: Sequence[torch.Tensor] | None = None,
     streams: Streams | None = None,
 ) -> None:
-    """Make each array own_weight times itself plus the weighted updates, in place.
+    """Make each array the weighted updates plus itself times what is left of 1, in place.
 
+    With `into` (which may be the arrays) they stay as they are, and what is to be added to them is written there.
     `updates` are what `PayloadRings.take` or `look` gave: of each, the pieces in the order of the layout, on the host.
     On a device the sums run on a side stream, for which the user's then waits; the host runs ahead.
     """
     streams = streams or Streams()
     with torch.no_grad(), streams.side():
         for place, piece in enumerate(layout.pieces()):
-            target = arrays[piece.array][piece.start : piece.end]
-            target.mul_(own_weight)
-            for update, weight in zip(updates, weights, strict=True):
+            array = arrays[piece.array][piece.start : piece.end]
+            target = array if into is None else into[piece.array][piece.start : piece.end]
+            own_weight, rounded = unit_weights(weights, target.dtype)
+            torch.mul(array, own_weight - (into is not None), out=target)
+            for update, weight in zip(updates, rounded, strict=True):
                 target.add_(streams.stage(update[place], target.device), alpha=weight)
     streams.rejoin()
