@@ -150,6 +150,7 @@ def test_the_answer_says_what_a_gap_answers_and_costs(long_steps: list[Option], 
     said = " ".join([*gap_reasons(skipping, slow_worker, slowed), *gap_cautions(skipping, slowed)])
     assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in said
     assert "of all steps are skipped" in said
+    assert "optimizer.batches(loader)" in said
     assert "of an even share, and that is the only one who sees some of the data" in said
 
 
