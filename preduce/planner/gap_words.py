@@ -41,8 +41,8 @@ def gap_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str
         )
     if facts.computed < 1 - TOLD:
         said.append(
-            f"{1 - facts.computed:.0%} of all steps are skipped, and no gradient is computed in them; a script's loop has "
-            "to skip them, too: for batch in optimizer.batches(loader)"
+            f"{1 - facts.computed:.0%} of all steps are skipped, and no gradient is computed in them; a script's loop "
+            "has to skip them, too: for batch in optimizer.batches(loader)"
         )
     return [*said, _memory(chosen, job), *_others(chosen, options, job)]
 
