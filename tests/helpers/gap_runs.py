@@ -50,6 +50,7 @@ class GapCase:
     delays: dict  # (worker, number of the call) -> seconds before that step; inf: until it may skip
     jitter: float
     uneven: tuple  # rounds of data of each worker
+    meets: int = -1  # after so many rounds all look at the mean model
 
     @property
     def gap(self):
@@ -115,6 +116,7 @@ def make_gap_case(seed, *, uneven=False):
         delays,
         rng.choice([0.0, 0.001]),
         tuple(rng.randint(0, rounds) if uneven else rounds for _ in range(n)),
+        rng.randrange(rounds) if rng.random() < 0.3 and not uneven else -1,
     )
 
 
@@ -153,7 +155,7 @@ def run_gap_case(case, world):
     rank, rng = world.rank, random.Random(f"{case.schedule.name} {world.rank}")
     model, optimizer = optimizer_of(world, case.schedule, case.start[rank])
     optimizer.runner.log.is_on = True
-    calls = []
+    calls, means = [], None
     with optimizer.join():
         number = 0
         while optimizer.round < case.uneven[rank]:
@@ -163,12 +165,15 @@ def run_gap_case(case, world):
             model.set_gradient(0.0, case.push[rank, round_])
             optimizer.step()
             calls.append(round_)
+            if optimizer.round == case.meets:  # nobody skips past it
+                with optimizer.mean_model():
+                    means = model.values().numpy().copy()
             number += 1
     values = model.values().numpy().copy()
     ended = optimizer.round
     log = optimizer.runner.log
     optimizer.finish()
-    return {"values": values, "ended": ended, "events": list(log.events), "log": log, "calls": calls}
+    return {"values": values, "ended": ended, "events": list(log.events), "log": log, "calls": calls, "means": means}
 
 
 def in_order(results):
