@@ -168,7 +168,8 @@ def main() -> None:
         print(json.dumps(measure(*json.loads(given.worker))))
         return
     print(
-        "| backup | model, MB | places | proved, MB | counted, MB | resident, first and last, MB | peak, MB | beyond, MB |"
+        "| backup | model, MB | places | proved, MB | counted, MB | resident, first and last, MB | peak, MB "
+        "| beyond, MB |"
     )
     print("|---|---|---|---|---|---|---|---|")
     senders = []
