@@ -212,7 +212,7 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
     try:
         with device.running():
             streams = device.streams()
-            sender = UpdateSender(boxes[0], layout, streams)
+            sender = UpdateSender(boxes[0], layout, capacity=2, streams=streams)
             live = numbers.clone()
             for step in range(4):
                 with streams.side():
@@ -259,7 +259,7 @@ def test_one_snapshot_serves_all_neighbours_and_parameters_may_change_as_soon_as
     for box in boxes:
         box.start()
     try:
-        sender = UpdateSender(boxes[0], layout)
+        sender = UpdateSender(boxes[0], layout, capacity=capacity)
         for start in range(0, 20, capacity):
             for step in range(start, start + capacity):
                 for array in arrays:

@@ -75,7 +75,12 @@ class GapMeans(OneSided):
             self.driver.deliver,
             bound=message_bound(machine, self.layout),
         )
-        self._sender = UpdateSender(self._mailbox, self.layout, run.reducer.streams)
+        self._sender = UpdateSender(
+            self._mailbox,
+            self.layout,
+            capacity=max(capacities.sent.values(), default=1),
+            streams=run.reducer.streams,
+        )
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
         if self.gap.skip is not None:
