@@ -109,7 +109,7 @@ class Receiver:
             result["counted"] = self.rings.num_bytes
             for step in range(round_ * most, (round_ + 1) * most):
                 updates = [self.rings.take(source, step) for source in places if step in self.rings.steps(source)]
-                add_updates(arrays, 0.25, updates, [0.25] * len(updates), layout)
+                add_updates(arrays, updates, [0.25] * len(updates), layout)
                 del updates
             self.rings.retire((round_ + 1) * most)
             for source in places:
@@ -167,9 +167,7 @@ def main() -> None:
     if given.worker is not None:
         print(json.dumps(measure(*json.loads(given.worker))))
         return
-    print(
-        "| backup | model, MB | places | proved, MB | counted, MB | resident, first and last, MB | peak, MB | beyond, MB |"
-    )
+    print("| backup | model, MB | places | proved, MB | counted, MB | resident, first, last | peak, MB | beyond, MB |")
     print("|---|---|---|---|---|---|---|---|")
     senders = []
     for backup in given.backup:
