@@ -103,7 +103,7 @@ def draw(rows: list[Row], path: Path) -> None:
         shown = [row for row in rows if (row["workers"], row["slowdown"]) == panel and row["setting"] in settings]
         _panel(axis, sorted(shown, key=lambda row: -row["queue_models"]), graphs, settings)
         how = "measured" if panel[0] == 16 else "by the graph's contraction"
-        steps = "" if panel[0] == 16 else f", the first {shown[0]['steps']} steps"
+        steps = "" if panel[0] == 16 else f", {shown[0]['steps']} steps"
         axis.set_title(f"{panel[0]:,} workers, {panel[1]}{steps}", loc="left", fontsize=10, color=INK)
         axis.set_xlabel(f"steps until a spread is down to 1 % ({how})", fontsize=9, color=INK)
     _legend(figure, graphs, settings)
