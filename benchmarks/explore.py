@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.hop import Hop
-from preduce.topo.strategies.gap import Gap, Skip
-from preduce.verify.explore import Network, explore
+from preduce.topo.strategies.gap import Gap
+from preduce.verify.explore import Network, NoDeadlock, explore
 from preduce.verify.pairing import shortest_deadlock
 from preduce.verify.properties import (
     group_generator_array,
@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="run the configurations of the tests as well")
     parser.add_argument("--only", default="", help="those whose protocol or name has this in it")
     parser.add_argument("--json", type=Path, help="write the table as JSON")
-    parser.add_argument("--trace", type=Path, help="draw the deadlock of skipping without staleness here")
+    parser.add_argument("--trace", type=Path, help="draw the deadlock after a lost update here")
     options = parser.parse_args()
     rows, total, failed = [], 0, False
     print(f"{'configuration':76s} {'states':>9s} {'transitions':>12s} {'depth':>5s} {'states/s':>9s}  verdict")
@@ -112,10 +112,10 @@ def main() -> int:
 def _draw(path: Path) -> None:
     from preduce.report.gaps import draw_trace
 
-    skipping = explore(Hop(hop_suite.both_ways(3), Gap(max_ig=3, skip=Skip(limit=3))), network=Network())
-    trace = skipping.findings[0].trace
+    lost = explore(Hop(hop_suite.both_ways(3), Gap()), properties=(NoDeadlock(),), network=Network(losses=1))
+    trace = lost.findings[0].trace
     assert trace is not None
-    draw_trace(trace, path, title="Skipping without staleness: an update that never comes")
+    draw_trace(trace, path, title="An update is lost: everybody waits")
     deadlock = shortest_deadlock(3)
     assert deadlock is not None
     other = path.with_name(f"{path.stem}-adpsgd{path.suffix}")

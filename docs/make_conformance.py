@@ -22,8 +22,9 @@ by `python docs/make_conformance.py`.
 * **warned**: a Python warning, once; the numbers differ from DDP's, or something in flight was dropped.
 
 Kinds whose workers run freely (an asynchronous server, pairs) step in turn here, so that their results are exact; the
-groups of a generated schedule are those that ran. `server` averages gradients at pace 1, as `allreduce` does. Running
-statistics of BatchNorm follow the option `buffers` and are left out here.
+groups of a generated schedule are those that ran. `server` averages gradients at pace 1, as `allreduce` does. A gap is
+kept with tokens (`max_ig` 2); with backup, staleness or skips the results depend on who is late. Running statistics of
+BatchNorm follow the option `buffers` and are left out here.
 
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from preduce.runtime.transport.alone import AloneWorld, say_alone
 from preduce.runtime.transport.hierarchical import chosen_form, formed
 from preduce.runtime.transport.notes import note_stage
 from preduce.runtime.transport.rendezvous import forget
+from preduce.runtime.watch.teller import tell
 from preduce.runtime.worker.agreement import Policies, agree, facts_of
 from preduce.runtime.worker.codec import fact_of, with_codec
 from preduce.runtime.worker.ending import Ending
@@ -32,7 +33,7 @@ from preduce.runtime.worker.stepper import Stepper
 from preduce.topo.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from preduce.runtime.strategies.base import Runner
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0
+Batch = TypeVar("Batch")
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -141,6 +143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.stepper = Stepper(self.run, self.runner, self.optimizer, uneven_inputs)
         self.ending = Ending(self.run, self.runner, self.stepper, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
+        tell(self.run, self.runner, self.ending)
         if policies.broadcast:
             self.meeting.broadcast()
 
@@ -153,6 +156,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def steps(self) -> int:
         """The steps taken so far, skipped ones included."""
         return self.stepper.steps
+
+    @property
+    def skipped(self) -> int:
+        """Those of `steps` that this worker did not take, because it skipped ahead to its neighbours (`when.gap.skip`).
+
+        Counted from the start of the script; what `skip()` did not apply is not among them.
+        """
+        return self.stepper.skipped
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader, without one for each step that this worker skips, so that N batches end in step N.
+
+        For schedules whose workers may skip; elsewhere it passes on what it gets. What is still to be dropped at the
+        end of one loader is dropped from the next.
+        """
+        for batch in loader:
+            if not self.stepper.drops_batch():
+                yield batch
 
     @property
     def rank(self) -> int:

@@ -18,6 +18,7 @@ from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Form, GroupPhases, How, Late, Pipeline
 from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from preduce.topo.strategies.generated import Division, Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
@@ -39,7 +40,8 @@ class Kind:
     """A schedule with what is known of its results.
 
     `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
-    are decided while the run lasts. `steps_a_round` is the pace, `lag` the steps by which gradients are late.
+    are decided while the run lasts. `steps_a_round` is the pace, `lag` the steps by which gradients are late; a kind
+    that `keeps_gap` lets nobody go on for more than a few steps without the others.
     """
 
     strategy: Strategy
@@ -50,11 +52,12 @@ class Kind:
     lag: int = 0
     steps_a_round: int = 1
     num_nodes: int = 1
+    keeps_gap: bool = False
 
     @property
     def is_free(self) -> bool:
         """Whether some workers may go on for long without noticing that another one is lost or stands still."""
-        return self.rounds is None
+        return self.rounds is None and not self.keeps_gap
 
     @property
     def schedule(self) -> Schedule:
@@ -89,11 +92,22 @@ def _peer_matrix(hop: int) -> npt.NDArray[np.float64]:
     return (np.eye(WORKERS) + np.roll(np.eye(WORKERS), hop, axis=0)) / 2
 
 
+def _gap(**options: object) -> Kind:
+    """Workers on a ring in both directions, that go on by themselves within what their queues let them."""
+    edges = [((target + hop) % WORKERS, target, Fraction(1, 3)) for target in range(WORKERS) for hop in (1, -1)]
+    gap = Gap(**options)  # type: ignore[arg-type] - of many types
+    rounds = (_RING,) if gap.takes_all else None
+    strategy = Neighbor(rounds=(Round.from_edges(WORKERS, edges),), when=gap)
+    late = gap.order is Order.PARALLEL
+    return Kind(strategy, rounds, "reference" if rounds else "convex", late=late, keeps_gap=True)
+
+
 def _phases() -> GroupPhases:
     return GroupPhases(tuple(Phase.from_groups(WORKERS, groups) for groups in PAIRS))
 
 
 _PAIR_MEANS = tuple(_means(groups) for groups in PAIRS)
+_RING = (np.eye(WORKERS) + np.roll(np.eye(WORKERS), 1, axis=0) + np.roll(np.eye(WORKERS), -1, axis=0)) / 3
 _PEERS = (_peer_matrix(1), _peer_matrix(2))
 _ROUNDS = (_one_peer(1), _one_peer(2))
 
@@ -109,6 +123,20 @@ KINDS = {
     ),
     "neighbor": Kind(Neighbor(rounds=_ROUNDS), _PEERS, "reference"),
     "neighbor late": Kind(Neighbor(rounds=_ROUNDS, when=Late()), _PEERS, "reference", late=True),
+    "gap standard": _gap(),
+    "gap standard parallel": _gap(order=Order.PARALLEL),
+    "gap tokens": _gap(max_ig=2),
+    "gap tokens parallel": _gap(max_ig=1, order=Order.PARALLEL),
+    "gap notify-ack": _gap(notify_ack=True),
+    "gap notify-ack parallel": _gap(notify_ack=True, order=Order.PARALLEL),
+    "gap backup": _gap(max_ig=3, backup=1),
+    "gap backup parallel": _gap(max_ig=3, backup=1, inquire=True, order=Order.PARALLEL),
+    "gap staleness": _gap(staleness=2),
+    "gap staleness parallel": _gap(
+        max_ig=4, staleness=2, reduce=Reducing.NEWEST, weights=Weights.ITERATION, order=Order.PARALLEL
+    ),
+    "gap skip": _gap(max_ig=4, backup=1, skip=Skip(limit=4)),
+    "gap skip parallel": _gap(max_ig=5, staleness=3, backup=1, skip=Skip(limit=3), order=Order.PARALLEL),
     "generated": Kind(Generated(group_size=2, division=Division.GLOBAL, slow_threshold=None), None, "groups"),
     "pairwise": Kind(Pairwise(active=(0, 2)), None, "convex"),
     "pairwise late": Kind(Pairwise(active=(0, 2), when=Late()), None, "convex", late=True),

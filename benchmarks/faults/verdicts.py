@@ -28,6 +28,7 @@ GRACE_SECONDS = 10.0
 TOLERANCE = 2e-3
 """Of a value; a member too many or too few changes it by at least a sixteenth."""
 CRASH = re.compile(r"terminate called|Fatal Python error|signal (6|11) |SIGABRT|SIGSEGV|internal error")
+LACK = r"worker \d waited in step \d+ for (an update of|a token to enter|the acknowledgement of its update of) step \d+"
 SOMEBODY = r"\b(worker|rank) \d|store|generator"
 ENDS = ("finished", "failed", "raised")
 
@@ -65,6 +66,8 @@ def judge_ends(running: Running) -> None:
         outcome.violations.append(f"did not finish: {said}")
     elif running.culprit:
         _judge_names(running)
+        if KINDS[running.cell.kind].keeps_gap and running.cell.fault in ("kill worker", "pause for three", "cut link"):
+            _judge_lack(running)
 
 
 def _held_up_since(running: Running, rank: int) -> float:
@@ -89,6 +92,13 @@ def _judge_names(running: Running) -> None:
     unnamed = {rank: text for rank, text in texts.items() if not _names(allowed, text)}
     if unnamed or not any(_names(running.culprit, text) for text in texts.values()):
         outcome.violations.append(f"unnamed: {unnamed or texts}")
+
+
+def _judge_lack(running: Running) -> None:
+    """Survivors of a gap say in which step they waited for what; who lost the store first says that."""
+    vague = {r: text for r, text in running.outcome.texts.items() if not _names(LACK, text) and not _names(STORE, text)}
+    if vague:
+        running.outcome.violations.append(f"vague: {vague}")
 
 
 def _names(culprit: str, text: str) -> bool:

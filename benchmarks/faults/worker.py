@@ -59,7 +59,7 @@ def work() -> None:
         gradient = torch.zeros_like(start)
         gradient[rank] = -1.0
         chance, start_time = random.Random(rank), time.monotonic()
-        for step in range(task.steps):
+        while (step := optimizer.steps) < task.steps:  # a worker that skips counts steps that it does not take
             _step(task, step, optimizer, gradient, diary)
             # By the clock, so that one that was held up catches up: nobody waits for the others in between under some
             # kinds, and `finish` waits for one timeout only.
@@ -106,7 +106,7 @@ def _step(
     diary.note("enters", step)
     optimizer.step()
     diary.note("leaves", step, list(executed[before:]))
-    if task.checkpoints is not None and (step + 1) % CHECKPOINT_STEPS == 0:
+    if task.checkpoints is not None and optimizer.steps % CHECKPOINT_STEPS == 0:
         try:
             save_checkpoint(optimizer, task.checkpoints)
             diary.note("saved", step)

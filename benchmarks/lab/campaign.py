@@ -79,7 +79,7 @@ class Campaign:
         self.contestants = [
             c
             for c in contestants(self._planner, self._planner.corrected, self._planner.coded)
-            if (c.name in wanted if wanted else (c.core or chosen.full or chosen.settings))
+            if (c.name in wanted if wanted else not c.named_only and (c.core or chosen.full or chosen.settings))
         ]
 
     def run(self) -> None:
@@ -172,6 +172,9 @@ class Campaign:
             "data_file": str(self.scratch / f"{setting.task}.npz"),
             **setting.lengths(),
             "steps": setting.steps,
+            "batch": setting.batch,
+            "momentum": setting.momentum,
+            "weight_decay": setting.weight_decay,
             "limit": PROFILE_LIMIT if how == "profile" else self.chosen.limit,
         }
         return Job(**{**fields, **more})
@@ -260,7 +263,7 @@ class Campaign:
                     for cell in self.cells
                     if cell.setting == setting.name and cell.contestant == contestant.name
                 ]
-                if schedule is not None and cells and schedule.strategy.kind in SIMULATED:
+                if schedule is not None and cells and _is_simulated(schedule):
                     found.append(
                         Point(
                             contestant.name,
@@ -281,8 +284,8 @@ class Campaign:
         write(folder, self.chosen.name, content)
         _say(f"written: {folder}/lab-{self.chosen.name}.json, .md, -*.png")
 
-    def content(self, machine: dict[str, object]) -> dict[str, Any]:
-        """All that was measured, as plain values."""
+    def content(self, machine: dict[str, object], *, predict: bool = True) -> dict[str, Any]:
+        """All that was measured, as plain values; `predict` the step times, too, which takes a while."""
         return {
             "head": {**machine, **head(self.chosen, self.settings, [c.load for c in self.cells], self.repetitions)},
             "measure": {
@@ -296,7 +299,7 @@ class Campaign:
             "notes": self.notes,
             "profiles": self.profile_errors,
             "picks": {where: dump_schedule(made) for (where, name), made in self.schedules.items() if name == PICK},
-            "prediction": self._predicted(),
+            "prediction": self._predicted() if predict else None,
         }
 
     def hardware(self) -> dict[str, Hardware]:
@@ -309,6 +312,11 @@ class Campaign:
         except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
             self.notes.append(f"the prediction failed: {type(error).__name__}: {error}")
             return None
+
+
+def _is_simulated(schedule: Schedule) -> bool:
+    """Whether the prediction's stages know what it does: fixed rounds, in which everybody meets."""
+    return schedule.strategy.kind in SIMULATED and not schedule.strategy.protocol
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lab import late_and_small
+from benchmarks.lab import gaps, late_and_small
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.base import Averaging
@@ -31,7 +31,7 @@ class Contestant:
 
     `grid` names its learning rates (setting.GRID); `twin` another contestant of the same mathematics, which therefore
     takes the same steps. `core` ones run in the short lab; `once` ones, which the wire makes very slow, run once, get
-    twice the time, and leave the settings with slow workers out.
+    twice the time, and leave the settings with slow workers out; `named_only` ones run where somebody names them.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Contestant:
     form: str = "ring"
     core: bool = False
     once: bool = False
+    named_only: bool = False
     on_data: tuple[str, ...] = ("shuffled", "sorted")
 
     @property
@@ -292,7 +293,7 @@ def contestants(
                 (PICK, planned_corrected or planned, "hierarchical"),
             )
         ],
-        *[Contestant(**fields) for fields in late_and_small.entries()],
+        *[Contestant(**fields) for fields in (*late_and_small.entries(), *gaps.entries())],
         Contestant(core=True, name=PICK, family="designed", make=planned, **HIERARCHICAL),
         Contestant(
             name=f"{PICK}, codec",

@@ -36,6 +36,8 @@ class Job(Lengths):
     limit: float = 40.0
     every: int = 4
     batch: int = 16
+    momentum: float = 0.0
+    weight_decay: float = 0.0
     learning_rate: float = 0.2
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)

@@ -29,6 +29,7 @@ class Measured:
     computed, waited for others, and communicated; `nic_mb` what a node's NIC sent per step of all workers, in megabytes
     (mean over nodes); `busy_ms` the processor time of a step in all threads of a worker (mean over those that say it).
     `steps`, `ended` and `busy_ms` are for whoever looks into a run; no table needs them, and published files have none.
+    A step that was skipped counts as one, as it does in Hop's paper.
     """
 
     step_ms: float
@@ -71,32 +72,34 @@ def read_cell(job: Job, samples: Samples) -> Measured:
     started = min(worker["started"] for worker in said)
     if min(len(t) for t in times) < 2:
         raise RuntimeError(f"a worker took only {min(len(t) for t in times)} steps in {job.limit:g} s")
-    speeds = [len(t) / (t[-1, 2] - started) for t in times]
-    all_steps = sum(len(t) for t in times)
+    reached = [worker.get("reached", len(t)) for worker, t in zip(said, times, strict=True)]
+    apart = any(worker.get("apart") for worker in said)
+    speeds = [at / (t[-1, 2] - started) for at, t in zip(reached, times, strict=True)]
+    all_steps = sum(reached)
     busy = [worker["busy"] / len(worker["times"]) for worker in said if "busy" in worker]
     sent = [said[node * job.workers_per_node]["sent"] for node in range(job.num_nodes)]
     return Measured(
         step_ms=1000 * job.num_workers / sum(speeds),
-        steps=[len(t) for t in times],
+        steps=reached,
         ended="time" if any(worker["ended"] == "time" for worker in said) else "steps",
         nic_mb=float(np.mean(sent)) / (all_steps / job.num_workers) / 1e6,
-        shares=_shares(job, times),
+        shares=_shares(job, times, apart=apart),
         busy_ms=1000 * float(np.mean(busy)) if busy else None,
-        curve=_curve(job, samples, started),
+        curve=_curve(job, samples, started, apart=apart),
     )
 
 
-def _shares(job: Job, times: list[npt.NDArray[np.float64]]) -> dict[str, float]:
+def _shares(job: Job, times: list[npt.NDArray[np.float64]], *, apart: bool) -> dict[str, float]:
     """Seconds per step, mean over workers: computing, waiting for a member of the group, communicating.
 
     A group operation that has not all its members yet is waiting; afterwards it is communication. Without a trace
-    (torch's own baselines) the two stay together as `blocked`.
+    (torch's own baselines) the two stay together as `blocked`, and so they do where workers go on by themselves.
     """
     count = sum(len(t) for t in times)
     computing = sum(float((t[:, 1] - t[:, 0]).sum()) for t in times) / count
     blocked = sum(float((t[:, 2] - t[:, 1]).sum()) for t in times) / count
     operations = _operations(job)
-    if not operations or job.free_running:
+    if not operations or job.free_running or apart:
         return {"compute": computing, "blocked": blocked}
     complete: dict[tuple[str, int], float] = {}
     for name, round_, _, start, _ in operations:
@@ -131,20 +134,23 @@ def _operations(job: Job) -> list[tuple[str, int, int, float, float]]:
     return found
 
 
-def _curve(job: Job, samples: Samples, started: float) -> list[tuple[float, float, float]]:
+def _curve(job: Job, samples: Samples, started: float, *, apart: bool) -> list[tuple[float, float, float]]:
     """The mean model's loss over time.
 
-    Workers that stay together are averaged at equal steps. Of free-running and differently paced ones, the mean at an
-    instant takes everybody's newest snapshot; the instants are those at which half of the workers have the next one.
+    Workers that stay together are averaged at equal steps. Of free-running and differently paced ones, and of those
+    that keep a gap (`apart`), the mean at an instant takes everybody's newest snapshot; the instants are those at which
+    half of the workers have the next one, or the next but `job.every`.
     """
     model = make_model(job.task, samples, Clock(), job.seed).eval()
     size = 2 * sum(p.numel() for p in model.parameters())
     tracks = [_snapshots(job, rank, size) for rank in range(job.num_workers)]
-    together = not job.free_running and len({tuple(step for _, step, _ in track) for track in tracks}) == 1
+    free = job.free_running or apart
+    together = not free and len({tuple(step for _, step, _ in track) for track in tracks}) == 1
     least = min(len(track) for track in tracks)
     part = evaluated(samples)
     curve = []
-    for index in range(least if together else sorted(len(track) for track in tracks)[len(tracks) // 2]):
+    count = least if together else sorted(len(track) for track in tracks)[len(tracks) // 2]
+    for index in range(0, count, job.every if apart else 1):
         if together:
             instant = max(track[index][0] for track in tracks)
             chosen = [track[index] for track in tracks]

@@ -281,6 +281,7 @@ def rehearse(case: str, wanted: list[str] | None, size: int, nodes: int) -> Iter
             or (wanted and name not in wanted)
             or name in found
             or contestant.how == "alone"
+            or contestant.named_only
         ):
             continue
         schedule = None

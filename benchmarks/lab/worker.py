@@ -76,11 +76,14 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     clock = Clock()
     model = make_model(job.task, samples, clock, job.seed)
     plain = model
-    sgd = torch.optim.SGD(model.parameters(), lr=job.learning_rate)
+    sgd = torch.optim.SGD(
+        model.parameters(), lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay
+    )
     training: Training = (Preduce if job.how == "preduce" else baseline)(job, model, sgd)
     places = shard(job, rank, samples.labels)
     generator = torch.Generator().manual_seed(1000 * job.seed + rank)
-    goal, every = job.steps // _share(training, job), _snapshots_every(training, job)
+    apart = isinstance(training, Preduce) and training.optimizer.schedule.strategy.protocol == "gap"
+    goal, every = job.steps // _share(training, job), 1 if apart else _snapshots_every(training, job)
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
@@ -93,14 +96,14 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
             args=(job, rank, board, partial(_result, "steps", started, sent, times)),
             daemon=True,
         ).start()
-    ended = "steps"
+    ended, reached = "steps", 0
     with (job.path / f"snapshots-{rank:03d}.bin").open("wb") as file:
         try:
-            for step in range(1, 100 * job.steps):
-                due = seconds(step - 1)
+            while reached < 100 * job.steps:
+                due = seconds(reached)
                 begun = clock.begin(due)
-                if (step - 1) % every == 0:  # where time is padded anyway, so that it costs the run nothing
-                    _snapshot(file, plain, step - 1)
+                if reached % every == 0:  # where time is padded anyway, so that it costs the run nothing
+                    _snapshot(file, plain, reached)
                 batch = places[torch.randint(len(places), (job.batch,), generator=generator)]
                 training.model.train()
                 loss = torch.nn.functional.cross_entropy(training.model(samples.inputs[batch]), samples.labels[batch])
@@ -111,11 +114,12 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 computed = begun + due if job.how == "ddp" else time.monotonic()
                 training.step()
                 times.append((begun, computed, time.monotonic()))
-                board.stepped(rank, step)
+                reached = _reached(training) if apart else reached + 1
+                board.stepped(rank, reached if job.free_running else min(reached, goal))
                 if time.monotonic() > end:
                     ended = "time"
                     break
-                if step >= goal and not job.free_running:
+                if reached >= goal and not job.free_running:
                     break
                 if job.free_running and (board.over or board.all_steps >= job.steps * job.num_workers):
                     break
@@ -125,19 +129,32 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 raise
             ended = "time" if time.monotonic() > end else "steps"
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
-        if len(times) % every == 0:
-            _snapshot(file, plain, len(times))
-    _wait_for_the_others(job, board)
+        if reached % every == 0:
+            _snapshot(file, plain, reached)
+    said = {**_result(ended, started, sent, times), "busy": time.process_time() - busy}
+    _wait_for_the_others(job, board, end, apart=apart)
     board.end()
     training.close()
-    return {**_result(ended, started, sent, times), "busy": time.process_time() - busy}
+    return {**said, "reached": reached, "apart": apart}
 
 
-def _wait_for_the_others(job: Job, board: Board) -> None:
-    """Who closes its connections first takes what the others have still to read of the last step."""
-    patience = time.monotonic() + LEAVE_SECONDS
+def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> None:
+    """Who closes its connections first takes what the others have still to read of the last step.
+
+    Workers that keep a gap end one after the other: they wait for the last one, for the `end` of the run, or until one
+    of them fails.
+    """
+    patience = LEAVE_SECONDS + (end if apart else time.monotonic())
     while not job.free_running and board.all_steps < job.steps * job.num_workers and time.monotonic() < patience:
+        if apart and board.over:
+            break
         time.sleep(0.005)
+
+
+def _reached(training: Training) -> int:
+    """The step that a worker which keeps a gap has entered: it may have skipped some."""
+    assert isinstance(training, Preduce)
+    return training.optimizer.round
 
 
 def _result(ended: str, started: float, sent: int, times: list[tuple[float, float, float]]) -> dict[str, object]:

@@ -21,7 +21,7 @@ from benchmarks.lab.run import leave_on_a_signal, machine
 from benchmarks.papers.rows import RESULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from benchmarks.lab.setting import Setting
     from benchmarks.lab.table import Row as Contestant
@@ -33,8 +33,9 @@ RAW = RESULTS.parent / "raw"
 class Experiment:
     """Contestants side by side in one setting, on (nodes, workers per node).
 
-    `steps` of each worker in a cell; without it as many as reach the loss, `target` or the task's own. `limit` seconds
-    end a cell. `at_once`: all repetitions before the next experiment, because they are what matters most.
+    `steps` of each worker in a cell; without it as many as reach the loss, `target` or the task's own. `rate` is the
+    learning rate of all; without it everybody's best of the rehearsal. `limit` seconds end a cell. `at_once`: all
+    repetitions before the next experiment, because they are what matters most.
     """
 
     setting: Setting
@@ -42,6 +43,7 @@ class Experiment:
     contestants: tuple[str, ...]
     steps: int | None = None
     target: float | None = None
+    rate: float | None = None
     limit: float = 75.0
     repetitions: int = 3
     at_once: bool = False
@@ -61,8 +63,12 @@ class Cells:
     notes: tuple[str, ...] = ()
 
     def blocks(self) -> dict[str, list[Contestant]]:
-        """The rows of the lab's own table, by setting."""
-        return {setting.name: rows for content in self.contents for setting, rows in listed(content)}
+        """The rows of the lab's own table, by setting; several experiments may have run in one."""
+        found: dict[str, list[Contestant]] = {}
+        for content in self.contents:
+            for setting, rows in listed(content):
+                found.setdefault(setting.name, []).extend(rows)
+        return found
 
     def predictions(self, which: str = "from_profile") -> dict[tuple[str, str], float]:
         """Milliseconds per step by (setting, contestant), from the profile alone or, `points`, from the fit."""
@@ -91,8 +97,12 @@ class NoLabError(Exception):
     """This machine cannot hold the lab; the message says why."""
 
 
-def run(name: str, experiments: Sequence[Experiment], minutes: float, *, profile: bool = True) -> Cells:
+def run(
+    name: str, experiments: Sequence[Experiment], minutes: float, *, profile: bool = True, predict: bool = True
+) -> Cells:
     """Everybody's first repetition in the order of the list, then everybody's second, until the time is spent.
+
+    What is measured is written after each turn, so that `Cells.read` finds it whatever ends the run.
 
     Raises:
         NoLabError: as said.
@@ -109,10 +119,14 @@ def run(name: str, experiments: Sequence[Experiment], minutes: float, *, profile
     try:
         with Network(num_nodes, "1gbit") as network, Crew(network, scratch) as crew:
             campaigns = [_campaign(experiment, network, crew, scratch, end) for experiment in experiments]
+
+            def keep() -> None:
+                _collected(experiments, campaigns, (), predict=False).write(name)
+
             try:
-                notes = _rounds(experiments, campaigns, profile=profile)
+                notes = _rounds(experiments, campaigns, keep, profile=profile)
             finally:  # what was measured is kept, also when the lab's machinery fails
-                cells = _collected(experiments, campaigns, notes)
+                cells = _collected(experiments, campaigns, notes, predict=predict)
                 cells.write(name)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -131,7 +145,7 @@ def _campaign(experiment: Experiment, network: Network, crew: Crew, scratch: Pat
         steps=experiment.steps,
         limit=experiment.limit,
         target=experiment.target,
-        rate=None,
+        rate=experiment.rate,
         full=False,
         no_profile=True,
         name="",
@@ -139,7 +153,9 @@ def _campaign(experiment: Experiment, network: Network, crew: Crew, scratch: Pat
     return Campaign(chosen, [experiment.setting], network, crew, scratch)
 
 
-def _rounds(experiments: Sequence[Experiment], campaigns: list[Campaign], *, profile: bool) -> tuple[str, ...]:
+def _rounds(
+    experiments: Sequence[Experiment], campaigns: list[Campaign], keep: Callable[[], None], *, profile: bool
+) -> tuple[str, ...]:
     """All repetitions; how many cells were left out."""
     profiled: dict[tuple[tuple[int, int], str], Campaign] = {}
     prepared: dict[int, list[Any]] = {}
@@ -160,14 +176,19 @@ def _rounds(experiments: Sequence[Experiment], campaigns: list[Campaign], *, pro
             campaign.profiles.update(profiled.setdefault(key, campaign).profiles)
             prepared[index] = campaign.fitting(experiment.setting)
         left_out += campaign.turn(experiment.setting, prepared[index], repetition)
+        keep()
     return (f"{left_out} cells were left out because the time was spent",) if left_out else ()
 
 
-def _collected(experiments: Sequence[Experiment], campaigns: list[Campaign], notes: tuple[str, ...]) -> Cells:
+def _collected(
+    experiments: Sequence[Experiment], campaigns: list[Campaign], notes: tuple[str, ...], *, predict: bool
+) -> Cells:
     pairs = [(each, campaign) for each, campaign in zip(experiments, campaigns, strict=True) if campaign.cells]
     measured = [campaign for _, campaign in pairs]
-    contents = [campaign.content(machine()) for campaign in measured]
+    contents = [campaign.content(machine(), predict=predict) for campaign in measured]
     said = [note for content in contents for note in content["notes"]]
+    if not predict:
+        return Cells(contents, None, (*said, *notes))
     profiles = {name: hardware for campaign in measured for name, hardware in campaign.hardware().items()}
     points = [point for experiment, campaign in pairs if experiment.is_timed for point in campaign.points()]
     try:

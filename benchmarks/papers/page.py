@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.papers.pictures import draw, names
+from benchmarks.papers.pictures import bar_names, draw, names
 from benchmarks.papers.registry import PAPERS, Paper
 from benchmarks.papers.rows import RESULTS, read
 
@@ -44,7 +44,8 @@ def page(results: dict[str, Results]) -> str:
             continue
         parts += [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", ""]
         parts += [table(found), ""]
-        parts += [f"![{plot}](../benchmarks/results/papers/{name})\n" for plot, name in names(found).items()]
+        drawn = {**bar_names(found), **names(found)}
+        parts += [f"![{plot}](../benchmarks/results/papers/{name})\n" for plot, name in drawn.items()]
         if found.notes:
             parts += ["How the runs went:", "", *[f"* {note}" for note in found.notes], ""]
     return "\n".join(parts).rstrip() + "\n"

@@ -1,4 +1,4 @@
-"""Pictures of the curves in papers' files: loss over steps or seconds, a colour a contestant, a line a seed."""
+"""Pictures of what stands in papers' files: losses over steps or seconds, a colour a contestant, and rows as bars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from preduce.report.palette import DASHES, OKABE_ITO
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.papers.rows import Curve, Results
+    from benchmarks.papers.rows import Curve, Results, Row
 
 
 def draw(found: Results, folder: Path = RESULTS) -> list[Path]:
@@ -20,6 +20,9 @@ def draw(found: Results, folder: Path = RESULTS) -> list[Path]:
     for plot, name in names(found).items():
         _draw(folder / name, plot, [curve for curve in found.curves if curve.plot == plot])
         made.append(folder / name)
+    for figure, name in bar_names(found).items():
+        _draw_bars(folder / name, figure, [row for row in found.rows if row.figure == figure])
+        made.append(folder / name)
     return made
 
 
@@ -27,6 +30,41 @@ def names(found: Results) -> dict[str, str]:
     """The file of each plot: `PAPER-PLOT.png`, from the words of its title before the first colon."""
     plots = dict.fromkeys(curve.plot for curve in found.curves)
     return {plot: f"{found.paper}-{plot.split(':')[0].lower().replace(' ', '-')}.png" for plot in plots}
+
+
+def bar_names(found: Results) -> dict[str, str]:
+    """The file of each figure that is drawn as bars."""
+    figures = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
+    return {figure: f"{found.paper}-{figure.split(':')[0].lower().replace(' ', '-')}.png" for figure in figures}
+
+
+def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
+    """A panel for what stands before the colon of each setting; a mark where the simulator predicts the row."""
+    plt = pyplot()
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        panels.setdefault(row.setting.partition(": ")[0], []).append(row)
+    sizes = [len(shown) for shown in panels.values()]
+    heights = [0.25 * max(sizes[place : place + 2]) + 0.8 for place in range(0, len(sizes), 2)]
+    drawn, axes = plt.subplots(
+        len(heights), 2, figsize=(13, 0.5 + sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+    )
+    drawn.suptitle(figure)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, (where, shown) in zip(axes.flat, panels.items(), strict=False):
+        places = list(range(len(shown)))
+        values = [row.measured for row in shown]
+        ends = [[row.measured - row.low for row in shown], [row.high - row.measured for row in shown]]
+        axis.barh(places, values, xerr=ends, color=OKABE_ITO[0], label="measured")
+        known = [(place, row.predicted) for place, row in zip(places, shown, strict=True) if row.predicted]
+        if known:
+            axis.plot([at for _, at in known], [place for place, _ in known], "k|", markersize=9, label="predicted")
+            axis.legend(loc="lower right")
+        axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown], title=where)
+        axis.invert_yaxis()
+    drawn.savefig(path, dpi=80)
+    plt.close(drawn)
 
 
 def _draw(path: Path, plot: str, curves: list[Curve]) -> None:

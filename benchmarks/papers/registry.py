@@ -49,6 +49,30 @@ PAPERS = (
         name="hop",
         title="Hop (ASPLOS'19)",
         claim="Backup workers up to 1.81× as fast under random slowdown; skipping holds a 4× slow one at 1.1.",
+        module="benchmarks.papers.hop",
+        headlines=(
+            (
+                "Figures 16 and 17: speed per step where workers are 6× slower at random, standard = 1",
+                "svm: ring-based, backup 1",
+            ),
+            (
+                "Figures 16 and 17: speed per step where workers are 6× slower at random, standard = 1",
+                "digits: ring-based, backup 1",
+            ),
+            (
+                "Figure 18: steps where one worker is 4× slower, over steps where all are alike",
+                "svm: ring-based, standard",
+            ),
+            (
+                "Figure 18: steps where one worker is 4× slower, over steps where all are alike",
+                "svm: ring-based, backup 1, skip 10",
+            ),
+            (
+                "Figure 19: speed to the loss where one worker is 4× slower, standard = 1",
+                "svm: ring-based, backup 1, skip 10",
+            ),
+            ("Figure 13: speed to the loss, BSP server = 1", "svm, all alike: ring-based, standard"),
+        ),
     ),
     Paper(
         name="eager-sgd",

@@ -83,7 +83,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All rows of one paper, with what explains them: `why` by figure, `notes` on how the runs went, `curves`."""
+    """All rows of one paper, with what explains them: `why` by figure, `notes` on how the runs went, `curves`.
+
+    `bars` are figures that are drawn, too: a bar for each row (pictures.py).
+    """
 
     paper: str
     commit: str = ""
@@ -91,6 +94,7 @@ class Results:
     why: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     curves: tuple[Curve, ...] = ()
+    bars: tuple[str, ...] = ()
 
     def merged(self, newer: Results) -> Results:
         """With the rows, words and curves of a newer run in the place of their older ones; the others stay as they are.
@@ -111,6 +115,7 @@ class Results:
             why={figure: words for figure, words in {**self.why, **newer.why}.items() if figure in figures},
             notes=tuple(notes),
             curves=tuple(curves.values()),
+            bars=tuple(dict.fromkeys((*self.bars, *newer.bars))),
         )
 
     def to_text(self) -> str:
@@ -118,6 +123,8 @@ class Results:
         content: dict[str, Any] = {"paper": self.paper, "commit": self.commit}
         content["rows"] = [row.to_json() for row in self.rows]
         content |= {"why": self.why, "notes": list(self.notes)}
+        if self.bars:
+            content["bars"] = list(self.bars)
         if self.curves:
             content["curves"] = [asdict(curve) for curve in self.curves]
         return compact.text(content, digits=5)
@@ -134,6 +141,7 @@ class Results:
             why=content["why"],
             notes=tuple(content["notes"]),
             curves=tuple(curves),
+            bars=tuple(content.get("bars", ())),
         )
 
 

@@ -78,14 +78,14 @@ def command(
             console().print(f"certificate written to {certificate}; check it with", style="dim", markup=False)
             folder = Path(checker.__file__).parent
             console().print(f"  python -I {folder} {certificate}", style="dim", markup=False)
-    if found.exploration is not None and not found.exhausted and found.live is not False:
+    if found.exploration is not None and not found.exhausted and found.live:
         console(errors=True).print(
             f"exploration stopped at {found.exploration.states} states; `attained` comes from one run for each worker "
             "that is held back"
             if found.attained
             else f"exploration stopped at {found.exploration.states} states"
         )
-    return 1 if found.live is False else 0
+    return 0 if found.live else 1
 
 
 def _write(graph: "Digraph", setting: "Gap", path: Path, *, every_pair: bool) -> None:
@@ -134,14 +134,9 @@ def _print(found: "Gaps", name: str) -> None:
     n = found.graph.num_workers
     out.print(f"[bold]{escape(name)}[/]: {n} workers, {len(found.graph.edges)} edges; {words(found.setting)}")
     if found.live:
-        out.print("live: every cycle of the event graph carries a token" if found.setting.skip is None else "live")
-    elif found.live is None:
-        out.print("live: not decided; skipped updates never come, and the exploration was cut")
-    elif found.dead_cycle:
-        out.print("[bold red]not live[/]: waiting in a circle: " + " → ".join(found.dead_cycle))
+        out.print("live: every cycle of the event graph carries a token")
     else:
-        out.print("[bold red]not live[/]: exploration ends in a deadlock")
-        out.print(str(found.exploration.finding("no deadlock").trace) if found.exploration else "", markup=False)
+        out.print("[bold red]not live[/]: waiting in a circle: " + " → ".join(found.dead_cycle))
     rows = table(
         "Step(i) − Step(j) is at most",
         "i, j",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from preduce.report.watch.screen import Screen
     from preduce.topo.schedule import Schedule
 
 SETTINGS = {
@@ -37,6 +38,10 @@ def command(
     threads: Annotated[
         int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Show each worker's step, speed and waiting (and gaps and queues) on stderr."),
+    ] = False,
 ) -> int:
     """Run a script in several local processes; the exit code is that of the first worker that failed."""
     from preduce.topo.extras import require
@@ -79,9 +84,21 @@ def command(
                 threads=threads,
                 environment=environment,
                 survive=generated,
+                patient=loaded is not None and loaded.strategy.goes_on_without,
+                outlet=_screen(workers, loaded) if watch else None,
             )
     except Terminated as ended:
         return ended.exit_code
+
+
+def _screen(num_workers: int, schedule: "Schedule | None") -> "Screen":
+    """What shows the workers while they run."""
+    from preduce.report.watch.history import gaps_of
+    from preduce.report.watch.picture import Picture
+    from preduce.report.watch.screen import Screen
+    from preduce.runtime.watch.board import Board
+
+    return Screen(Picture(Board(num_workers), None if schedule is None else gaps_of(schedule)))
 
 
 def _say_if_refuted(path: Path, schedule: "Schedule") -> None:

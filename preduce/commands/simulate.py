@@ -8,9 +8,12 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
+    from preduce.runtime.virtual_time.gap_record import GapRecord
     from preduce.runtime.virtual_time.timeline import Timeline
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
+
+MAX_PAIRS = 256
 
 Disturb = Annotated[
     str | None,
@@ -42,13 +45,19 @@ def command(
     rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Timeline: .png, .svg, .pdf, or .json for Perfetto.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Timeline, or gaps over time where a schedule keeps a gap: .png, .svg, .pdf; .json for Perfetto.",
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Predict step times, waiting and communication; without --model-bytes communication takes no time.
 
-    Schedules of the kinds generated and pairwise run by their protocol, the one that runs between real workers.
+    Schedules of the kinds generated and pairwise, and those that keep a gap, run by their protocol, the one that runs
+    between real workers.
     """
     from preduce.console import emit_json
     from preduce.runtime.virtual_time.simulate import simulate
@@ -72,7 +81,12 @@ def command(
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
     timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how)
     facts = facts_of(loaded, timeline)
-    if loaded.is_mixing and not free:
+    observed = timeline.observed
+    if observed is not None and observed.gaps is not None:
+        facts |= _gap_facts(loaded, observed.gaps)
+        if not free:
+            facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
+    elif loaded.is_mixing and not free:
         from preduce.topo.timing.cost import communication
 
         sent = communication(loaded, hardware, form=how)
@@ -86,7 +100,7 @@ def command(
         steady = cycle_time(loaded, hardware, times, form=how)
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
     if output is not None:
-        _write(timeline, loaded, output)
+        _write(timeline, loaded, output, facts)
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
@@ -131,6 +145,34 @@ def pipeline_of(schedule: "Schedule") -> dict[str, Any]:
     return {} if figures is None else {"pipeline": figures.to_json()}
 
 
+def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
+    """The gaps of a run against the proved ones, and what was skipped; shares are of all workers' time or steps.
+
+    All pairs are proved for at most 256 workers: their matrix takes O(n · edges).
+    """
+    from preduce.runtime.virtual_time.gaps import hop_of
+    from preduce.topo.strategies.gap import Gap
+    from preduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
+
+    gap = schedule.strategy.when
+    assert isinstance(gap, Gap), "nothing else records gaps"
+    graph, shares = hop_of(schedule.strategy.graphs[0], gap).graph, record.distribution()
+    passed = float(record.finish[-1].sum()) or 1.0
+    return {
+        "gaps": {
+            "mean_over_edges": float((shares * range(len(shares))).sum()),
+            "largest_over_edges": record.largest_over_edges(),
+            "proved_over_edges": largest_over_edges(graph, gap),
+            "largest_over_pairs": record.largest_over_pairs(),
+            "proved_over_pairs": largest_over_pairs(graph, gap) if graph.num_workers <= MAX_PAIRS else None,
+            "share_skipped": float(record.skipped.sum()) / record.finish.size,
+            "longest_queue": int(record.fill.max()),
+            "share_waiting_for_updates": float(record.for_updates.sum()) / passed,
+            "share_waiting_for_tokens": float(record.for_tokens.sum()) / passed,
+        }
+    }
+
+
 def workers_of(timeline: "Timeline") -> dict[str, Any]:
     """Seconds of each worker, for at most 4096 of them."""
     if timeline.finish.shape[1] > 4096:
@@ -146,13 +188,20 @@ def workers_of(timeline: "Timeline") -> dict[str, Any]:
     }
 
 
-def _write(timeline: "Timeline", schedule: "Schedule", output: Path) -> None:
+def _write(timeline: "Timeline", schedule: "Schedule", output: Path, facts: dict[str, Any]) -> None:
     from preduce.console import write_text
     from preduce.report.picture import save
     from preduce.report.timeline import draw_timeline, perfetto
 
+    record = None if timeline.observed is None else timeline.observed.gaps
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
+    elif record is not None:
+        from preduce.report.gaps_over_time import draw_gaps_over_time
+
+        proved = facts["gaps"]
+        bounds = {"over_edges": proved["proved_over_edges"], "over_pairs": proved["proved_over_pairs"]}
+        save(draw_gaps_over_time(record, schedule.name, **bounds), output)
     else:
         save(draw_timeline(timeline, schedule.name), output)
 
@@ -179,7 +228,11 @@ def _print(
     )
     if words := runs(schedule.strategy.pace, schedule.strategy.when, schedule.strategy.how, form):
         out.print(f"runs: {words}")
-    if "nic_bytes_per_step" in facts:
+    if "gaps" in facts:
+        _print_gaps(facts["gaps"])
+    if "gaps" in facts and "nic_bytes_per_step" in facts:
+        out.print(f"communication: {size(facts['nic_bytes_per_step'])} out of the busiest node per step")
+    elif "nic_bytes_per_step" in facts:
         out.print(
             f"communication: {seconds(facts['communication_seconds_per_step'])} and "
             f"{size(facts['nic_bytes_per_step'])} out of the busiest node per step"
@@ -199,7 +252,12 @@ def _print(
     if timeline.free_running:
         out.print("Workers have no common rounds: the time per step is the mean over the steps of all.", style="dim")
     listed = table(
-        "Where the time goes", "worker", "computing", "group operations", "waiting", Column("waiting share", drop=1)
+        "Where the time goes",
+        "worker",
+        "computing",
+        "updates" if "gaps" in facts else "group operations",
+        "waiting",
+        Column("waiting share", drop=1),
     )
     parts = (timeline.computing(), timeline.communicating(), timeline.waiting())
     count = timeline.finish.shape[1]
@@ -216,4 +274,22 @@ def _print(
     if free:
         out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
     if output is not None:
-        out.print(f"timeline written to {output}")
+        out.print(f"{'gaps over time' if 'gaps' in facts else 'timeline'} written to {output}")
+
+
+def _print_gaps(gaps: dict[str, Any]) -> None:
+    from preduce.console import console
+
+    def most(where: str) -> str:
+        proved = gaps[f"proved_{where}"]
+        return f"{gaps[f'largest_{where}']}" + ("" if proved is None else f" of at most {proved}")
+
+    out = console()
+    out.print(
+        f"gap over an edge: {gaps['mean_over_edges']:.2f} steps on average, [bold]{most('over_edges')}[/]; between any "
+        f"two workers {most('over_pairs')}; longest queue {gaps['longest_queue']}"
+    )
+    out.print(
+        f"of all steps {gaps['share_skipped']:.1%} skipped; of all time waiting for updates "
+        f"{gaps['share_waiting_for_updates']:.0%}, for tokens {gaps['share_waiting_for_tokens']:.0%}"
+    )

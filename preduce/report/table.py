@@ -18,12 +18,16 @@ TEXT = 20
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; the higher `drop`, the sooner it leaves a narrow terminal; 0 never leaves. `wraps`: running text."""
+    """A column; the higher `drop`, the sooner it leaves a narrow terminal; 0 never leaves.
+
+    `wraps`: running text. `is_cut`: where it does not fit into one line, its end is left out.
+    """
 
     header: str
     drop: int = 0
     justify: Literal["left", "right"] = "right"
     wraps: bool = False
+    is_cut: bool = False
 
 
 @dataclass(slots=True)
@@ -90,7 +94,10 @@ class Table:
         )  # fmt: skip
         for index, width in zip(kept, widths, strict=True):
             column = self.columns[index]
-            result.add_column(column.header, justify=column.justify, width=width, overflow="fold")
+            overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.is_cut else "fold"
+            result.add_column(
+                column.header, justify=column.justify, width=width, overflow=overflow, no_wrap=column.is_cut
+            )
         for cells, style in self.rows:
             result.add_row(*(cells[index] for index in kept), style=style)
         return result

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from preduce.runtime.launcher.orphans import Guardian, die_with_parent
+from preduce.runtime.launcher.outlet import Outlet, PlainOutlet
 from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
 from preduce.runtime.launcher.supervision import Child, end_all, supervise
 from preduce.runtime.transport.admission import RUN_SECRET
@@ -43,7 +44,9 @@ def launch(
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE_SECONDS,
     survive: bool = False,
+    patient: bool = False,
     output: TextIO | None = None,
+    outlet: Outlet | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
@@ -60,7 +63,10 @@ def launch(
         grace: seconds between the first failure and the end of the others.
         survive: a worker that a signal ends does not end the others; the exit code is then theirs. An error of its own
             still does.
+        patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
+            only; the exit code is that of the signal nevertheless.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
+        outlet: through which they go in place of that; it may watch the workers on its board.
 
     Raises:
         InputError: no such script, or counts that do not fit.
@@ -71,6 +77,7 @@ def launch(
         raise InputError(f"{target}: is not a file; name a Python script")
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
     workers: list[Child] = []
+    through: Outlet = outlet or PlainOutlet(output)
     try:
         with terminable():
             _import_once()
@@ -82,15 +89,17 @@ def launch(
                 for rank in range(num_workers):
                     variables = _variables(rank, num_workers, num_nodes, threads) | shared
                     with held():
-                        workers.append(_fork(rank, target, args, variables, _closing(workers, guardian)))
+                        settle = _settling(rank, workers, guardian, through)
+                        workers.append(_fork(rank, target, args, variables, settle))
                         guardian.watch(workers[-1].pid)
                 # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
                 store = _serve_store(workers)
-                return supervise(workers, store, grace, output, survive=survive)
+                return supervise(workers, store, grace, through, survive=survive, patient=patient)
             finally:
                 with held():
                     end_all(workers)
                     guardian.close()
+                    through.close()
     except Terminated as ended:
         return ended.exit_code
 
@@ -135,15 +144,17 @@ def _variables(rank: int, num_workers: int, num_nodes: int, threads: int | None)
     }
 
 
-def _closing(earlier: Sequence[Child], guardian: Guardian) -> Callable[[], None]:
-    """What a forked worker closes: the pipes of the workers before it and of the guardian."""
+def _settling(rank: int, earlier: Sequence[Child], guardian: Guardian, outlet: Outlet) -> Callable[[], None]:
+    """What a forked worker does first: it closes the pipes of the workers before it and of the guardian."""
 
-    def close() -> None:
+    def settle() -> None:
         for descriptor in [d for worker in earlier for d in (worker.go, *worker.streams)]:
             os.close(descriptor)
         guardian.forget_in_child()
+        if outlet.board is not None:
+            outlet.board.claim(rank)
 
-    return close
+    return settle
 
 
 def _fork(
@@ -151,9 +162,9 @@ def _fork(
     target: str | Path | Callable[[], object],
     args: Sequence[str],
     variables: Mapping[str, str],
-    let_go: Callable[[], None],
+    settle: Callable[[], None],
 ) -> Child:
-    """Start one worker; signals are held. It calls `let_go` to close what is not its own."""
+    """Start one worker; signals are held. It calls `settle` to close what is not its own."""
     go_read, go_write = os.pipe()
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
@@ -169,7 +180,7 @@ def _fork(
     try:
         for descriptor in (go_write, out_read, err_read):
             os.close(descriptor)
-        let_go()
+        settle()
         os.setpgid(0, 0)
         if not die_with_parent(parent):
             os._exit(70)

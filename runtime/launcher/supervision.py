@@ -11,15 +11,16 @@ import sys
 import termios
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from preduce.runtime.launcher.orphans import end_groups
 from preduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, raise_unheard
 from preduce.topo.errors import FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from preduce.runtime.launcher.outlet import Outlet
     from preduce.runtime.transport.torch_api import Store
 
 CHILDREN_SECONDS = 2.0
@@ -49,10 +50,11 @@ class _Shutdown:
     """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
 
     With `survive` workers that a signal ends, or that the group generator gave up, do not count, as long as one is
-    left.
+    left. With `patient` they count, and the others go on until one of them fails, too.
     """
 
     survive: bool = False
+    patient: bool = False
     code: int = 0
     deadline: float = float("inf")
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
@@ -74,10 +76,12 @@ class _Shutdown:
         """Whether workers were already ended from here, so that a signal is no news."""
         return len(self.signals) < 2 or self.code == 130  # as Ctrl-C
 
-    def concerns(self, worker: Child, workers: Sequence[Child]) -> bool:
-        """Whether the end of a worker is a failure of the run."""
+    def failed(self, worker: Child, workers: Sequence[Child], grace: float) -> None:
+        """A worker ended with a failure; where that is one of the run, the others have the grace period left."""
         assert worker.code is not None
-        return not self.survive or not _is_lost(worker) or all(_is_lost(w) for w in workers)
+        if self.survive and _is_lost(worker) and not all(_is_lost(w) for w in workers):
+            return
+        self.begin(worker.code, float("inf") if self.patient and _is_lost(worker) else grace)
 
     def escalate(self, workers: Sequence[Child]) -> None:
         """Send the next signal when its time has come."""
@@ -86,16 +90,24 @@ class _Shutdown:
             self.deadline = time.monotonic() + 2.0
 
 
-def supervise(workers: Sequence[Child], store: Store, grace: float, output: TextIO | None, *, survive: bool) -> int:
+def _stages(store: Store) -> Callable[[int], str]:
+    """How far a worker has come that has no optimizer yet."""
+    from preduce.runtime.transport.notes import last_stage  # as in `_tell`
+
+    return lambda rank: last_stage(store, rank)
+
+
+def supervise(
+    workers: Sequence[Child], store: Store, grace: float, outlet: Outlet, *, survive: bool, patient: bool
+) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves."""
-    shutdown = _Shutdown(survive)
+    shutdown = _Shutdown(survive, patient)
     drained = float("inf")
-    width = len(str(len(workers) - 1))
+    width, stages = len(str(len(workers) - 1)), _stages(store)
     with selectors.DefaultSelector() as selector:
         for worker in workers:
-            for place, descriptor in enumerate(worker.streams):
-                stream = output or (sys.stdout if place == 0 else sys.stderr)
-                selector.register(descriptor, selectors.EVENT_READ, (worker, stream))
+            for descriptor in worker.streams:
+                selector.register(descriptor, selectors.EVENT_READ, worker)
         running = True
         # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
         while running or (selector.get_map() and time.monotonic() < drained):
@@ -103,11 +115,12 @@ def supervise(workers: Sequence[Child], store: Store, grace: float, output: Text
                 raise_unheard()
                 ready = selector.select(timeout=0.05)
                 for key, _ in ready:
-                    if not _forward(key.fd, *key.data, width=width):
+                    if not _forward(key.fd, key.data, outlet, width):
                         selector.unregister(key.fd)
                 with held():
-                    if running and not (running := _collect(workers, store, shutdown, grace, output)):
+                    if running and not (running := _collect(workers, store, shutdown, grace, outlet)):
                         drained = time.monotonic() + 0.5
+                outlet.look({worker.rank: worker.code for worker in workers}, stages)
             except Terminated as ended:
                 heard()
                 shutdown.asked(ended.exit_code, grace, workers)
@@ -125,15 +138,14 @@ def _is_lost(worker: Child) -> bool:
     return worker.code is not None and (worker.code > SIGNALLED or worker.code == FencedError.exit_code)
 
 
-def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float, output: TextIO | None) -> bool:
+def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
     for worker in workers:
         if worker.code is None and _reap(worker) and worker.code:
-            _tell(store, worker, output or sys.stderr, first=not shutdown.code, ended=shutdown.has_signalled)
+            _tell(store, worker, outlet, first=not shutdown.code, ended=shutdown.has_signalled)
             _signal_group(worker, signal.SIGTERM)
             worker.children_until = time.monotonic() + CHILDREN_SECONDS
-            if shutdown.concerns(worker, workers):
-                shutdown.begin(worker.code, grace)
+            shutdown.failed(worker, workers, grace)
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")
             _signal_group(worker, signal.SIGKILL)
@@ -141,7 +153,7 @@ def _collect(workers: Sequence[Child], store: Store, shutdown: _Shutdown, grace:
     return any(worker.code is None for worker in workers)
 
 
-def _forward(descriptor: int, worker: Child, stream: TextIO, *, width: int) -> bool:
+def _forward(descriptor: int, worker: Child, outlet: Outlet, width: int) -> bool:
     """Pass on a worker's complete lines, each with its rank before it; False at the end of its output."""
     chunk = os.read(descriptor, 65536)
     held = worker.streams[descriptor] + chunk
@@ -150,10 +162,10 @@ def _forward(descriptor: int, worker: Child, stream: TextIO, *, width: int) -> b
         lines, rest = [*lines, rest], b""
     worker.streams[descriptor] = rest
     if lines:
-        worker.has_complained |= descriptor == list(worker.streams)[-1]
+        errors = descriptor == list(worker.streams)[-1]
+        worker.has_complained |= errors
         prefix = f"[{worker.rank:>{width}}] "
-        stream.write("".join(f"{prefix}{line.decode(errors='replace')}\n" for line in lines))
-        stream.flush()
+        outlet.write("".join(f"{prefix}{line.decode(errors='replace')}\n" for line in lines), errors=errors)
     return bool(chunk)
 
 
@@ -166,7 +178,7 @@ def _reap(worker: Child) -> bool:
     return True
 
 
-def _tell(store: Store, worker: Child, output: TextIO, *, first: bool, ended: bool) -> None:
+def _tell(store: Store, worker: Child, outlet: Outlet, *, first: bool, ended: bool) -> None:
     """Leave word in the store of how a worker died, for the others' error messages, and say a signal's death here.
 
     Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
@@ -181,16 +193,16 @@ def _tell(store: Store, worker: Child, output: TextIO, *, first: bool, ended: bo
             # A worker that a signal ends prints nothing itself.
             hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
             with contextlib.suppress(RuntimeError):
-                output.write(f"preduce: worker {worker.rank} {text} {stage_of(store, worker.rank)}{hint}\n")
-                output.flush()
+                where = stage_of(store, worker.rank)
+                outlet.write(f"preduce: worker {worker.rank} {text} {where}{hint}\n", errors=True)
     elif not first:
         return
     else:
         text = f"ended with exit code {worker.code}"
         if not ended and _is_silent(worker):
             with contextlib.suppress(RuntimeError):
-                output.write(f"preduce: worker {worker.rank} {text} and no message {stage_of(store, worker.rank)}\n")
-                output.flush()
+                where = stage_of(store, worker.rank)
+                outlet.write(f"preduce: worker {worker.rank} {text} and no message {where}\n", errors=True)
     with contextlib.suppress(RuntimeError):
         notes = Notes(store, DEATHS, own_server=True)
         notes.write(str(worker.rank), text)

@@ -59,6 +59,11 @@ class Heartbeat:
         """Say what this worker does now, and for whom it waits in that; the next heartbeat carries it."""
         self._doing, self._waits = text, tuple(rank for rank in waits if rank != self.rank)
 
+    @property
+    def last(self) -> tuple[str, tuple[int, ...]]:
+        """What this worker said last that it does, and for whom it waits in that."""
+        return self._doing, self._waits
+
     def note(self, kind: str, text: str) -> None:
         """Leave a note of this worker: `failed`, `explained`, `left`, `finished`; the first of a kind stays."""
         if kind not in self._noted:

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from preduce.runtime.watch.progress import Progress
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from preduce.runtime.averaging.applier import Applier
     from preduce.runtime.averaging.flat_model import FlatModel
     from preduce.runtime.averaging.reducer import Reducer
+    from preduce.runtime.watch.status import GapStatus
     from preduce.topo.schedule import Schedule
 
 
@@ -35,6 +37,8 @@ class Run:
     """The wrapped optimizer, for strategies that have a mean gradient to apply."""
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
+    progress: Progress = field(default_factory=Progress)
+    """Where this worker says which step it is in, for `preduce run --watch`."""
 
     @property
     def pace(self) -> int:
@@ -76,11 +80,24 @@ class Runner(ABC):
     harm_of_loading: str = "would send the difference to the others as progress"
     """What would come of a model that is loaded by itself where `takes_for_progress` says so."""
 
+    jumped: int = 0
+    """Rounds by which the last `end_round` went further than the next one: a worker left behind may skip some."""
+
     outlives_lost_workers: bool = False
     """Whether the run goes on when workers are lost; means over all are then over those that are left."""
 
+    enters_steps: bool = False
+    """Whether it says itself, in `run.progress`, which step it is in: where neighbours know one another's steps."""
+
     def __init__(self, run: Run) -> None:
         self.run = run
+
+    def status(self) -> GapStatus | None:
+        """What `preduce run --watch` shows of its queues, if it has any.
+
+        Called by a thread of its own while the training goes on; it neither waits nor raises.
+        """
+        return None
 
     def follow(self, clock: Callable[[], int]) -> None:
         """Learn where to ask for the step that comes next, for what begins before `before_step`."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
+from preduce.runtime.strategies.gap.means import GapMeans
 from preduce.runtime.strategies.group_means import GroupMeans
-from preduce.topo.errors import InputError, MissingFeatureError
+from preduce.topo.errors import InputError
 from preduce.topo.strategies.gap import Gap
 
 if TYPE_CHECKING:
@@ -19,12 +20,9 @@ def neighbor_means(strategy: Neighbor, run: Run) -> Runner:
     """The runner of a neighbor schedule: in rounds, or with a gap between neighbours.
 
     Raises:
-        MissingFeatureError: a gap.
         InputError: as the runner.
     """
-    if isinstance(strategy.when, Gap):
-        raise MissingFeatureError(f"schedule {run.schedule.name!r}: when.gap cannot be executed by this version")
-    return NeighborMeans(strategy, run)
+    return GapMeans(strategy, run) if isinstance(strategy.when, Gap) else NeighborMeans(strategy, run)
 
 
 class NeighborMeans(GroupMeans):

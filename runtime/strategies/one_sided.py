@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.runtime.strategies.base import Run
+    from preduce.runtime.transport.credit import Bound
     from preduce.runtime.transport.mailbox import Message
     from preduce.topo.strategies.base import Strategy
 
@@ -26,6 +27,7 @@ class OneSided(Runner):
         run: the worker's part of the run.
         place: with whom optimizer state would have to be averaged, for the refusal.
         deliver: called with each message from `start` on.
+        bound: what may be on the way to each worker, where the mailbox's own is not what the protocol needs.
 
     Raises:
         InputError: a policy that asks for optimizer state to travel.
@@ -33,7 +35,15 @@ class OneSided(Runner):
 
     drains_together = True
 
-    def __init__(self, strategy: Strategy, run: Run, place: str, deliver: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        run: Run,
+        place: str,
+        deliver: Callable[[Message], None],
+        *,
+        bound: Bound | None = None,
+    ) -> None:
         super().__init__(run)
         if any(rider.is_state for bucket in run.flat.buckets for rider in bucket.riders):
             raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
@@ -50,6 +60,7 @@ class OneSided(Runner):
             deliver,
             max_bytes=sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
             timeout=reducer.timeout,
+            bound=bound,
             heartbeat=reducer.heartbeat,
         )
         reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)

@@ -59,6 +59,11 @@ class Snapshots:
         """How many snapshots have memory now, in use or not."""
         return len(self._taken)
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory of all snapshots, in use or not."""
+        return sum(snapshot.num_bytes for snapshot in self._taken)
+
     def _free(self) -> _Snapshot | None:
         """A snapshot that nobody has any more, taken out; a few others are kept, the rest gives its memory back."""
         free = [snapshot for snapshot in self._taken if snapshot.is_free()]
@@ -72,6 +77,7 @@ class _Snapshot:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._homes = [np.empty(size, dtype=np.uint8) for size in sizes]
+        self.num_bytes = sum(sizes)
         self._lent: list[weakref.ref[npt.NDArray[np.uint8]]] = []
 
     def is_free(self) -> bool:

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Item = TypeVar("Item")
 
@@ -104,6 +107,14 @@ class Account(Generic[Item]):
             self._waiting.append((item, num_bytes))
             self._waiting_bytes += num_bytes
         return not full
+
+    def hold_newest(self, item: Item, replaces: Callable[[Item], bool]) -> None:
+        """Let an item without payload wait in the place of one that it replaces, or else beside what waits."""
+        for place, (other, num_bytes) in enumerate(self._waiting):
+            if not num_bytes and replaces(other):
+                self._waiting[place] = (item, 0)
+                return
+        self._waiting.append((item, 0))
 
     def grant(self, messages: int, num_bytes: int) -> list[Item]:
         """The peer says what it has dealt with since the beginning: the messages that may go now, counted as sent.

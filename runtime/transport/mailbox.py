@@ -10,6 +10,9 @@ or stopped one makes its senders wait, until it goes on, is known to be gone, or
 itself never waits for room, or two workers could wait for each other: what `deliver` sends is held back, and as much as
 the bound again may be, which is a matter of the protocol; more ends the side thread with an error. Nothing is dropped.
 
+A small message that is urgent takes a connection of its own, or it would wait until all arrays that were sent before it
+have travelled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.
+
 Only workers of the run can connect and write (see `admission`); whatever else arrives is dropped unread. If the side
 thread ends for any reason but `close`, whoever waits or sends is told.
 """
@@ -55,6 +58,8 @@ class Message:
     kind: str
     numbers: tuple[int, ...] = ()
     payload: tuple[Any, ...] = ()
+    urgent: bool = False
+    """How it is to be sent; of no meaning in one that came."""
 
     @property
     def num_bytes(self) -> int:
@@ -113,7 +118,8 @@ class Mailbox:
         self._zmq = _zmq()
         self._to_oneself: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
-        self._peers: dict[int, Any] = {}
+        self._peers: dict[tuple[int, bool], Any] = {}
+        """By peer, and whether for what is urgent."""
         self._changed = threading.Condition()
         """Its lock is that of the accounts and of the sockets in `_peers`."""
         self._failure: BaseException | None = None
@@ -149,28 +155,59 @@ class Mailbox:
         self._thread.start()
         self._notes.write(f"address/{self.rank}", f"{self._place}:{self._port}")
 
-    def send(self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = ()) -> None:
+    def send(
+        self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, urgent: bool = False
+    ) -> None:
         """Put a message on its way, as soon as there is room for it at the receiver; in `deliver`, never wait for that.
 
         The payload travels from its own memory, which must not change any more (`arrays.Snapshots` knows when it may).
-        To oneself nothing is copied at all.
+        To oneself nothing is copied at all. What is `urgent` keeps its order among its like only, and may arrive before
+        what was sent earlier.
 
         Raises:
             UnavailableError: the receiver never left its address, or the side thread has ended; in `deliver`, as many
                 messages wait for the receiver as may.
             GoneError: the receiver can no longer make room, or did not within the timeout.
         """
-        assert kind != GRANT, "grants are sent by the side thread"
-        if self._failure is not None:
-            raise UnavailableError(f"a message could not be delivered ({self._failure})")
-        if to != self.rank and to not in self._addresses:
-            self._addresses[to] = self._address(to)
-        message = Message(self.rank, kind, tuple(numbers), tuple(payload))
+        message = self._addressed(to, kind, numbers, payload, urgent=urgent)
         assert self.bound.holds(message.num_bytes), "max_bytes is that of the largest message"
         if threading.current_thread() is self._thread:
             self._send_or_hold(to, message)
         else:
             self._send_when_room(to, message)
+
+    def _addressed(
+        self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
+    ) -> Message:
+        """A message whose receiver is known and may be written to."""
+        assert kind != GRANT, "grants are sent by the side thread"
+        if self._failure is not None:
+            raise UnavailableError(f"a message could not be delivered ({self._failure})")
+        if to != self.rank and to not in self._addresses:
+            self._addresses[to] = self._address(to)
+        return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
+
+    def send_newest(self, to: int, kind: str, numbers: Sequence[int]) -> None:
+        """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
+
+        It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
+        whoever goes on without a receiver that takes nothing can do so for ever.
+
+        Raises:
+            UnavailableError: the receiver never left its address, or the side thread has ended.
+        """
+        message = self._addressed(to, kind, numbers)
+        with self._changed:
+            account = self._account(to)
+            if account.has_room(0):
+                account.take(0)
+                self._go(to, message)
+            else:
+                account.hold_newest(message, lambda other: other.kind == kind)
+
+    def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
+        """A frame that messages to several workers carry: libzmq then says once, and not for each, that it has left."""
+        return self._zmq.Frame(frame, copy=False)
 
     @property
     def has_failed(self) -> bool:
@@ -358,10 +395,11 @@ class Mailbox:
         if self._has_ended:
             return
         try:
-            if to not in self._peers:
-                self._peers[to] = self._connected(self._addresses[to])
+            lane = (to, message.urgent)
+            if lane not in self._peers:
+                self._peers[lane] = self._connected(self._addresses[to])
             header = json.dumps([self.rank, message.kind, message.numbers, *self._account(to).tell()]).encode()
-            self._peers[to].send_multipart([self._admission.sealed(header), *message.payload], copy=False)
+            self._peers[lane].send_multipart([self._admission.sealed(header), *message.payload], copy=False)
         except self._zmq.ZMQError as error:
             raise UnavailableError(f"worker {to}: a message could not be sent ({error})") from None
 
@@ -398,7 +436,7 @@ class Mailbox:
             if source not in self._addresses:
                 self._addresses[source] = self._address(source)
             with self._changed:
-                self._go(source, Message(self.rank, GRANT))
+                self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _granted(self, peer: int, messages: int, num_bytes: int) -> None:
         """Let go what waited for a grant; under the lock."""

@@ -62,6 +62,11 @@ class Timing:
     All random numbers come from the driver's generator, so that a seed makes a run repeatable.
     """
 
+    sees_messages = True
+    """Whether `happened` is called for messages too; most of a large run's events are, so it is faster without."""
+    keeps_order = False
+    """Whether `way` itself lets no message overtake those that it must not; else the driver holds them back."""
+
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
         """Seconds that the work before an event takes; None if the process has no work left and rests."""
         return 0.0
@@ -90,19 +95,12 @@ class Timing:
         return None
 
     def happened(self, step: Step) -> None:
-        """Called after every event and every message."""
+        """Called after every event, and after every message unless `sees_messages` says otherwise."""
 
 
-class _Due(NamedTuple):
-    """An entry of the queue: what falls due when. `offer` is −1 for a message; `start` is set once a meeting began."""
-
-    seconds: float
-    tie: float
-    number: int
-    process: int
-    event: Any
-    offer: int
-    start: float | None
+_Due = tuple[float, float, int, int, Any, int, float | None]
+"""An entry of the queue: when something falls due, its tie, its number, the process, the event; then the number of the
+offer, −1 for a message, and the instant at which its meeting began, once it has. A plain tuple: millions are made."""
 
 
 class _Offer(NamedTuple):
@@ -130,16 +128,17 @@ class VirtualMachine:
     timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
     of a meeting, when all members have come and the meeting's seconds have passed. Of several events that fall due
     together one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in which
-    they were sent. Deterministic for a seed.
+    they were sent, unless the timing takes care of that. Deterministic for a seed.
 
     Args:
         machine: the protocol.
         timing: how long things take.
         seed: of the random numbers that the timing draws, and of ties.
+        keep_notes: whether `notes` is kept; of millions of steps it would be what needs most memory.
     """
 
-    def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:
-        self.machine, self.timing = machine, timing
+    def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0, keep_notes: bool = True) -> None:
+        self.machine, self.timing, self._keeps_notes = machine, timing, keep_notes
         self.now = 0.0
         self.notes: list[Happened] = []
         self._rng = np.random.default_rng(seed)
@@ -158,6 +157,11 @@ class VirtualMachine:
         """Whether nothing will ever happen again: all processes have ended, or they wait for one another."""
         return not self._queue
 
+    @property
+    def states(self) -> list[Any]:
+        """The state of every process."""
+        return [process.state for process in self._processes]
+
     def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[Happened]:
         """Let things happen until the clock passes `until`, nothing is left, or `max_events` have happened.
 
@@ -165,75 +169,82 @@ class VirtualMachine:
         """
         first = len(self.notes)
         left = max_events
-        while not self.is_idle and self._queue[0].seconds <= until and left != 0:
+        while not self.is_idle and self._queue[0][0] <= until and left != 0:
             self._next()
             left = None if left is None else left - 1
         return self.notes[first:]
 
     def _next(self) -> None:
-        due = heapq.heappop(self._queue)
-        own = self._processes[due.process]
-        if due.offer < 0:
-            self.now = due.seconds
-            if self.timing.resumes(due.process, due.event.message):
-                own.acted = self.now
-            self._happen(due, _Offer(-1, self.now, self.now))
+        seconds, _, _, process, event, number, start = heapq.heappop(self._queue)
+        own = self._processes[process]
+        if number < 0:
+            self.now = seconds
+            if self.timing.resumes(process, event.message):
+                own.acted = seconds
+            if self.timing.sees_messages:
+                self._happen(process, event, _Offer(-1, seconds, seconds), seconds)
+            else:
+                own.state, actions = self.machine.step(process, own.state, event)
+                if actions:
+                    self._carry_out(process, actions)
+                self._offer(process)
             return
-        offer = own.offers.get(due.event)
-        if offer is None or offer.number != due.offer:
+        offer = own.offers.get(event)
+        if offer is None or offer.number != number:
             return
-        self.now = due.seconds
-        if due.start is None:
-            meeting = self.timing.meeting(due.process, own.state, due.event)
+        self.now = seconds
+        if start is None:
+            meeting = self.timing.meeting(process, own.state, event)
             if meeting is not None:
-                self._come(due, meeting)
+                self._come(process, event, meeting)
                 return
-        del own.offers[due.event]
-        own.acted, own.waits_in = self.now, None
-        self._happen(due, offer)
+        del own.offers[event]
+        own.acted, own.waits_in = seconds, None
+        self._happen(process, event, offer, seconds if start is None else start)
 
-    def _happen(self, due: _Due, offer: _Offer) -> None:
-        own = self._processes[due.process]
+    def _happen(self, process: int, event: Hashable, offer: _Offer, start: float) -> None:
+        own = self._processes[process]
         before = own.state
-        own.state, actions = self.machine.step(due.process, before, due.event)
-        start = due.seconds if due.start is None else due.start
-        self.timing.happened(
-            Step(due.process, before, due.event, actions, offer.work_start, offer.work_end, start, self.now)
-        )
-        self._carry_out(due.process, actions)
-        self._offer(due.process)
+        own.state, actions = self.machine.step(process, before, event)
+        self.timing.happened(Step(process, before, event, actions, offer.work_start, offer.work_end, start, self.now))
+        self._carry_out(process, actions)
+        self._offer(process)
 
-    def _come(self, due: _Due, meeting: Meeting) -> None:
+    def _come(self, process: int, event: Hashable, meeting: Meeting) -> None:
         """A member has come to its meeting; the last one lets it begin."""
         present = self._present.setdefault(meeting.key, {})
-        present[due.process] = due.event
-        self._processes[due.process].waits_in = meeting.key
+        present[process] = event
+        self._processes[process].waits_in = meeting.key
         if len(present) < len(meeting.members):
             return
         del self._present[meeting.key]
         end = self.now + _time(meeting.seconds)
         for place, member in enumerate(meeting.members):  # they leave at one instant, in this order
-            own, event = self._processes[member], present[member]
+            own, wanted = self._processes[member], present[member]
             own.waits_in = None
             tie = 1.0 + place / len(meeting.members)
-            self._push(end, tie, member, event, offer=own.offers[event].number, start=self.now)
+            self._push(end, tie, member, wanted, offer=own.offers[wanted].number, start=self.now)
 
     def _carry_out(self, process: int, actions: tuple[Action, ...]) -> None:
         for action in actions:
             if isinstance(action, Note):
-                self.notes.append(Happened(self.now, process, action.what))
+                if self._keeps_notes:
+                    self.notes.append(Happened(self.now, process, action.what))
                 continue
             assert isinstance(action, Send)
             way = _time(self.timing.way(process, action.to, action.message, self._rng))
-            channel = (process, action.to)
-            arrival = max(self.now + way, self._last_on.get(channel, 0.0))
-            self._last_on[channel] = arrival
+            arrival = self.now + way
+            if not self.timing.keeps_order:
+                channel = (process, action.to)
+                arrival = self._last_on[channel] = max(arrival, self._last_on.get(channel, 0.0))
             # Messages that arrive at the same instant as an event falls due come first: ties are below 1.
             self._push(arrival, 0.0, action.to, Received(process, action.message))
 
     def _offer(self, process: int) -> None:
         own = self._processes[process]
         ready = self.machine.ready(process, own.state)
+        if len(ready) == len(own.offers) and (not ready or (len(ready) == 1 and ready[0] in own.offers)):
+            return  # as before: what most messages change is only what is in a queue
         for event in [event for event in own.offers if event not in ready]:
             del own.offers[event]
             if own.waits_in is not None and self._present[own.waits_in].get(process) == event:
@@ -260,7 +271,7 @@ class VirtualMachine:
         offer: int = -1,
         start: float | None = None,
     ) -> None:
-        heapq.heappush(self._queue, _Due(seconds, tie, self._count, process, event, offer, start))
+        heapq.heappush(self._queue, (seconds, tie, self._count, process, event, offer, start))
         self._count += 1
 
 

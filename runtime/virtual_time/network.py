@@ -33,34 +33,81 @@ class Way(NamedTuple):
     latency: float
 
 
+class Ways:
+    """What is on the way from each worker to each other one, found when it is first asked for."""
+
+    def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
+        self.node_of = cluster.node_of().tolist()
+        self._nic, self._inside = nic_arrays(cluster, hardware), inside_arrays(cluster, hardware)
+        self._uplinks = Uplinks.of(cluster, hardware)
+        self._bus, self._num_nics = hardware.bus, hardware.num_nics
+        self._numbers: dict[Place, int] = {}
+        self.inverse, self.lanes = [0.0], [1]
+        """Of each place; place 0 takes no time and fills up ways that have fewer places than others."""
+        self._known: dict[tuple[int, int], Way] = {}
+        self.longest = 3 + 2 * (0 if self._uplinks is None else len(self._uplinks.above))
+        """The most places on a way."""
+
+    def between(self, source: int, to: int) -> Way:
+        """The way from a worker to a worker."""
+        way = self._known.get((source, to))
+        if way is None:
+            way = self._known[source, to] = self._way(source, to)
+        return way
+
+    def _way(self, source: int, to: int) -> Way:
+        if source == to:
+            return Way((), 0.0)
+        here, there = self.node_of[source], self.node_of[to]
+        bus = self._place(("bus", here), self._bus.seconds_per_byte)
+        if here == there:
+            inside = self._place(("inside", to), float(self._inside[1][here]))
+            return Way((bus, inside), self._bus.latency + float(self._inside[0][here]))
+        places = [
+            bus,
+            self._place(("out", here), float(self._nic[1][here]), self._num_nics),
+            self._place(("in", there), float(self._nic[1][there]), self._num_nics),
+        ]
+        up, down = float(self._nic[0][here]), float(self._nic[0][there])
+        if self._uplinks is not None:
+            for row in self._uplinks.above:
+                if row[here] == row[there]:
+                    continue
+                if row[here] >= 0:
+                    places.append(self._place(("up", int(row[here])), float(self._uplinks.inverse[row[here]])))
+                    up += float(self._uplinks.latency[row[here]])
+                if row[there] >= 0:
+                    places.append(self._place(("down", int(row[there])), float(self._uplinks.inverse[row[there]])))
+                    down += float(self._uplinks.latency[row[there]])
+        return Way(tuple(places), self._bus.latency + max(up, down))
+
+    def _place(self, place: Place, inverse: float, lanes: int = 1) -> int:
+        number = self._numbers.get(place)
+        if number is None:
+            number = self._numbers[place] = len(self.inverse)
+            self.inverse.append(inverse)
+            self.lanes.append(lanes)
+        return number
+
+
 class Network:
     """The messages that are on the links of a cluster. `nic_bytes` (num_nodes,) counts what left each node."""
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
-        self._node_of = cluster.node_of()
-        self._nic, self._inside = nic_arrays(cluster, hardware), inside_arrays(cluster, hardware)
-        self._uplinks = Uplinks.of(cluster, hardware)
-        self._bus, self._num_nics = hardware.bus, hardware.num_nics
+        self._ways = Ways(cluster, hardware)
         self.nic_bytes: npt.NDArray[np.float64] = np.zeros(cluster.num_nodes)
-        self._numbers: dict[Place, int] = {}
-        self._inverse, self._lanes = [0.0], [1]
-        """Of each place; place 0 takes no time and fills up ways that have fewer places than others."""
-        self._ways: dict[tuple[int, int], Way] = {}
         self._now = 0.0
         self._keys: list[tuple[int, ...]] = []
         self._latencies: list[float] = []
-        width = 3 + 2 * (0 if self._uplinks is None else len(self._uplinks.above))
-        self._on: npt.NDArray[np.int64] = np.zeros((0, width), dtype=np.int64)
+        self._on: npt.NDArray[np.int64] = np.zeros((0, self._ways.longest), dtype=np.int64)
         self._left: npt.NDArray[np.float64] = np.zeros(0)
         self._pace: npt.NDArray[np.float64] | None = None
 
     def send(self, source: int, to: int, num_bytes: float, key: tuple[int, ...]) -> None:
         """Let a message go now, to be told of by its key."""
-        way = self._ways.get((source, to))
-        if way is None:
-            way = self._ways[source, to] = self._way(source, to)
-        here = self._node_of[source]
-        if here != self._node_of[to]:
+        way, node_of = self._ways.between(source, to), self._ways.node_of
+        here = node_of[source]
+        if here != node_of[to]:
             self.nic_bytes[here] += num_bytes
         row = np.zeros((1, self._on.shape[1]), dtype=np.int64)
         row[0, : len(way.places)] = way.places
@@ -90,41 +137,7 @@ class Network:
     def _seconds_per_byte(self) -> npt.NDArray[np.float64]:
         """Of every message, shape (messages,)."""
         if self._pace is None:
-            inverse, lanes = np.array(self._inverse), np.array(self._lanes)
+            inverse, lanes = np.array(self._ways.inverse), np.array(self._ways.lanes)
             shared = inverse * np.maximum(1.0, np.bincount(self._on.ravel(), minlength=len(inverse)) / lanes)
             self._pace = shared[self._on].max(axis=1, initial=0.0)
         return self._pace
-
-    def _way(self, source: int, to: int) -> Way:
-        if source == to:
-            return Way((), 0.0)
-        here, there = int(self._node_of[source]), int(self._node_of[to])
-        bus = self._place(("bus", here), self._bus.seconds_per_byte)
-        if here == there:
-            inside = self._place(("inside", to), float(self._inside[1][here]))
-            return Way((bus, inside), self._bus.latency + float(self._inside[0][here]))
-        places = [
-            bus,
-            self._place(("out", here), float(self._nic[1][here]), self._num_nics),
-            self._place(("in", there), float(self._nic[1][there]), self._num_nics),
-        ]
-        up, down = float(self._nic[0][here]), float(self._nic[0][there])
-        if self._uplinks is not None:
-            for row in self._uplinks.above:
-                if row[here] == row[there]:
-                    continue
-                if row[here] >= 0:
-                    places.append(self._place(("up", int(row[here])), float(self._uplinks.inverse[row[here]])))
-                    up += float(self._uplinks.latency[row[here]])
-                if row[there] >= 0:
-                    places.append(self._place(("down", int(row[there])), float(self._uplinks.inverse[row[there]])))
-                    down += float(self._uplinks.latency[row[there]])
-        return Way(tuple(places), self._bus.latency + max(up, down))
-
-    def _place(self, place: Place, inverse: float, lanes: int = 1) -> int:
-        number = self._numbers.get(place)
-        if number is None:
-            number = self._numbers[place] = len(self._inverse)
-            self._inverse.append(inverse)
-            self._lanes.append(lanes)
-        return number

@@ -9,21 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preduce.runtime.virtual_time.gaps import hop_of
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.gap import Gap
 from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.server import Server
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.cost import bytes_of, communication
 from preduce.topo.timing.event_graph import cycle_time
 from preduce.topo.timing.sampling import sample
+from preduce.verify.gaps.one_worker import capacities_of
 from preduce.verify.meetings import NeverMeetError, TooManyRoundsError, rounds_to_meet
 from preduce.verify.memory import prove_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from preduce.schedulers.protocols.hop import Hop
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
@@ -85,7 +90,7 @@ def predict(
     """
     size = bytes_of(hardware, model_bytes)
     compute = ComputeTimes.of(hardware) if compute is None else compute
-    if not schedule.is_mixing:
+    if schedule.strategy.protocol:
         return _simulated(schedule, hardware, compute, size=size, form=form, num_rounds=num_rounds, seed=seed)
     cost = communication(schedule, hardware, model_bytes=size, form=form)
     timed = cycle_time if compute.is_fixed else sample
@@ -123,7 +128,7 @@ def _simulated(
     largest, mean = observed.largest_age, observed.mean_age
     if not timeline.free_running:
         largest, mean = _age_of_everyone(schedule)
-    arrays = ARRAYS[schedule.strategy.kind](schedule.strategy, schedule.num_workers)
+    arrays = ARRAYS[schedule.strategy.protocol](schedule.strategy, schedule.num_workers)
     return Prediction(
         timeline.per_step(warm_up=num_rounds // 4),
         float(timeline.communicating().mean()) / steps,
@@ -183,9 +188,35 @@ def _generated_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: A
     return 1 + int(strategy.averaging is Averaging.STEP_NORMALISED)
 
 
+def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
+    """What `queue_arrays` of the busiest worker are, and one for the sums, or two where a step's start is kept.
+
+    O(num_workers · the edges near a worker).
+    """
+    assert isinstance(strategy, Neighbor), "the registry names the protocol"
+    assert isinstance(strategy.when, Gap), "the registry names the protocol"
+    hop = hop_of(strategy.rounds[0], strategy.when)
+    most = max(queue_arrays(hop, worker) for worker in range(num_workers))
+    return 1 + strategy.when.lag + most
+
+
+def queue_arrays(hop: Hop, worker: int) -> int:
+    """Models in a worker's queues at most, and snapshots that its out-neighbours may still be sent.
+
+    A queue has a place for each step that its in-neighbour can be ahead, and one more; under staleness only one. A
+    snapshot is kept while an out-neighbour may have to reduce it, and another one is made before it is gone.
+
+    Raises:
+        ScheduleError: a queue without a limit.
+    """
+    room = capacities_of(hop.graph, hop.setting, worker)
+    return sum(room.slots.values()) + max(room.sent.values(), default=0) + 1
+
+
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     Server.kind: _server_arrays,
     Pairwise.kind: _pairwise_arrays,
     Generated.kind: _generated_arrays,
+    "gap": _gap_arrays,
 }
-"""The arrays of the kinds without fixed phases, of which no claim `memory` speaks."""
+"""By `Strategy.protocol` the arrays of what has no fixed phases, so that no claim `memory` speaks of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preduce.runtime.virtual_time.gaps import run_gaps
 from preduce.runtime.virtual_time.groups import run_groups
 from preduce.runtime.virtual_time.pairs import run_pairs
 from preduce.runtime.virtual_time.rounds import run_rounds
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from preduce.topo.strategies.axes import Form
 
 MAX_CELLS = 50_000_000
-PROTOCOLS = {Generated.kind: run_groups, Pairwise.kind: run_pairs, Server.kind: run_servers}
+PROTOCOLS = {Generated.kind: run_groups, Pairwise.kind: run_pairs, Server.kind: run_servers, "gap": run_gaps}
 """What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
 
 

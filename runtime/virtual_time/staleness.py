@@ -58,3 +58,48 @@ class Hearsay:
         self.known[listed] = self.known[listed].max(axis=0)
         for worker in listed:
             self.ages.add(done - self.known[worker], worker)
+
+
+class Told:
+    """As `Hearsay`, where workers send what they have to others, who average it later.
+
+    A worker's progress of a step counts as done when it is in its parameters: when it sends its update, if that holds
+    the step's progress, else when it has reduced.
+
+    Args:
+        paces: steps in a round of each worker, shape (num_workers,).
+        targets: whom each worker sends to.
+        staleness: updates so many steps old may still be averaged.
+    """
+
+    def __init__(self, paces: npt.NDArray[np.int64], targets: Sequence[Sequence[int]], staleness: int) -> None:
+        self.ages = Ages(paces)
+        self._targets, self._staleness = targets, staleness
+        count = len(paces)
+        self._known = np.zeros((count, count), dtype=np.int64)
+        self._sent: list[dict[int, npt.NDArray[np.int64]]] = [{} for _ in range(count)]
+        """Of each worker, what its update of each step holds, while somebody may still average it."""
+        self._step = [0] * count
+
+    def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
+        """A worker sends its update of a step."""
+        if adds_own:
+            self._known[worker, worker] = step + 1
+        sent = self._sent[worker]
+        least = min((self._step[v] for v in self._targets[worker]), default=step) - self._staleness
+        for old in [old for old in sent if old < least]:
+            del sent[old]
+        sent[step] = self._known[worker].copy()
+
+    def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
+        """A worker averages updates (source, step) with its own parameters."""
+        known = self._known[worker]
+        if adds_own:
+            known[worker] = step + 1
+        for source, old in used:
+            np.maximum(known, self._sent[source][old], out=known)
+        self.ages.add(self._known.diagonal() - known, worker)
+
+    def enters(self, worker: int, step: int) -> None:
+        """A worker has entered a step."""
+        self._step[worker] = step

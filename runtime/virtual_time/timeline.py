@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from preduce.runtime.virtual_time.gap_record import GapRecord
     from preduce.runtime.virtual_time.staleness import Ages
 
 
@@ -20,16 +21,19 @@ class Observed:
     `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None where nothing was
     measured: by how many steps of another worker what a worker averages is behind when it has averaged, or, at a
     server, by how many the parameters with which a worker computed are behind those that its progress is added to.
+    `gaps` is there where a gap is kept.
     """
 
     nic_bytes: npt.NDArray[np.float64]
     largest_age: float | None = None
     mean_age: float | None = None
+    gaps: GapRecord | None = None
 
     @classmethod
-    def of(cls, nic_bytes: npt.NDArray[np.float64], ages: Ages | None) -> Observed:
-        """What left each node, and the ages where they were followed."""
-        return cls(nic_bytes) if ages is None else cls(nic_bytes, ages.largest, ages.mean)
+    def of(cls, nic_bytes: npt.NDArray[np.float64], ages: Ages | None, gaps: GapRecord | None = None) -> Observed:
+        """What left each node, the ages where they were followed, and the gaps."""
+        largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
+        return cls(nic_bytes, largest, mean, gaps)
 
 
 @dataclass(frozen=True, slots=True)

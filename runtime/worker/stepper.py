@@ -24,6 +24,9 @@ class Stepper:
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
         self._steps = 0
+        self.skipped = 0
+        """Steps that were not taken because the worker skipped ahead to its neighbours."""
+        self._batches_to_drop = 0
         self._loads = run.flat.loads.count
         self._joining = False
         self._averaged = False
@@ -40,9 +43,15 @@ class Stepper:
     @steps.setter
     def steps(self, steps: int) -> None:
         """Go on from another step, with parameters that were loaded."""
-        self._steps = steps
+        self._count(steps)
+        self._batches_to_drop = 0
         self._loads = self.run.flat.loads.count
         self._averaged = self.run.applier.changes_means = False
+
+    def _count(self, steps: int) -> None:
+        self._steps = steps
+        if not self.runner.enters_steps:
+            self.run.progress.enter(steps)
 
     @property
     def round(self) -> int:
@@ -104,10 +113,24 @@ class Stepper:
             loss = None
             if not skip and not (found_inf is not None and bool(found_inf)):
                 loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
-        self._steps += 1
+        self._count(self._steps + 1)
         if self.steps % self.run.pace == 0:
-            self.runner.end_round(step, round_)
+            self._end_round(step, round_)
         return loss
+
+    def _end_round(self, step: int, round_: int) -> None:
+        """End a round; where the runner skips some, their steps count as taken."""
+        self.runner.end_round(step, round_)
+        jumped = self.runner.jumped * self.run.pace
+        self._count(self._steps + jumped)
+        self.skipped += jumped
+        self._batches_to_drop += jumped
+
+    def drops_batch(self) -> bool:
+        """Whether the next batch belongs to a step that was skipped; asked once for each."""
+        drops = self._batches_to_drop > 0
+        self._batches_to_drop -= drops
+        return drops
 
     def _step_with_mean_gradients(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - as above
         """The closure is evaluated here, before the averaging; all workers take the same step, or none does."""
@@ -202,7 +225,7 @@ class Stepper:
                     after_averaging()
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
-            self._steps = (round_ + 1) * self.run.pace
-            self.runner.end_round(step, round_)
+            self._count((round_ + 1) * self.run.pace)
+            self._end_round(step, round_)
             self.runner.leave()
         self.runner.conclude()

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -32,10 +33,13 @@ from preduce.runtime.transport.torch_api import TCPStore
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
+from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Pipeline
 from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.gap import Gap, Order
 from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.server import Server
 from preduce.topo.strategies.static import Static
@@ -96,6 +100,31 @@ def trained(schedule, victim, number, *, timeout, at=20, steps=100_000) -> None:
 
     def loop() -> None:
         train(optimizer, model, steps, hook)
+        optimizer.finish()
+
+    reporting(loop)
+
+
+def gap_ring(**options) -> Schedule:
+    """Five workers on a ring in both directions, so that two of them are no neighbours of a third."""
+    edges = [((to + hop) % 5, to, Fraction(1, 4)) for to in range(5) for hop in (1, -1)]
+    strategy = Neighbor(rounds=(Round.from_edges(5, edges),), when=Gap(**options))
+    return Schedule("gap", Cluster.regular(1, 5), strategy)
+
+
+def killed_in_step_2(seconds, **options) -> None:
+    """Worker 2 is killed before it sends anything in its step 2; a step takes this long."""
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(sgd, model, gap_ring(**options), timeout=20)
+
+    def loop() -> None:
+        while optimizer.steps < 100:
+            if optimizer.steps == 2 and rank() == 2:
+                time.sleep(0.5)  # what it has sent is on its way by then
+                pause_or_kill(signal.SIGKILL)
+            time.sleep(seconds)
+            optimizer.step()
         optimizer.finish()
 
     reporting(loop)
@@ -178,6 +207,9 @@ def fenced() -> None:
 
 BY_LAUNCHER = {
     "fenced": (4, fenced),
+    "gap, notify": (5, lambda: killed_in_step_2(0.05, notify_ack=True)),
+    "gap, staleness": (5, lambda: killed_in_step_2(0.05, staleness=2, order=Order.PARALLEL)),
+    "gap, backup": (5, lambda: killed_in_step_2(0.8, backup=1, max_ig=3)),
     "stopped, pipeline": (4, lambda: trained(of_kind("pipeline"), 1, signal.SIGSTOP, timeout=3)),
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
     "row": (
@@ -333,6 +365,7 @@ def by_launcher(request) -> dict:
         environment=request.get("environment", {}),
         grace=request.get("grace", 8.0),
         survive=request.get("survive", False),
+        patient=request.get("patient", False),
     )
     return {"code": code, "output": output.getvalue()}
 

@@ -6,10 +6,13 @@ from preduce.schedulers.protocols.base import Note, Received, Send
 
 
 class Walk:
-    """One random run of a machine: any event that is possible may come next, messages may overtake one another."""
+    """One random run of a machine: any event that is possible may come next, messages may overtake one another.
 
-    def __init__(self, machine, seed, *, in_order=True):
-        self.machine, self.chance, self.in_order = machine, Random(seed), in_order
+    What a `slow` process does by itself comes ten times as rarely as the rest.
+    """
+
+    def __init__(self, machine, seed, *, in_order=True, slow=()):
+        self.machine, self.chance, self.in_order, self.slow = machine, Random(seed), in_order, slow
         self.states, self.flying = [], []
         for process in range(machine.num_processes):
             state, actions = machine.start(process)
@@ -35,7 +38,8 @@ class Walk:
             moves = self.moves()
             if not moves:
                 return
-            process, event, place = self.chance.choice(moves)
+            weights = [0.1 if place is None and process in self.slow else 1.0 for process, _, place in moves]
+            process, event, place = self.chance.choices(moves, weights)[0]
             if place is not None:
                 del self.flying[place]
             before = self.states[process]

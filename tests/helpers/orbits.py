@@ -87,6 +87,7 @@ class Facts:
             return [("waits", waits, None), ("asked by", (v, *local.askers), None)]
         told = [("step", (v,), (local.step, local.stage))]
         told += [("queue", (v, u), bits) for u, bits in zip(self.graph.sources[v], local.updates, strict=True)]
+        told += [("fresh", (v, u), new) for u, new in zip(self.graph.sources[v], local.fresh, strict=bool(local.fresh))]
         for what, values in (("tokens", local.tokens), ("acked", local.acked)):
             told += [(what, (v, u), value) for u, value in zip(self.graph.targets[v], values, strict=bool(values))]
         return told

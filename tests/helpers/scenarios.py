@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from fractions import Fraction
 
 import torch
 
@@ -28,11 +29,14 @@ from preduce.runtime.transport.torch_api import PrefixStore
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
 from preduce.topo.phase import Phase
+from preduce.topo.round import Round
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Late, Lockstep
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.axes import RING, Codec, How
+from preduce.topo.strategies.gap import Gap, Order, Skip, Weights
 from preduce.topo.strategies.generated import Generated
+from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.static import Static
 
 IN_EIGHT_BITS = How(codec=Codec.INT8)
@@ -463,7 +467,60 @@ def traced() -> None:
     optimizer.finish()
 
 
+def neighbours(gap, pace=1) -> Schedule:
+    """Four workers on a ring, who each keep half of what they have."""
+    edges = [(v, (v + step) % 4, Fraction(1, 4)) for v in range(4) for step in (1, 3)]
+    return Schedule("gap", Cluster.regular(1, 4), Neighbor(rounds=(Round.from_edges(4, edges),), when=gap, pace=pace))
+
+
+def constant(schedule, size=1300, **options):
+    """A model of 5 MB (two parts of an update); each number is the worker's rank, and rank + 1 more in each step."""
+    model = torch.nn.Linear(1000, size, bias=False)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, initial="keep", timeout=20, **options
+    )
+    with torch.no_grad():
+        model.weight.fill_(rank())
+    model.weight.grad = torch.full_like(model.weight, -float(rank() + 1))
+    return model, optimizer
+
+
+def gap() -> None:
+    """Standard and parallel, where every number is known; then all settings at once, with a slow worker."""
+    model, optimizer = constant(neighbours(Gap(order=Order.PARALLEL, max_ig=2)))
+    for _ in range(4):
+        optimizer.step()
+    values = weights(model).unique().tolist()
+    optimizer.finish()
+    report(values=values, mean=weights(model).unique().tolist())
+    setting = Gap(max_ig=4, staleness=1, backup=1, skip=Skip(limit=10), inquire=True, weights=Weights.ITERATION)
+    model, optimizer = constant(neighbours(setting), 1, trace=os.environ["TRACE"])
+    taken = 0
+    for _ in optimizer.batches(range(40)):
+        time.sleep(0.06 if rank() == 2 else 0.01)
+        optimizer.step()
+        taken += 1
+    steps, skipped, status = optimizer.steps, optimizer.skipped, optimizer.runner.status()
+    optimizer.finish()
+    report(taken=taken, steps=steps, skipped=skipped, sent=status.sent, own=weights(model).unique().tolist())
+
+
+def gap_killed() -> None:
+    """Worker 1 is killed in its step 5; its neighbours need what it does not send."""
+    _, optimizer = constant(neighbours(Gap()), 1)
+
+    def loop() -> None:
+        for step in range(1000):
+            if rank() == 1 and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+
+    reporting(loop)
+
+
 SCENARIOS = {
+    "gap": (4, gap),
+    "gap, killed": (4, gap_killed),
     "random schedules": (6, random_schedules_on_processes),
     "same losses as DDP": (4, same_losses_as_ddp),
     "unused parameter": (2, unused_parameter),

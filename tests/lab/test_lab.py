@@ -256,3 +256,50 @@ def test_a_cell_runs_over_shaped_links_and_leaves_nothing_behind(tmp_path, store
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert not any(name in left for name in names)
     assert os.path.exists(tmp_path / "cell" / "trace-00000.json")  # noqa: PTH110 - one file
+
+
+def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
+    import torch
+
+    from benchmarks.lab import paragraphs
+    from benchmarks.lab.gates import Clock
+    from benchmarks.lab.setting import MODEL_BYTES
+    from benchmarks.lab.tasks import Samples, make_model
+
+    inputs, labels = (torch.from_numpy(part) for part in paragraphs.samples(("scipy.signal", "sklearn.metrics")))
+    assert inputs.shape == (len(labels), paragraphs.MOST_FEATURES)
+    assert float(labels.float().mean()) == 0.5
+    assert 0 < int(inputs.max()) < paragraphs.FEATURES
+    model = make_model("svm", Samples(inputs, labels), Clock(), 0)
+    assert sum(4 * part.numel() for part in model.parameters()) == MODEL_BYTES["svm"]
+    few, sign = inputs[:64], 2 * labels[:64].float() - 1
+    weight = torch.randn(paragraphs.FEATURES, 1, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model[0].weight.copy_(weight)
+    present = torch.zeros(64, paragraphs.FEATURES).scatter_(1, few.long(), 1.0)
+    present[:, 0] = 0.0
+    scores = ((present / present.norm(dim=1, keepdim=True)) @ weight)[:, 0]
+    loss = torch.nn.functional.cross_entropy(model(few), labels[:64])
+    assert loss.item() == pytest.approx(float(torch.log1p(torch.exp(-sign * scores)).mean()), rel=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    seen = 3 * len(labels) // 4
+    for _ in range(30):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[:seen]), labels[:seen]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        unseen = float((model(inputs[seen:]).argmax(1) == labels[seen:]).float().mean())
+    assert unseen > 0.75, "chance is 0.5"
+
+
+def test_machines_are_joined_as_in_hops_figure_21():
+    from benchmarks.lab.gaps import joined_machines
+
+    shared, own = (joined_machines(4, 4, own_gateways=own) for own in (False, True))
+    for graph in (shared, own):
+        graph.require_connected()
+        assert len(graph) == 2 * (4 * 6 + 4), "four cliques and a ring, both ways"
+    assert sorted(shared.in_degrees().tolist()) == [3] * 12 + [5] * 4
+    assert sorted(own.in_degrees().tolist()) == [3] * 8 + [4] * 8

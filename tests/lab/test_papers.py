@@ -4,14 +4,16 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks.lab.contestants import contestants
+from benchmarks.lab.gaps import name_of
 from benchmarks.lab.network import why_not
 from benchmarks.lab.setting import Setting
-from benchmarks.papers import cells, page, pipe_sgd, prague, rows
+from benchmarks.papers import cells, hop, page, pictures, pipe_sgd, prague, rows
 from benchmarks.papers.registry import PAPERS
 from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 
@@ -169,6 +171,77 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
     assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "nobody knows its steps to the loss"
 
 
+def hops_cells(**runs):
+    """Cells of the SVM by (kind, contestant): milliseconds per step and steps to the loss, of each run."""
+    contents = []
+    for kind in (hop.ALIKE, hop.RANDOM, hop.SLOW):
+        setting = hop.setting_of("svm", kind)
+        found = runs.get({hop.ALIKE: "alike", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
+        for names in (list(found)[:1], list(found)[1:]):  # two experiments in one setting
+            listed = [
+                {
+                    "setting": setting.name, "contestant": name,
+                    "measured": {
+                        "step_ms": ms, "nic_mb": 1.0, "shares": {},
+                        "curve": [(0.0, 0.0, 0.6), (2 * steps, 2 * steps * ms / 1e3, 0.2)],
+                    },
+                }
+                for name in names
+                for ms, steps in found[name]
+            ]  # fmt: skip
+            contents.append(
+                {
+                    "head": {"commit": "abc"}, "settings": [asdict(setting)], "cells": listed,
+                    "measure": {
+                        "targets": {setting.name: 0.4}, "rates": {}, "families": dict.fromkeys(names, "Hop"),
+                        "num_workers": 16,
+                    },
+                }
+            )  # fmt: skip
+    return cells.Cells(contents, None)
+
+
+def test_hops_rows_say_what_its_cells_say(tmp_path):
+    standard, backup, skip = (name_of("ring-based", gap) for gap in ("standard", "backup 1", "backup 1, skip 10"))
+    found = hops_cells(
+        alike={standard: [(200.0, 30)], hop.ALL_REDUCE: [(200.0, 30)], hop.SERVER: [(400.0, 30)]},
+        random={
+            standard: [(400.0, 30), (440.0, 30), (480.0, 30)],
+            backup: [(250.0, 33), (275.0, 36), (300.0, 33)],
+            hop.ALL_REDUCE: [(800.0, 30)],
+        },
+        slow={standard: [(780.0, 30)], skip: [(220.0, 45)]},
+    )
+    made = {kept.key: kept for kept in hop.rows(found)}
+    gain = made[hop.F16, "svm: ring-based, backup 1"]
+    assert (gain.measured, gain.low, gain.high, gain.runs) == (1.6, pytest.approx(400 / 300), pytest.approx(1.92), 3)
+    assert gain.paper == 1.81
+    assert 1.3 < gain.predicted < 1.7, "what the same lengths of steps allow where only computing takes time"
+    assert made[hop.F15, "svm: ring-based, backup 1"].measured == pytest.approx(1.1)
+    assert made[hop.F17, "svm: ring-based, backup 1"].measured == pytest.approx(30 * 440 / (36 * 275))
+    assert made[hop.F12, "svm: All-Reduce"].measured == 4.0
+    assert made[hop.F12, "svm: ring-based, standard"].measured == pytest.approx(2.2)
+    assert made[hop.F13, "svm, all alike: ring-based, standard"].measured == 2.0
+    held = made[hop.F18, "svm: ring-based, backup 1, skip 10"]
+    assert (held.measured, held.paper) == (pytest.approx(1.1), 1.1)
+    assert held.predicted == pytest.approx(1.0, abs=0.02)
+    assert made[hop.F18, "svm: ring-based, standard"].predicted > 3.5
+    faster = made[hop.F19, "svm: ring-based, backup 1, skip 10"]
+    assert (faster.measured, faster.paper) == (pytest.approx(780 * 30 / (220 * 45)), 2.0)
+    assert (hop.F12, "svm: ring-based, backup 1") not in made, "Figure 12 compares graphs"
+    results = hop.results_of(found)
+    drawn = {path.name for path in pictures.draw(results, tmp_path)}
+    assert "hop-milliseconds-per-step.png" in drawn
+    assert any("seconds" in name for name in drawn)
+    assert Results.of_text(results.to_text()).bars == results.bars
+
+
+def test_hops_spectral_gaps_are_those_printed():
+    found = [kept for kept in hop.rows(hops_cells()) if kept.figure == hop.F21]
+    assert [kept.measured for kept in found] == [pytest.approx(kept.paper, abs=6e-5) for kept in found]
+    assert len(found) == 3
+
+
 def test_every_experiment_names_contestants_of_the_lab():
     known = {contestant.name for contestant in contestants(lambda *_: None)}
     for part, listed in pipe_sgd.PARTS.items():
@@ -177,6 +250,9 @@ def test_every_experiment_names_contestants_of_the_lab():
             assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.PICKED))
     for names in prague.EXPERIMENTS.values():
         assert set(names) <= known
+    wanted = [(e.setting.name, name) for made in hop.PARTS.values() for e in made() for name in e.contestants]
+    assert {name for _, name in wanted} <= known
+    assert len(set(wanted)) == len(wanted), "a cell of Hop's is run by one experiment"
 
 
 def test_the_list_names_all_papers_without_root():

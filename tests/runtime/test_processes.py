@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from helpers import children
@@ -100,6 +101,38 @@ def test_a_schedule_for_another_number_of_workers_is_refused_by_all(driver):
     answer = driver.run("wrong size")
     assert {report["error"] for report in answer["errors"].values()} == {"InputError"}
     assert len(answer["errors"]) == 3
+
+
+def test_neighbours_that_keep_a_gap(driver, tmp_path):
+    answer = driver.run("gap", environment={"TRACE": str(tmp_path)})
+    assert answer["code"] == 0, answer["output"][-2000:]
+    mixing = np.array([[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]]) / 4
+    values = np.arange(4.0)
+    for _ in range(4):
+        values = mixing @ values + np.arange(1, 5)  # no rounding: few binary digits
+    for rank in range(4):
+        exact, free = reports(answer, rank)
+        assert exact["values"] == [values[rank]]
+        assert exact["mean"] == [values.mean()]
+        assert free["steps"] == free["taken"] + free["skipped"] == 40
+        assert free["own"] == reports(answer, 0)[1]["own"], "the mean of all"
+        log = json.loads((tmp_path / f"trace-{rank:05d}.json").read_text())["otherData"]["gap"]
+        entered = [event["step"] for event in log["events"] if event["kind"] == "entered"]
+        assert entered[0] == 0
+        assert entered[-1] == 40
+        assert len(entered) == free["taken"] + 1
+    assert reports(answer, 2)[1]["skipped"] > 0, "it was left behind"
+
+
+def test_a_killed_neighbour_is_named_with_what_it_did_not_send(driver):
+    answer = driver.run("gap, killed")
+    assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
+    for rank in (0, 2):
+        text = answer["errors"][rank]["text"]
+        assert "worker 1 was killed by signal 9" in text
+        assert answer["errors"][rank]["seconds"] < 10
+    first = [text for rank in (0, 2) if f"(worker {rank} waited in step 5" in (text := answer["errors"][rank]["text"])]
+    assert any("for an update of step 5 from worker 1)" in text for text in first)
 
 
 @pytest.mark.parametrize("when", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])

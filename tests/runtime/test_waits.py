@@ -150,6 +150,32 @@ def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_pat
         assert "worker" not in text.split(")")[0], "nobody else is blamed"
 
 
+@pytest.mark.parametrize(
+    ("setting", "neighbour", "other"),
+    [
+        ("notify", "step 2 for an update of step 2", "step 3 for the acknowledgement of its update of step 2"),
+        # In the parallel order the update of step 2 has left on entering it.
+        ("staleness", "step 5 for an update of step 3 or later", "step 8 for an update of step 6 or later"),
+        # It gave 3 tokens at first and 2 for the steps that it entered.
+        ("backup", "step 5 for a token to enter step 6", "step 8 for a token to enter step 9"),
+    ],
+)
+def test_without_a_killed_worker_the_others_go_on_until_they_lack_what_only_it_sends(driver, setting, neighbour, other):
+    """On a ring 0-1-2-3-4 whose worker 2 is killed in step 2; with backup for longer than a failed run has."""
+    answer = driver.run(f"gap, {setting}", patient=True, grace=2.0 if setting == "backup" else 8.0)
+    assert answer["code"] == 128 + signal.SIGKILL
+    errors = answer["errors"]
+    for worker in (1, 3):
+        assert "worker 2 was killed by signal 9" in errors[worker]["text"]
+        assert f"worker {worker} waited in {neighbour} from worker 2" in errors[worker]["text"]
+    if setting == "backup":
+        assert min(errors[worker]["at"] for worker in (1, 3)) - answer["faults"][0]["at"] > 2.2
+        return
+    for worker, lost in ((0, 1), (4, 3)):
+        assert f"worker {worker} waited in {other} from worker {lost}" in errors[worker]["text"]
+        assert "worker 2" in errors[worker]["text"]
+
+
 def test_a_port_that_another_program_holds_is_told_within_the_timeout_and_a_second(driver):
     answer = driver.run("wrapped", fault="squatted", limit=15)
     assert answer["hang"] == []

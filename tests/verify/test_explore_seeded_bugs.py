@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from preduce.schedulers.protocols.base import Received, Send
-from preduce.schedulers.protocols.hop import ENTERING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
+from preduce.schedulers.protocols.hop import ENTERING, REDUCING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
 from preduce.topo.errors import InputError
-from preduce.verify.explore import explore
+from preduce.topo.strategies.gap import Reducing
 from preduce.verify.gaps.exact import exact_bounds
-from preduce.verify.properties.hop import hop_properties
 from preduce.verify.properties.hop_suite import SMALL
 
 
@@ -34,9 +33,8 @@ class TokenQueueStartsOneTooEmpty(Hop):
 class EntersOnAnEmptyTokenQueue(Hop):
     """A worker may owe one token when it enters a step."""
 
-    def _may_advance(self, process, state, by):
-        lent = replace(state, tokens=tuple(t + 1 for t in state.tokens))
-        return super()._may_advance(process, lent, by)
+    def ready(self, process, state):
+        return super().ready(process, replace(state, tokens=tuple(t + 1 for t in state.tokens)))
 
 
 class TokenLostOnAJump(Hop):
@@ -128,15 +126,15 @@ class QueueEmptiedOnEntering(Hop):
 class UpdateCarriesTheWrongStep(Hop):
     """An update is tagged with the next step."""
 
-    def _updates_to(self, process, step):
-        return tuple(Send(v, Update(step + 1)) for v in self.graph.targets[process])
+    def _updates_to(self, process, state):
+        return super()._updates_to(process, replace(state, step=state.step + 1))
 
 
 class UpdateForOneNeighbourMissing(Hop):
     """The last out-neighbour gets no update when there are two."""
 
-    def _updates_to(self, process, step):
-        return super()._updates_to(process, step)[:1]
+    def _updates_to(self, process, state):
+        return super()._updates_to(process, state)[:1]
 
 
 class AckOnArrival(Hop):
@@ -168,12 +166,167 @@ class AckLost(Hop):
 
 
 class JumpTooFar(Hop):
-    """A worker may skip one step more than max_jump."""
+    """A worker skips one step more than its limit."""
 
-    def ready(self, process, state):
-        events = tuple(super().ready(process, state))
-        by = self.setting.longest_jump + 1
-        return (*events, Advance(by)) if events and by > 2 and self._may_advance(process, state, by) else events
+    def _jump(self, process, state):
+        by = super()._jump(process, state)
+        return by + 1 if by and by == self.setting.skip.limit and self._served(process, state, by + 1) else by
+
+
+class JumpAsFarAsTokensReach(Hop):
+    """A worker skips as far as its tokens reach, past all who wait for its updates."""
+
+    def _jump(self, process, state):
+        more = replace(state, tokens=tuple(t + (self.setting.max_ig or 0) for t in state.tokens))
+        return super()._jump(process, more)
+
+
+class JumpPastTheSlowest(Hop):
+    """A worker skips to its fastest out-neighbour, past a slower one."""
+
+    def _jump(self, process, state):
+        return super()._jump(process, replace(state, tokens=(max(state.tokens, default=0),) * len(state.tokens)))
+
+
+class JumpOfOneStepTooMany(Hop):
+    """A worker skips one step past its slowest out-neighbour."""
+
+    def _jump(self, process, state):
+        return super()._jump(process, replace(state, tokens=tuple(t + 1 for t in state.tokens)))
+
+
+class JumpTooSoon(Hop):
+    """A worker skips by fewer steps than the trigger asks for."""
+
+    def _jump(self, process, state):
+        return super()._jump(process, state) or (2 if self._may_skip_by_two(process, state) else 0)
+
+    def _may_skip_by_two(self, process, state):
+        skip = self.setting.skip
+        if skip is None or skip.trigger == 2 or not state.tokens:
+            return False
+        return min(state.tokens) >= self.setting.max_ig + 2 and self._served(process, state, 2)
+
+
+class SmallestJump(Hop):
+    """A worker skips by as few steps as it may."""
+
+    def _jump(self, process, state):
+        by = super()._jump(process, state)
+        return min((b for b in range(2, by) if self._served(process, state, b)), default=by)
+
+
+class NeverSkips(Hop):
+    """A worker left behind goes on step by step."""
+
+    def _jump(self, process, state):
+        return 0
+
+
+class JumpKeepsTheQueuesWhereTheyAre(Hop):
+    """After a skip the queues stand as after one step."""
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        if isinstance(event, Advance) and event.by > 1:
+            after = replace(after, updates=tuple(queue >> 1 for queue in state.updates))
+        return after, actions
+
+
+class UpdateOfASkippedStepIsSent(Hop):
+    """A worker sends the update of a step that it skipped."""
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        if isinstance(event, Advance) and event.by > 1:
+            late = tuple(Send(v, Update(after.step - 1)) for v in self.graph.targets[process])
+            actions = (*late, *actions) if self._split else (*actions, *late)
+        return after, actions
+
+
+class UpdateAfterASkipIsForgotten(Hop):
+    """The update of the step that a skip leads to is not sent."""
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        if isinstance(event, Advance) and event.by > 1 and self._split:
+            after = replace(after, stage=REDUCING)
+        elif isinstance(event, Advance) and event.by > 1:
+            actions = tuple(a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Update)))
+        return after, actions
+
+
+class InquiryAStepTooEager(Hop):
+    """An update is kept from an out-neighbour that is in its step, and may still wait for it."""
+
+    def _updates_to(self, process, state):
+        return super()._updates_to(process, replace(state, tokens=tuple(t + 1 for t in state.tokens)))
+
+
+class InquiryForgetsStaleness(Hop):
+    """An update is kept from an out-neighbour past its step that could still use it."""
+
+    def _updates_to(self, process, state):
+        stale = self.setting.staleness if self.setting.inquire else 0
+        return super()._updates_to(process, replace(state, tokens=tuple(t + stale for t in state.tokens)))
+
+
+class InquiryForAll(Hop):
+    """When one out-neighbour is past an update, nobody gets it."""
+
+    def _updates_to(self, process, state):
+        sent = super()._updates_to(process, state)
+        return sent if len(sent) == len(self.graph.targets[process]) else ()
+
+
+class NeverInquires(Hop):
+    """Updates that nobody needs are sent all the same."""
+
+    def _updates_to(self, process, state):
+        return tuple(Send(v, Update(state.step)) for v in self.graph.targets[process])
+
+
+class CountedAgain(Hop):
+    """A reduce averages what the one before it has averaged."""
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        return (replace(after, fresh=state.fresh) if isinstance(event, Reduce) else after), actions
+
+
+class CountedAgainAfterASkip(Hop):
+    """What was averaged before a skip is averaged after it."""
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        if isinstance(event, Advance) and event.by > 1:
+            after = replace(after, fresh=tuple(f and q > 0 for f, q in zip(state.fresh, after.updates, strict=False)))
+        return after, actions
+
+
+class ArrivalForgotten(Hop):
+    """What comes between reducing and entering is never averaged."""
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        if isinstance(event, Advance):
+            after = replace(after, fresh=(False,) * len(after.fresh))
+        return after, actions
+
+
+class NewestOfThisStepOnly(Hop):
+    """Where the newest counts again, an older one that serves is not averaged."""
+
+    def _used(self, process, state, by):
+        used = super()._used(process, state, by)
+        return used if self.setting.reduce is Reducing.RECEIVED else tuple(u for u in used if u[1] >= state.step)
+
+
+class RenewsWithOldUpdates(Hop):
+    """Before a skip by several steps a worker averages updates that serve in its old step only."""
+
+    def _used(self, process, state, by):
+        return super()._used(process, state, 1)
 
 
 class JumpWithoutRenewal(Hop):
@@ -196,7 +349,10 @@ BUGS = [
     TokenForOneNeighbourOnly, TokenNotTaken, JumpTakesOneToken, StaleUpdateAccepted, StalenessWindowTooWide,
     ReduceBeforeReceive, WaitsForItsBackups, UpdateUsedTwice, QueueEmptiedOnEntering, UpdateCarriesTheWrongStep,
     UpdateForOneNeighbourMissing, AckOnArrival, SendsWithoutWaitingForAcks, AckLost, JumpTooFar, JumpWithoutRenewal,
-    EntersBeforeItReduces,
+    EntersBeforeItReduces, JumpAsFarAsTokensReach, JumpPastTheSlowest, JumpOfOneStepTooMany, JumpTooSoon, SmallestJump,
+    NeverSkips, JumpKeepsTheQueuesWhereTheyAre, UpdateOfASkippedStepIsSent, UpdateAfterASkipIsForgotten,
+    InquiryAStepTooEager, InquiryForgetsStaleness, InquiryForAll, NeverInquires, CountedAgain, CountedAgainAfterASkip,
+    ArrivalForgotten, NewestOfThisStepOnly, RenewsWithOldUpdates,
 ]  # fmt: skip
 
 
@@ -208,13 +364,7 @@ def killers(bug, *, stop_at_first=True):
             machine = bug(configuration.graph, configuration.setting, fine=configuration.fine)
         except InputError:
             continue
-        result = explore(
-            machine,
-            properties=hop_properties(machine, reordered=configuration.network.reorder),
-            network=configuration.network,
-            symmetry=False,
-            max_states=25_000,
-        )
+        result = replace(configuration, symmetry=False, max_states=25_000).run(machine)
         failed = [finding for finding in result.findings if finding.verdict == "fails"]
         found += [(configuration.name, finding.name, len(finding.trace.steps)) for finding in failed]
         exact = exact_bounds(configuration.graph, configuration.setting)

@@ -21,7 +21,7 @@ from preduce.graph_input import load_graph
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import dump_schedule
-from preduce.topo.errors import InputError, UnknownError
+from preduce.topo.errors import InputError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce
 from preduce.topo.strategies.gap import Gap, Skip
@@ -31,6 +31,7 @@ from preduce.verify.gaps import gaps
 from preduce.verify.gaps.certificate import gap_certificate
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.exact import Distances
+from preduce.verify.gaps.skip import longest_skips
 from preduce.verify.properties.hop_suite import diamond
 
 CHECKER = Path(checker.__file__).parent
@@ -49,6 +50,8 @@ SETTINGS = {
     "backup and tokens": Gap(backup=1, max_ig=2),
     "hybrid": Gap(backup=1, staleness=1),
     "hybrid and tokens": Gap(backup=1, staleness=1, max_ig=3),
+    "skips of a hybrid": Gap(backup=1, staleness=1, max_ig=3, skip=Skip(limit=4)),
+    "long skips": Gap(staleness=3, max_ig=4, skip=Skip(limit=9, trigger=3)),
     "without tokens to start with": Gap(max_ig=0),
 }
 GRAPHS = {
@@ -93,7 +96,10 @@ def falsehoods(document):
         staleness=raw["staleness"],
         backup=tuple(raw["backup"]),
         notify_ack=bool(raw["notify_ack"]),
+        skip=Skip(limit=raw["skip"][0], trigger=raw["skip"][1]) if "skip" in raw else None,
     )
+    if setting.skip is not None and setting.takes_all:
+        return  # no worker runs like this
     truth = gaps(graph, setting, max_states=0)
 
     def false(claimed, exact):
@@ -114,6 +120,9 @@ def falsehoods(document):
             for j, row in enumerate(entry["distances"]):
                 if any(false(row[i], bound[i][j]) for i in range(graph.num_workers)):
                     yield f"every-pair from {j}"
+        elif entry["claim"] == "skip":
+            if entry["longest"] != list(longest_skips(graph, setting, bound)):
+                yield "longest"
         else:
             for k, (u, v) in enumerate(graph.edges):
                 ahead, back = entry["bounds"][k]
@@ -210,7 +219,7 @@ def corrupt(rng, document, kind):
     return ("graph", "edges")
 
 
-@pytest.mark.parametrize("kind", ["live", "queues", "pair", "every-pair", "setting", "graph"])
+@pytest.mark.parametrize("kind", ["live", "queues", "skip", "pair", "every-pair", "setting", "graph"])
 def test_a_corrupted_certificate_gets_no_false_claim_accepted(kind, record_property):
     rng = random.Random(f"corrupt {kind}")
     refused = named = accepted = 0
@@ -218,7 +227,9 @@ def test_a_corrupted_certificate_gets_no_false_claim_accepted(kind, record_prope
         graph = random_digraph(rng, rng.randrange(2, 7))
         setting = fitting(graph, SETTINGS[rng.choice(list(SETTINGS))])
         original = gap_certificate(graph, setting, every_pair=True)
-        if kind in {"live", "pair", "every-pair"} and all(entry["claim"] != kind for entry in original["claims"]):
+        if kind in {"live", "skip", "pair", "every-pair"} and all(
+            entry["claim"] != kind for entry in original["claims"]
+        ):
             continue
         if kind == "queues" and not graph.edges:
             continue
@@ -379,9 +390,24 @@ def test_the_part_on_queues_is_linear_in_edges_on_rings():
     assert size(64) == 2 * size(32) == 4 * size(16)
 
 
-def test_skipping_is_refused_because_no_certificate_is_defined_for_it():
-    with pytest.raises(UnknownError, match="max_jump 2"):
-        gap_certificate(load_graph("ring:4"), Gap(max_ig=3, skip=Skip(limit=2)))
+def test_with_skips_the_gaps_stay_and_a_longer_skip_is_refused():
+    graph, plain = load_graph("ring:6"), Gap(max_ig=3, backup=1)
+    without, document = (gap_certificate(graph, s) for s in (plain, replace(plain, skip=Skip(limit=10))))
+    skip = next(entry for entry in document["claims"] if entry["claim"] == "skip")
+    assert [entry for entry in document["claims"] if entry != skip] == without["claims"]
+    assert skip["longest"] == [3] * 6
+    assert confirmed(document)["skip"].startswith("no worker skips more than 3 steps")
+    for place in range(6):
+        for wrong in (0, 2, 4):
+            changed = copy.deepcopy(document)
+            next(e for e in changed["claims"] if e["claim"] == "skip")["longest"][place] = wrong
+            with pytest.raises(Refusal, match=r"claims\[2\] \(skip\).longest"):
+                confirmed(changed)
+    entries = {entry["claim"]: entry for entry in document["claims"]}
+    with pytest.raises(Refusal, match="behind the claim queues"):
+        confirmed({**document, "claims": [entries["live"], entries["skip"], entries["queues"]]})
+    with pytest.raises(Refusal, match="goes with skip"):
+        confirmed({**without, "claims": document["claims"]})
 
 
 def run(*arguments):

@@ -185,7 +185,7 @@ def test_large_graphs_are_driven_once_for_every_held_back_worker():
         (Gap(staleness=-1), "staleness"),
         (Gap(backup=2), "in-neighbours"),
         (Gap(backup=(1,)), "1 number"),
-        (Gap(skip=Skip(limit=2)), "max_ig"),
+        (Gap(skip=Skip(limit=2), staleness=1), "max_ig"),
         (Gap(notify_ack=True, staleness=1), "notify_ack"),
     ],
 )

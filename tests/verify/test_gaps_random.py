@@ -7,8 +7,13 @@ import random
 import pytest
 
 from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import Advance, Hop
+from preduce.topo.errors import InputError
 from preduce.topo.strategies.gap import Gap, Skip
-from preduce.verify.gaps import gaps
+from preduce.verify.explore import Network, explore
+from preduce.verify.gaps import capacities_of, gaps
+from preduce.verify.gaps.exact import exact_bounds
+from preduce.verify.gaps.skip import longest_skips
 
 SETTINGS = (
     "standard", "staleness", "tokens", "staleness and tokens", "NOTIFY-ACK", "NOTIFY-ACK and tokens", "backup",
@@ -29,6 +34,7 @@ def random_digraph(rng, n):
 def random_setting(rng, name, graph):
     backup = tuple(rng.randrange(len(sources) + 1) for sources in graph.sources)
     max_ig, staleness = rng.randrange(1, 4), rng.randrange(1, 3)
+    skip, strict = Skip(limit=rng.randrange(2, 7)), staleness * (rng.random() < 0.5 or not any(backup))
     return {
         "standard": Gap(),
         "staleness": Gap(staleness=staleness),
@@ -40,7 +46,7 @@ def random_setting(rng, name, graph):
         "backup and tokens": Gap(backup=backup, max_ig=max_ig),
         "hybrid": Gap(backup=backup, staleness=staleness),
         "hybrid and tokens": Gap(backup=backup, staleness=staleness, max_ig=max_ig),
-        "skips": Gap(backup=backup, staleness=staleness, max_ig=max_ig, skip=Skip(limit=2)),
+        "skips": Gap(backup=backup, staleness=strict, max_ig=max_ig, skip=skip),
     }[name]
 
 
@@ -92,8 +98,51 @@ def test_exact_bound_is_what_exploration_attains(name, record_property):
     assert (below_paper == 0) == (name in {"standard", "staleness"})
 
 
+class Watched(Hop):
+    """Tells how far its workers skip."""
+
+    def step(self, process, state, event):
+        if isinstance(event, Advance) and event.by > 1:
+            self.told[process] = max(self.told[process], event.by)
+        return super().step(process, state, event)
+
+
+def test_every_worker_skips_as_far_as_it_is_proved_to_at_most():
+    rng = random.Random("longest skips")
+    for _ in range(60):
+        graph = random_digraph(rng, rng.randrange(2, 5))
+        setting = random_setting(rng, "skips", graph)
+        machine = Watched(graph, setting)
+        object.__setattr__(machine, "told", [0] * graph.num_workers)
+        found = explore(machine, properties=(), network=Network(delay=False), symmetry=False)
+        assert found.complete
+        assert tuple(machine.told) == longest_skips(graph, setting, exact_bounds(graph, setting)), (graph, setting)
+
+
 def test_a_thousand_graphs_are_explored():
     assert len(SETTINGS) * PER_SETTING >= 1_000
+
+
+def test_one_workers_capacities_are_those_of_all_pairs():
+    """Its queues, its tokens and its out-neighbours' queues for it, on graphs with and without ways back."""
+    rng = random.Random("one worker")
+    for _ in range(200):
+        n = rng.randrange(2, 9)
+        graph = random_digraph(rng, n) if rng.random() < 0.5 else Digraph.of(n, random_digraph(rng, n).edges[: 2 * n])
+        setting = random_setting(rng, rng.choice(SETTINGS), graph)
+        found = gaps(graph, setting, max_states=0)
+        for w in range(n):
+            updates = {u: found.update_queue_capacity[w][u] for u in graph.sources[w]}
+            sent = {v: found.update_queue_capacity[v][w] for v in graph.targets[w]}
+            if None in {*updates.values(), *sent.values()}:
+                with pytest.raises(InputError, match="without limit"):
+                    capacities_of(graph, setting, w)
+                continue
+            capacities = capacities_of(graph, setting, w)
+            assert (capacities.updates, capacities.sent) == (updates, sent)
+            assert capacities.slots == ({u: 1 for u in updates} if setting.staleness else updates)
+            has_tokens = setting.max_ig is not None
+            assert capacities.tokens == {v: found.token_queue_capacity[v][w] for v in graph.targets[w] if has_tokens}
 
 
 def test_unbounded_pairs_are_the_greatest_set():

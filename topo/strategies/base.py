@@ -155,6 +155,11 @@ class Strategy(Closed, ABC):
         return False
 
     @property
+    def goes_on_without(self) -> bool:
+        """Whether workers go on for some rounds without one that is gone, until they need what only that one sends."""
+        return False
+
+    @property
     def graphs(self) -> tuple[Round, ...]:
         """The weighted graphs of one period, empty for strategies that average in groups or on request."""
         return ()

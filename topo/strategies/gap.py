@@ -178,6 +178,11 @@ class Gap(Closed):
                     "when.gap.skip: never happens, since an out-neighbour that needs every update is at most 1 step "
                     "ahead; give backup or staleness as well"
                 )
+        if self.inquire and not self.has_backup:
+            raise ScheduleError(
+                "when.gap.inquire: leaves nothing out, since an out-neighbour that does without no one needs every "
+                "update that it may still wait for; give backup as well"
+            )
 
     def check_neighbours(self, numbers: Sequence[int]) -> None:
         """Refuse more backup workers than there are in-neighbours, whose `numbers` these are, shape (num_workers,).

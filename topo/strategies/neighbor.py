@@ -75,6 +75,11 @@ class Neighbor(Mixing):
         return "gap" if isinstance(self.when, Gap) else ""
 
     @property
+    def goes_on_without(self) -> bool:
+        """Where a gap is kept: neighbours for as long as backup, staleness and tokens let them, others for longer."""
+        return isinstance(self.when, Gap)
+
+    @property
     def period(self) -> int:
         """The number of rounds."""
         return len(self.rounds)

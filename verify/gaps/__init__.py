@@ -15,6 +15,7 @@ from preduce.verify.gaps.capacity import token_queue_capacity, update_queue_capa
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.exact import exact_bounds
 from preduce.verify.gaps.liveness import dead_cycle
+from preduce.verify.gaps.one_worker import Capacities, capacities_of
 from preduce.verify.gaps.paper import paper_bounds
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from preduce.verify.explore import Exploration
     from preduce.verify.gaps.paper import Matrix
 
-__all__ = ["Gaps", "gaps"]
+__all__ = ["Capacities", "Gaps", "capacities_of", "gaps"]
 
 MAX_HELD_BACK = 128
 """The largest graph for which one run per worker is made when its states are too many."""
@@ -34,8 +35,8 @@ class Gaps:
     """The answer for one graph and setting; entry [i][j] of a matrix speaks of Step(i) − Step(j), None is unbounded.
 
     `attained` comes from visiting every state (`exhausted`), or, where there are too many, from one run per worker that
-    is held back; it is None when it was not asked for. `live` is None when neither theory nor exploration decides it
-    (skipping without staleness). `dead_cycle` names the events that wait for one another.
+    is held back; it is None when it was not asked for. `live` says whether everybody can go on for ever; if not,
+    `dead_cycle` names the events that wait for one another.
     """
 
     graph: Digraph
@@ -45,7 +46,7 @@ class Gaps:
     attained: Matrix | None
     update_queue_capacity: Matrix
     token_queue_capacity: Matrix
-    live: bool | None
+    live: bool
     dead_cycle: tuple[str, ...] = ()
     exploration: Exploration | None = None
     exhausted: bool = False
@@ -85,11 +86,6 @@ def gaps(graph: Digraph, setting: Gap, *, max_states: int = 30_000) -> Gaps:
     exhausted = attained is not None
     if max_states and attained is None and cycle is None and graph.num_workers <= MAX_HELD_BACK:
         attained = gaps_by_holding_back(graph, setting, exact)
-    live: bool | None = cycle is None
-    if live and setting.longest_jump > 1 and not setting.staleness:
-        # A skipped update never comes; only a run of every interleaving says whether somebody waits for it for ever.
-        stuck = exploration is not None and exploration.finding("no deadlock").verdict == "fails"
-        live = False if stuck else (True if exhausted else None)
     return Gaps(
         graph,
         setting,
@@ -98,7 +94,7 @@ def gaps(graph: Digraph, setting: Gap, *, max_states: int = 30_000) -> Gaps:
         attained,
         update_queue_capacity(graph, exact),
         token_queue_capacity(graph, exact, setting.max_ig),
-        live,
+        cycle is None,
         () if cycle is None else tuple(map(events.name, cycle)),
         exploration,
         exhausted,

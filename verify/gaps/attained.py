@@ -70,9 +70,8 @@ def _held_back(machine: Hop, held: int, fence: int) -> list[Length]:
             event: object = Received(source, send.message)
         else:
             worker = waiting.popleft()
-            ready = [e for e in machine.ready(worker, states[worker]) if not isinstance(e, Advance) or e.by == 1]
             stays = worker == held or states[worker].step > fence
-            ready = [e for e in ready if not (stays and isinstance(e, Advance))]
+            ready = [e for e in machine.ready(worker, states[worker]) if not (stays and isinstance(e, Advance))]
             if not ready:
                 continue
             event = ready[0]

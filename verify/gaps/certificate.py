@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.hop import check_setting
-from preduce.topo.errors import UnknownError
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.exact import Distances
 from preduce.verify.gaps.liveness import dead_cycle
+from preduce.verify.gaps.skip import longest_skips
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ NONE = -1
 
 
 def gap_certificate(graph: Digraph, setting: Gap, *, every_pair: bool = False) -> dict[str, Any]:
-    """Liveness, queue capacities and the gap of the worst pair, each with what a stranger needs to confirm it.
+    """Liveness, queue capacities, longest skips and the worst gap, each with what a stranger needs to confirm it.
 
     The part on queues is as long as the shortest paths between neighbours: without backup workers linear in edges on
     undirected graphs and with token queues; the part on the worst pair has 3n numbers, and `every_pair` adds 3n².
@@ -34,11 +34,8 @@ def gap_certificate(graph: Digraph, setting: Gap, *, every_pair: bool = False) -
 
     Raises:
         ScheduleError: the setting does not fit the graph.
-        UnknownError: the setting skips steps, for which no certificate is defined.
     """
     check_setting(graph, setting)
-    if setting.longest_jump > 1:
-        raise UnknownError(f"skip limit {setting.longest_jump}: gaps are certified for workers that never skip")
     n = graph.num_workers
     events = event_graph(graph, setting)
     distances = Distances(events)
@@ -46,6 +43,9 @@ def gap_certificate(graph: Digraph, setting: Gap, *, every_pair: bool = False) -
     is_live = dead_cycle(events) is None
     claims: list[dict[str, Any]] = [{"claim": "live", "ticks": _ticks(events)}] if is_live else []
     claims.append(_queues(graph, setting, events, columns))
+    if setting.skip is not None:
+        ahead = tuple(zip(*columns, strict=True))[:n]  # ahead[i][j] bounds Step(i) − Step(j)
+        claims.append({"claim": "skip", "longest": list(longest_skips(graph, setting, ahead))})
     bounded = all(columns[j][i] is not None for j in range(n) for i in range(n))
     if bounded or is_live:  # that there is no bound follows from liveness only
         j, i = max(((j, i) for j in range(n) for i in range(n)), key=lambda pair: _height(columns[pair[0]][pair[1]]))
@@ -57,6 +57,8 @@ def gap_certificate(graph: Digraph, setting: Gap, *, every_pair: bool = False) -
     described["notify_ack"] = int(setting.notify_ack)
     if setting.max_ig is not None:
         described["max_ig"] = setting.max_ig
+    if setting.skip is not None:
+        described["skip"] = [setting.skip.limit, setting.skip.trigger]
     return {
         "format": FORMAT,
         "version": VERSION,

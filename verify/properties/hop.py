@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preduce.schedulers.protocols.base import Send
 from preduce.schedulers.protocols.hop import (
     ENTERING,
     REDUCING,
@@ -19,6 +20,7 @@ from preduce.schedulers.protocols.hop import (
 )
 from preduce.verify.gaps.capacity import token_queue_capacity, update_queue_capacity
 from preduce.verify.gaps.exact import exact_bounds
+from preduce.verify.gaps.skip import longest_skips
 from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
 
 if TYPE_CHECKING:
@@ -34,12 +36,15 @@ def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, 
         _gap_bound(machine, bounds),
         _permission(machine),
         _queue_truth(machine),
+        _sends(machine),
         _update_capacity(machine, bounds),
     ]
     if not reordered:
         listed.append(_updates_in_order(machine))
     if setting.max_ig is not None:
         listed += [_token_balance(machine, setting.max_ig), _token_capacity(machine, bounds, setting.max_ig)]
+    if setting.skip is not None:
+        listed += [_no_passing(machine), _skip_bound(machine, bounds)]
     if setting.notify_ack:
         listed.append(_ack_balance(machine))
     return tuple(listed)
@@ -106,14 +111,68 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
     return {Advance()} if all(count >= 1 for count in state.tokens) else set()
 
 
+def _sends(machine: Hop) -> PerProcess:
+    """An update goes to all out-neighbours but, with inquiry, those whose tokens say that they are past its use."""
+    setting = machine.setting
+    split = machine.fine or setting.notify_ack
+
+    def check(v: int, state: HopState) -> str | None:
+        for event in machine.ready(v, state):
+            after, actions = machine.step(v, state, event)
+            sent = [(a.to, a.message.step) for a in actions if isinstance(a, Send) and isinstance(a.message, Update)]
+            sends = isinstance(event, SendUpdate) or (isinstance(event, Advance) and not split)
+            due = []
+            if sends:
+                targets = machine.graph.targets[v]
+                lead = [tokens - (setting.max_ig or 0) for tokens in after.tokens] or [0] * len(targets)
+                nearby = [not setting.inquire or ahead <= setting.staleness for ahead in lead]
+                due = [(w, after.step) for w, is_near in zip(targets, nearby, strict=True) if is_near]
+            if sent != due:
+                return f"worker {v} in {state} sends updates {sent}; due are {due}"
+        return None
+
+    return PerProcess("sends to whom it serves", check)
+
+
+def _no_passing(machine: Hop) -> PerPair:
+    """A skip never passes an out-neighbour, wherever its tokens are."""
+
+    def check(pair: Pair) -> str | None:
+        u, a, v, b, _, _ = pair
+        for event in machine.ready(u, a):
+            if isinstance(event, Advance) and event.by > 1 and a.step + event.by > b.step:
+                return f"worker {u} may skip to step {a.step + event.by}; worker {v} is in step {b.step}"
+        return None
+
+    return PerPair("skips pass nobody", machine.graph.edges, check, messages=False)
+
+
+def _skip_bound(machine: Hop, bounds: Matrix) -> PerProcess:
+    longest = longest_skips(machine.graph, machine.setting, bounds)
+
+    def check(v: int, state: HopState) -> str | None:
+        for event in machine.ready(v, state):
+            if isinstance(event, Advance) and event.by > max(1, longest[v]):
+                return f"worker {v} may skip {event.by} steps; the bound is {longest[v]}"
+        return None
+
+    return PerProcess("skip within bound", check)
+
+
 def _last_sent(machine: Hop, state: HopState) -> int:
     split = machine.fine or machine.setting.notify_ack
     return state.step - 1 if split and state.stage == SENDING else state.step
 
 
 def _queue_truth(machine: Hop) -> PerPair:
-    """A queue holds exactly the updates that were sent, have arrived and can still serve."""
+    """A queue holds exactly the updates that were sent, have arrived and can still serve.
+
+    Updates that were skipped, or that inquiry left out, were never sent. Whoever did so knew that the receiver was past
+    their step: so of the steps from the receiver's on, which are all that serve without staleness, none is missing.
+    Under staleness the newest stands for all, and who has sent in its step has sent something at least as new.
+    """
     staleness = machine.setting.staleness
+    leaves_out = machine.setting.skip is not None or machine.setting.inquire
 
     def check(pair: Pair) -> str | None:
         u, a, v, b, there, _ = pair
@@ -122,10 +181,10 @@ def _queue_truth(machine: Hop) -> PerPair:
         oldest = b.step - staleness
         sent = [k for k in range(oldest, _last_sent(machine, a) + 1) if k not in waiting]
         held = [oldest + bit for bit in range(queue.bit_length()) if queue >> bit & 1]
-        if machine.setting.skip is not None or machine.setting.inquire:
-            # Updates that were skipped or that nobody needs were never sent: it may hold fewer, but nothing else.
-            return None if set(held) <= set(sent) else f"queue {u} → {v} holds {held}; sent and arrived are {sent}"
         expected = sent[-1:] if staleness else sent
+        is_sure = not leaves_out or not staleness or expected == [a.step]
+        if not is_sure and len(held) <= 1 and set(held) <= set(sent):
+            return None
         if held == expected or (not held and expected and expected[-1] < 0):
             return None  # steps below 0 may lie before the start of the run, where nothing was sent
         return f"queue {u} → {v} holds updates of steps {held}; it should hold {expected}"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import check_setting
 from preduce.topo.errors import InputError
-from preduce.topo.strategies.gap import Gap, Skip
+from preduce.topo.strategies.gap import Gap, Reducing, Skip
 from preduce.verify.explore import Network
-from preduce.verify.properties.hop_suite import HopConfiguration, both_ways, diamond, ring
+from preduce.verify.properties.hop_suite import PATH, HopConfiguration, both_ways, diamond, ring
 from preduce.verify.search.covering import Factors, Level
 
 if TYPE_CHECKING:
     from preduce.verify.search.covering import Row
-
-PATH = Digraph.undirected(3, [(0, 1), (1, 2)])
 
 
 def _possible(chosen: dict[str, Any]) -> bool:
@@ -25,8 +22,6 @@ def _possible(chosen: dict[str, Any]) -> bool:
         check_setting(graph, setting)
     except InputError:
         return False
-    if setting.longest_jump > 1 and not setting.staleness:
-        return False  # an update that was skipped may be waited for: also on a ring, in fine steps
     backed = any(setting.backups(graph.num_workers))
     if backed and (setting.max_ig is None or not graph.is_symmetric):
         return False  # gaps without bound, or updates that wait without bound beside tokens that do not
@@ -46,6 +41,8 @@ def _setting(chosen: dict[str, Any]) -> Gap:
         backup=spare,
         notify_ack=chosen["notify_ack"],
         skip=chosen["skip"],
+        reduce=chosen["reduce"],
+        inquire=chosen["inquire"],
     )
 
 
@@ -62,6 +59,8 @@ FACTORS = Factors(
         "backup": [Level(""), Level("one", "a backup for worker 0", 3), Level("all", "backup 1", 10)],
         "notify_ack": [Level(False), Level(True, "NOTIFY-ACK", 3)],
         "skip": [Level(None), Level(Skip(limit=2), "skips up to 2", 3)],
+        "reduce": [Level(Reducing.RECEIVED), Level(Reducing.NEWEST, "the newest again")],
+        "inquire": [Level(False), Level(True, "inquiry")],
         "fine": [Level(False), Level(True, "fine steps", 3)],
         "wire": [Level(False), Level(True, "reordered", 2)],
         "suspicions": [Level(0), Level(1, "one taken for dead", 10)],

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import Hop
-from preduce.topo.strategies.gap import Gap, Skip
+from preduce.topo.strategies.gap import Gap, Reducing, Skip
 from preduce.verify.explore import Exploration, Network, explore
 from preduce.verify.gaps.exact import exact_bounds
 from preduce.verify.properties.fail_stop import FailStop, among_the_living
 from preduce.verify.properties.hop import hop_properties
+from preduce.verify.properties.hop_taken import Recording, of_the_worker, takes_what_came
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,16 @@ class HopConfiguration:
     def run(self, machine: Hop | None = None) -> Exploration:
         """Explore with every property of the setting; `machine` may stand in for the protocol."""
         machine = machine or self.machine()
+        explored: Any = machine
         properties = hop_properties(machine, reordered=self.network.reorder)
+        if self.fine or self.setting.notify_ack:
+            explored = Recording(machine)
+            properties = (*map(of_the_worker, properties), takes_what_came(machine))
         if self.network.suspicions:
+            explored = FailStop(explored)
             properties = tuple(map(among_the_living, properties))
         return explore(
-            FailStop(machine) if self.network.suspicions else machine,
+            explored,
             properties=properties,
             network=self.network,
             symmetry=self.symmetry,
@@ -63,6 +70,8 @@ def diamond() -> Digraph:
     return Digraph.of(4, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 0)])
 
 
+PAIR = Digraph.undirected(2, [(0, 1)])
+PATH = Digraph.undirected(3, [(0, 1), (1, 2)])
 REORDER = Network(reorder=True)
 STEPPING = Network(delay=False)
 
@@ -72,18 +81,26 @@ SMALL = (
     HopConfiguration("standard, undirected ring of 3, reordered", both_ways(3), Gap(), REORDER),
     HopConfiguration("staleness 1, ring of 3", ring(3), Gap(staleness=1)),
     HopConfiguration("NOTIFY-ACK, ring of 3", ring(3), Gap(notify_ack=True)),
-    HopConfiguration("tokens max_ig 2, skips up to 2, ring of 3", ring(3), Gap(max_ig=2, skip=Skip(limit=2))),
+    HopConfiguration("the newest again, hybrid, tokens max_ig 2 in fine steps, pair", PAIR,
+                     Gap(backup=1, staleness=1, max_ig=2, reduce=Reducing.NEWEST), fine=True),
+    HopConfiguration("inquiry, skips up to 2, hybrid, tokens max_ig 2 in fine steps, pair", PAIR,
+                     Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2), inquire=True), fine=True),
+    HopConfiguration("skips of 3, staleness 2, tokens max_ig 3 in fine steps, pair", PAIR,
+                     Gap(max_ig=3, staleness=2, skip=Skip(limit=3, trigger=3)), fine=True),
+    HopConfiguration("skips up to 3, backup 1, tokens max_ig 3 in fine steps, pair", PAIR,
+                     Gap(backup=1, max_ig=3, skip=Skip(limit=3)), fine=True),
     HopConfiguration("NOTIFY-ACK, undirected ring of 3", both_ways(3), Gap(notify_ack=True)),
     HopConfiguration("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), Gap(notify_ack=True, max_ig=1)),
     HopConfiguration("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
                      Gap(backup=(1, 0, 1), max_ig=1)),
     HopConfiguration("tokens max_ig 2 in fine steps, ring of 3", ring(3), Gap(max_ig=2), fine=True),
     HopConfiguration("staleness 1, tokens max_ig 2, ring of 3", ring(3), Gap(staleness=1, max_ig=2)),
-    HopConfiguration("tokens max_ig 3, skips up to 3, ring of 3", ring(3), Gap(max_ig=3, skip=Skip(limit=3))),
     HopConfiguration("tokens max_ig 1, diamond", diamond(), Gap(max_ig=1)),
     HopConfiguration("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=1)),
     HopConfiguration("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
                      Gap(backup=1, staleness=1, max_ig=1)),
+    HopConfiguration("inquiry, skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH,
+                     Gap(backup=1, max_ig=2, skip=Skip(limit=2), inquire=True)),
     HopConfiguration("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
                      Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2)), STEPPING),
     HopConfiguration("NOTIFY-ACK, ring of 4", ring(4), Gap(notify_ack=True)),

@@ -11,6 +11,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import (
     AllReduce,
     Division,
+    Gap,
     Generated,
     GroupPhases,
     How,
@@ -23,6 +24,7 @@ from preduce.topo.strategies import (
     Server,
     Static,
 )
+from preduce.topo.strategies.gap import Order
 
 N = 3
 MEAN = [[1 / 3] * 3] * 3
@@ -59,6 +61,12 @@ LAST_TWO = [[1, 0, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]]
 RING = [[0.75, 0, 0.25], [0.25, 0.75, 0], [0, 0.25, 0.75]]
 RING_EDGES = [(i, (i + 1) % N, Fraction(1, 4)) for i in range(N)]
 
+
+def gap(order):
+    """Without backup, staleness and skips a reduce takes what it takes in lockstep, whoever is ahead."""
+    return Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Gap(max_ig=2, order=order))
+
+
 KINDS = {
     "allreduce": Kind(AllReduce(), gradients=True),
     "allreduce, pipeline": Kind(AllReduce(when=Pipeline()), gradients=True, lag=1),
@@ -71,6 +79,8 @@ KINDS = {
     ),
     "neighbor": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
     "neighbor, late": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Late()), (RING,), late=True),
+    "neighbor, gap": Kind(gap(Order.SERIAL), (RING,)),
+    "neighbor, gap, parallel": Kind(gap(Order.PARALLEL), (RING,), late=True),
     "generated": Kind(Generated(group_size=N, division=Division.GLOBAL), free="generated"),
     "server": Kind(Server(hosts=(0, 2)), gradients=True),
     "server, asynchronous": Kind(Server(hosts=(0,), synchronous=False), free="server"),

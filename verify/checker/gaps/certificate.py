@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..refusal import require
 from ..strict_json import as_choice, as_list, as_object, as_text
-from .claims import Entry, check_every_pair, check_live, check_pair, check_queues
+from .claims import Entry, check_every_pair, check_live, check_pair, check_queues, check_skip
 from .events import EventGraph
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Claim(NamedTuple):
 CLAIMS: dict[str, Claim] = {
     "live": Claim(check_live, ("ticks",)),
     "queues": Claim(check_queues, ("bounds", "support", "update"), ("token",)),
+    "skip": Claim(check_skip, ("longest",)),
     "pair": Claim(check_pair, ("from", "to", "bound", "distances")),
     "every-pair": Claim(check_every_pair, ("bound", "distances")),
 }

@@ -1,4 +1,4 @@
-"""The four claims about iteration gaps; the theorems stand in events.py.
+"""The five claims about iteration gaps; the theorems stand in events.py.
 
 * `live`: some event can always happen, and an event that waits happens at last. Ticks grow along every arc without
   tokens. Of the events with the smallest count take the one with the earliest tick: nothing that it waits for is
@@ -8,6 +8,9 @@
 * `queues`: both differences over every edge, each by the part of the distances that it rests on, and with them the
   capacities of the queues of an edge (u, v), which stand at v: updates of the steps Step(v) … Step(u), at most
   (Step(u) − Step(v)) + 1; tokens max_ig + Step(v) − Step(u).
+* `skip`: for every worker the most steps that it skips at once. It passes no out-neighbour, so none is skipped further
+  than an out-neighbour can be ahead, by the bounds of `queues`; the reduce before it enters needs an update of its last
+  step, at most `staleness` older, from all in-neighbours but the backup workers, which have at most so many.
 
 That a bound is attained, and that there is none, is said only behind a proved `live`.
 """
@@ -15,11 +18,12 @@ That a bound is attained, and that there is none, is said only behind a proved `
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..refusal import confirm, confirm_equal, require
 from ..strict_json import as_integer, as_integers, as_list
-from .events import FAR, NONE
+from .events import FAR, LIMIT, NONE
 
 if TYPE_CHECKING:
     from .events import EventGraph
@@ -80,8 +84,29 @@ def check_queues(events: EventGraph, entry: Entry, place: str, *, is_live: bool)
     if events.max_ig is not None:
         token = [NONE if back == NONE else back + events.max_ig for _, back in bounds]
         confirm_equal(f"{place}.token", as_integers(entry["token"], f"{place}.token", NONE, FAR), token)
+    events.proved_bounds = dict(zip(map(tuple, events.edges), bounds, strict=True))
     unbounded = sum(pair.count(NONE) for pair in bounds)
     return f"every bound and capacity given; {unbounded} of {2 * len(bounds)} gaps have none"
+
+
+def check_skip(events: EventGraph, entry: Entry, place: str, *, is_live: bool) -> str:  # noqa: ARG001 - as the others
+    """`longest`: a number for every worker, 0 for one that never skips."""
+    require(events.skip is not None, place, "goes with skip in the setting")
+    require(events.proved_bounds is not None, place, "stands behind the claim queues")
+    bounds, (limit, trigger) = events.proved_bounds or {}, events.skip or (0, 0)
+    leads: list[list[float]] = [[] for _ in range(events.num_workers)]
+    sent: list[list[float]] = [[] for _ in range(events.num_workers)]
+    for (u, v), (ahead, back) in bounds.items():
+        sent[v].append(inf if ahead == NONE else ahead)
+        leads[u].append(inf if back == NONE else back)
+    longest = []
+    for worker, spare in enumerate(events.backup):
+        needed = len(sent[worker]) - spare
+        served = [sorted(sent[worker])[-needed] + 1 + events.staleness] if needed else []
+        most = min([limit, *leads[worker], *served])
+        longest.append(int(most) if leads[worker] and most >= trigger else 0)
+    confirm_equal(f"{place}.longest", as_integers(entry["longest"], f"{place}.longest", 0, LIMIT), longest)
+    return f"no worker skips more than {max(longest)} steps at once, and none passes an out-neighbour"
 
 
 def _confirm_support(events: EventGraph, given: object, place: str) -> list[dict[int, int]]:

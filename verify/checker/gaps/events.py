@@ -14,6 +14,13 @@ are the definition of docs/gaps.md:
 | send u (NOTIFY-ACK) | every edge (u, v) | reduce v | 1 | 0 |
 | enter u (token queues) | every edge (u, v) | enter v | max_ig | 0 |
 
+A worker that *skips* d steps enters all of them at once. Count their updates as sent and their reduces as done at that
+instant: it took d tokens of each out-neighbour, and it has what the last of these reduces needs, updates of step k + d
+− 1 less `staleness` or newer; whoever sent one of those counts as having sent all before. So the counts obey the needs
+above, and the theorem below holds. A skip passes no out-neighbour: each update that it leaves out is of a step that all
+who could reduce it have left. Whoever waits therefore waits for an event that has not happened, as the last paragraph
+asks.
+
 **Why a distance is a bound.** Let D(x) ≥ 0 be given distances from worker j's enter, with D(enter j) = 0, and let each
 other finite D(x) *equal* the smallest, over the needs of x, of the (spare+1)-th smallest D(y) + tokens over the
 sources y, missing ones being infinite. *Theorem:* N(x) ≤ N(enter j) + D(x) at every instant. It holds at the start,
@@ -72,7 +79,7 @@ class EventGraph:
         in_order = all(edge < later for edge, later in pairwise(self.edges))
         require(in_order, "graph.edges", "must be sorted, each edge once")
 
-        options = as_object(setting, "setting", ("staleness", "backup", "notify_ack"), ("max_ig",))
+        options = as_object(setting, "setting", ("staleness", "backup", "notify_ack"), ("max_ig", "skip"))
         staleness = as_integer(options["staleness"], "setting.staleness", 0, LIMIT)
         backup = as_integers(options["backup"], "setting.backup", 0, LIMIT)
         require(len(backup) == n, "setting.backup", f"needs a number for each of the {n} workers")
@@ -82,6 +89,9 @@ class EventGraph:
         require(goes_together, "setting", "NOTIFY-ACK goes with neither staleness nor backup workers")
         self.max_ig = as_integer(options["max_ig"], "setting.max_ig", 0, LIMIT) if "max_ig" in options else None
 
+        self.staleness, self.backup, self.skip = staleness, backup, self._skip_of(options, notify_ack=notify_ack)
+        self.proved_bounds: dict[tuple[int, ...], list[int]] | None = None
+
         self.needs = self._needs_of_every_setting()
         self._add_updates(staleness, backup)
         if notify_ack:
@@ -90,6 +100,16 @@ class EventGraph:
         if self.max_ig is not None:
             for u, v in self.edges:
                 self.needs[u].append(Need(self.max_ig, 0, [v]))
+
+    def _skip_of(self, options: Mapping[str, object], *, notify_ack: bool) -> tuple[int, int] | None:
+        """The longest skip and the shortest that the setting allows, None without skips."""
+        if "skip" not in options:
+            return None
+        pair = as_integers(options["skip"], "setting.skip", 2, LIMIT)
+        require(len(pair) == 2 and pair[0] >= pair[1], "setting.skip", "is the longest and the shortest skip")
+        goes_together = self.max_ig is not None and not notify_ack
+        require(goes_together, "setting", "skips need token queues, and do not go with NOTIFY-ACK")
+        return pair[0], pair[1]
 
     @property
     def num_events(self) -> int:

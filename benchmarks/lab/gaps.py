@@ -1,0 +1,112 @@
+"""Contestants that keep a gap: Hop's settings over the graphs of its paper, 16 workers on 4 machines.
+
+All are in Hop's parallel order but for one, as its evaluation is. Backup workers average what they take evenly
+(equation 1), staleness by the age of updates (equation 2).
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.lab.late_and_small import one_host
+from preduce.topo.graphs.base import Graph
+from preduce.topo.graphs.classic import ring
+from preduce.topo.graphs.hop import double_ring, ring_based
+from preduce.topo.graphs.weights import weigh
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.axes import How
+from preduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from preduce.topo.strategies.neighbor import Neighbor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.lab.setting import Setting
+    from preduce.topo.cluster import Cluster
+
+PARALLEL: dict[str, Any] = {"order": Order.PARALLEL}
+BACKUP: dict[str, Any] = {"backup": 1, "weights": Weights.UNIFORM, **PARALLEL}
+STALE: dict[str, Any] = {"staleness": 5, "weights": Weights.ITERATION, **PARALLEL}
+BOTH: dict[str, Any] = {"backup": 1, **STALE}
+
+SERVER = "BSP server"
+STANDARD = "standard"
+GAPS = {
+    STANDARD: Gap(**PARALLEL),
+    "serial": Gap(),
+    "tokens": Gap(max_ig=4, **PARALLEL),
+    "NOTIFY-ACK": Gap(notify_ack=True, **PARALLEL),
+    "backup 1": Gap(max_ig=5, **BACKUP),
+    "s 5": Gap(**STALE),
+    "backup 1, s 5": Gap(max_ig=5, **BOTH),
+    "backup 1, skip 2": Gap(max_ig=10, skip=Skip(limit=2), **BACKUP),
+    "backup 1, skip 10": Gap(max_ig=10, skip=Skip(limit=10), **BACKUP),
+    "s 5, skip 10": Gap(max_ig=10, skip=Skip(limit=10), **STALE),
+    "backup 1, s 5, skip 10": Gap(max_ig=10, skip=Skip(limit=10), **BOTH),
+}
+"""Settings by name; `max_ig` is larger where a worker can skip, so that its neighbours go on while it is behind."""
+
+
+def joined_machines(num_nodes: int, size: int, *, own_gateways: bool) -> Graph:
+    """Figure 21's settings b and c for machines of `size` workers: all hear one another, and a ring joins machines.
+
+    In b the first worker of a machine carries both links of the ring, in c its first and its second one each.
+    """
+    pairs = [(node * size + a, node * size + b) for node in range(num_nodes) for a, b in combinations(range(size), 2)]
+    ends = [(node * size + own_gateways, (node + 1) % num_nodes * size) for node in range(num_nodes)]
+    return Graph.undirected(num_nodes * size, *zip(*(*pairs, *ends), strict=True))
+
+
+GRAPHS: dict[str, Callable[[Cluster], Graph]] = {
+    "ring": lambda cluster: ring(cluster.num_workers),
+    "ring-based": lambda cluster: ring_based(cluster.num_workers),
+    "double-ring": lambda cluster: double_ring(cluster.num_workers),
+    "machines b": lambda cluster: _joined(cluster, own_gateways=False),
+    "machines c": lambda cluster: _joined(cluster, own_gateways=True),
+}
+
+USED = {
+    "ring": (STANDARD, "backup 1", "s 5", "backup 1, s 5"),
+    "ring-based": tuple(GAPS),
+    "double-ring": (STANDARD, "backup 1", "s 5", "backup 1, s 5"),
+    "machines b": (STANDARD,),
+    "machines c": (STANDARD,),
+}
+"""Which settings are run over which graph."""
+
+
+def name_of(graph: str, gap: str) -> str:
+    """A contestant's name."""
+    return f"Hop {graph}, {gap}"
+
+
+def gap_schedule(cluster: Cluster, graph: str, gap: str) -> Schedule:
+    """One of the graphs with Metropolis weights and one of the settings."""
+    name = name_of(graph, gap).lower().replace(", ", "-").replace(" ", "-")
+    return Schedule(name, cluster, Neighbor(rounds=(weigh(GRAPHS[graph](cluster)),), when=GAPS[gap]))
+
+
+def entries() -> list[dict[str, Any]]:
+    """Fields of the contestants, in the order of the table; they run where they are named.
+
+    The server is that of Figure 13: bulk-synchronous, all its parameters on one host.
+    """
+    hop = [
+        {"name": name_of(graph, gap), "make": _make(graph, gap), "family": "Hop"}
+        for graph, gaps in USED.items()
+        for gap in gaps
+    ]
+    server = {"name": SERVER, "make": one_host("bsp-server", How()), "family": "server"}
+    return [{**fields, "named_only": True} for fields in (*hop, server)]
+
+
+def _make(graph: str, gap: str) -> Callable[[Cluster, Setting], Schedule]:
+    def make(cluster: Cluster, setting: Setting) -> Schedule:  # noqa: ARG001 - the same in every setting
+        return gap_schedule(cluster, graph, gap)
+
+    return make
+
+
+def _joined(cluster: Cluster, *, own_gateways: bool) -> Graph:
+    return joined_machines(cluster.num_nodes, cluster.workers_per_node or 1, own_gateways=own_gateways)

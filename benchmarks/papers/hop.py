@@ -1,0 +1,326 @@
+"""Hop's rows: what gaps, backup workers, staleness and skipping gain where workers are slow at times, or one always is.
+
+16 workers on 4 nodes learn digits (a convolutional network) and whose documentation a paragraph is (a support vector
+machine with log loss), with momentum as in the paper. A cell runs the same number of steps for everybody; how long they
+took and when the loss was reached are both read from it. Beside a step's time stands what physics allows: the same
+schedule and the same lengths of steps in virtual time, where links and cores cost nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.lab.gaps import SERVER, STANDARD, name_of
+from benchmarks.lab.setting import Setting
+from benchmarks.papers.cells import Cells, Experiment
+from benchmarks.papers.cells import run as run_cells
+from benchmarks.papers.physics import physics_ms
+from benchmarks.papers.rows import Curve, Results, Row, ratio, value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.lab.table import Row as Contestant
+
+NAME = "hop"
+ALL_REDUCE = "flat ring"
+GRAPHS = ("ring", "ring-based", "double-ring")
+SPARSE = "ring-based"
+"""The graph of the paper's figures that compare settings."""
+ALIKE, RANDOM, SLOW = "all alike", "6× at random", "one 4× slow"
+THIN = {"svm": "100mbit", "digits": "200mbit"}
+"""Links over which a graph's traffic outweighs its computing: Figure 20."""
+
+STEP = "Milliseconds per step"
+F12 = "Figure 12: steps where workers are 6× slower at random, over steps where all are alike"
+F13 = "Figure 13: speed to the loss, BSP server = 1"
+F15 = "Figure 15: steps to the loss where workers are 6× slower at random, standard = 1"
+F16 = "Figures 16 and 17: speed per step where workers are 6× slower at random, standard = 1"
+F17 = "Figures 14 and 17: speed to the loss where workers are 6× slower at random, standard = 1"
+F18 = "Figure 18: steps where one worker is 4× slower, over steps where all are alike"
+F19 = "Figure 19: speed to the loss where one worker is 4× slower, standard = 1"
+F20 = "Figure 20: speed to the loss over thin links, ring-based = 1"
+F21 = "Figure 21: spectral gaps of its graphs over 8 workers"
+
+STEPS = {"svm": 40, "digits": 36}
+COMPUTE = {"svm": 0.16, "digits": 0.3}
+"""Seconds that a step computes: what 16 workers do for a step on two cores fits into it, over the densest graph too."""
+TARGETS = {"svm": 0.4, "digits": 0.3}
+RATES = {"svm": 5.0, "digits": 0.04}
+LEARNING: dict[str, dict[str, Any]] = {
+    "svm": {"task": "svm", "batch": 128, "momentum": 0.9, "weight_decay": 1e-6},
+    "digits": {"task": "digits", "batch": 16, "momentum": 0.9, "weight_decay": 1e-4},
+}
+"""The paper's momentum, and its batch where two cores can do sixteen of them at once."""
+
+WHY: dict[str, str] = {}
+
+SKIPS = ("backup 1, skip 2", "backup 1, skip 10")
+SKIP_BOTH = "backup 1, s 5, skip 10"
+AIMS_16 = {"backup 1": 1.29, "s 5": 1.41, "backup 1, s 5": 1.51, SKIP_BOTH: 1.80}
+"""Simulated without communication before anything ran; the least over the three graphs."""
+AIMS_18 = {STANDARD: 3.93, SKIPS[0]: 1.94, SKIPS[1]: 1.0}
+PAPER_16 = {"backup 1": 1.81}
+PAPER_18 = {STANDARD: 3.9, SKIPS[1]: 1.1}
+PRINTED_GAPS = {"a": 0.6667, "b": 0.2682, "c": 0.2688}
+
+HEADLINES: dict[str, tuple[str, ...]] = {
+    RANDOM: (
+        *(name_of(SPARSE, gap) for gap in (STANDARD, "backup 1", "s 5")),
+        *(name_of(graph, STANDARD) for graph in GRAPHS if graph != SPARSE),
+        ALL_REDUCE,
+    ),
+    SLOW: tuple(name_of(SPARSE, gap) for gap in (STANDARD, *SKIPS)),
+    ALIKE: (*(name_of(graph, STANDARD) for graph in GRAPHS), ALL_REDUCE, SERVER),
+}
+"""What the paper's claims are about: these run three times."""
+REST: dict[str, tuple[str, ...]] = {
+    RANDOM: (
+        SERVER,
+        *(name_of(SPARSE, gap) for gap in ("backup 1, s 5", SKIP_BOTH)),
+        *(name_of(graph, gap) for graph in ("ring", "double-ring") for gap in ("backup 1", "s 5", "backup 1, s 5")),
+    ),
+    SLOW: (ALL_REDUCE, *(name_of(SPARSE, gap) for gap in ("backup 1", "s 5", "s 5, skip 10"))),
+    ALIKE: tuple(name_of(SPARSE, gap) for gap in ("serial", "tokens", "NOTIFY-ACK")),
+}
+CLUSTERED = tuple(name_of(graph, STANDARD) for graph in ("ring", SPARSE, "machines b", "machines c"))
+
+
+def setting_of(task: str, kind: str) -> Setting:
+    """Lengths of steps by the name of their kind, over the paper's links."""
+    kinds: dict[str, dict[str, Any]] = {
+        ALIKE: {},
+        RANDOM: {"random_factor": 6.0, "random_chance": 1 / 16},
+        SLOW: {"slow": ((6, 4.0),)},
+    }
+    return Setting(name=f"{task}, {kind}", rate="1gbit", compute=COMPUTE[task], **LEARNING[task], **kinds[kind])
+
+
+def thin_setting(task: str) -> Setting:
+    """All alike over thin links."""
+    rate = THIN[task]
+    name = f"{task}, {rate.removesuffix('mbit')} Mbit/s"
+    return Setting(name=name, rate=rate, compute=COMPUTE[task], **LEARNING[task])
+
+
+def headlines() -> list[Experiment]:
+    """The SVM's three settings with all repetitions, then those of digits."""
+    return [
+        _experiment(setting_of(task, kind), names, repetitions=3, at_once=task == "svm")
+        for task in COMPUTE
+        for kind, names in HEADLINES.items()
+    ]
+
+
+def graphs() -> list[Experiment]:
+    """Figure 20."""
+    return [_experiment(thin_setting(task), CLUSTERED, repetitions=3 if task == "svm" else 1) for task in COMPUTE]
+
+
+def rest() -> list[Experiment]:
+    """Everything else, once."""
+    return [
+        _experiment(setting_of(task, kind), names, repetitions=1)
+        for kind, names in REST.items()
+        for task in COMPUTE
+        if (task, kind) != ("digits", ALIKE)
+    ]
+
+
+def _experiment(setting: Setting, names: tuple[str, ...], **more: Any) -> Experiment:  # noqa: ANN401 - its fields
+    return Experiment(
+        setting=setting,
+        shape=(4, 4),
+        contestants=names,
+        steps=STEPS[setting.task],
+        rate=RATES[setting.task],
+        target=TARGETS[setting.task],
+        limit=120.0,
+        **more,
+    )
+
+
+PARTS = {"headlines": headlines, "graphs": graphs, "rest": rest}
+"""What can be run by itself, the most important first."""
+
+
+def run(minutes: float, only: str | None = None) -> Results:
+    """Headlines, graphs and the rest, as far as the time goes; or only one part."""
+    listed = [e for part, made in PARTS.items() if only in (None, part) for e in made()]
+    return results_of(run_cells(_kept(only), listed, minutes, profile=False, predict=False))
+
+
+def stored(only: str | None = None) -> Results:
+    """The same rows from the cells that this machine keeps, also of a run that was ended early."""
+    return results_of(Cells.read(_kept(only)))
+
+
+def _kept(only: str | None) -> str:
+    return NAME if only is None else f"{NAME}-{only}"
+
+
+def results_of(cells: Cells) -> Results:
+    """All that the file keeps of a run."""
+    made = rows(cells)
+    figures = {row.figure for row in made}
+    return Results(
+        paper=NAME,
+        commit=cells.commit,
+        rows=made,
+        why={figure: words for figure, words in WHY.items() if figure in figures},
+        notes=cells.notes,
+        curves=tuple(_curves(cells)),
+        bars=(STEP,),
+    )
+
+
+def derived(found: Results) -> tuple[Row, ...]:  # noqa: ARG001 - every row is of runs that were made together
+    """Nothing follows from rows of several runs."""
+    return ()
+
+
+Block = dict[str, "Contestant"]
+
+
+def rows(cells: Cells) -> tuple[Row, ...]:
+    """All that the cells say."""
+    blocks: dict[str, Block] = {
+        where: {row.contestant: row for row in block} for where, block in cells.blocks().items()
+    }
+    made: list[Row] = []
+    for task in COMPUTE:
+        alike, random, slow = (blocks.get(f"{task}, {kind}", {}) for kind in (ALIKE, RANDOM, SLOW))
+        made += _slowed(F12, task, RANDOM, random, alike)
+        made += _against_server(task, alike, random)
+        made += _random_rows(task, random)
+        made += _slowed(F18, task, SLOW, slow, alike)
+        made += _speed(F19, f"{task}: ", slow, name_of(SPARSE, STANDARD), paper={name: 2.0 for name in SKIPS})
+        thin = blocks.get(thin_setting(task).name, {})
+        made += _speed(F20, f"{thin_setting(task).name}: ", thin, name_of(SPARSE, STANDARD))
+    made += _gap_rows()
+    made += [row for where, block in blocks.items() for row in _step_rows(where, block)]
+    return tuple(made)
+
+
+def words(name: str) -> str:
+    """A contestant as the tables call it."""
+    return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("Hop ")
+
+
+def gap_of(name: str) -> str:
+    """The setting of one of Hop's contestants; empty for others."""
+    return name.partition(", ")[2] if name.startswith("Hop ") else ""
+
+
+def _ms(row: Contestant) -> list[float]:
+    return [cell.step_ms for cell in row.cells]
+
+
+def _steps(row: Contestant) -> list[float]:
+    found = [cell.reached(row.target) for cell in row.cells]
+    return [reached[0] for reached in found if reached is not None]
+
+
+def _slowed(figure: str, task: str, kind: str, block: Block, alike: Block) -> Iterator[Row]:
+    """A contestant's steps over those of the standard setting of its graph (or its own) where all are alike."""
+    papers, aims = (PAPER_18, AIMS_18) if figure is F18 else ({}, {})
+    for name, row in block.items():
+        gap = gap_of(name)
+        graph = name.removeprefix("Hop ").partition(", ")[0]
+        same = alike.get(name_of(graph, STANDARD) if gap else name)
+        if same is None or (figure is F12 and gap not in ("", STANDARD)):
+            continue
+        standard = name_of(graph, STANDARD) if gap else name
+        slowed, free = (physics(task, *pair, len(row.cells)) for pair in ((kind, name), (ALIKE, standard)))
+        yield ratio(
+            _ms(row),
+            _ms(same),
+            figure=figure,
+            setting=f"{task}: {words(name)}",
+            paper=papers.get(gap),
+            aim=aims.get(gap),
+            predicted=slowed / free if slowed and free else None,
+        )
+
+
+def _against_server(task: str, alike: Block, random: Block) -> Iterator[Row]:
+    for kind, block in ((ALIKE, alike), (RANDOM, random)):
+        if SERVER in block:
+            ours = {name: row for name, row in block.items() if gap_of(name)}
+            yield from _speed(F13, f"{task}, {kind}: ", {**ours, SERVER: block[SERVER]}, SERVER)
+
+
+def _random_rows(task: str, block: Block) -> Iterator[Row]:
+    for graph in GRAPHS:
+        standard = block.get(name_of(graph, STANDARD))
+        if standard is None:
+            continue
+        ours = {name: row for name, row in block.items() if name.startswith(f"Hop {graph}, ") and row is not standard}
+        for name, row in ours.items():
+            gap, setting = gap_of(name), f"{task}: {words(name)}"
+            runs = len(row.cells)
+            mine, theirs = (physics(task, RANDOM, one, runs) for one in (name, name_of(graph, STANDARD)))
+            fields: dict[str, Any] = {"paper": PAPER_16.get(gap), "aim": AIMS_16.get(gap)}
+            predicted = theirs / mine if mine and theirs else None
+            yield ratio(_ms(standard), _ms(row), figure=F16, setting=setting, predicted=predicted, **fields)
+            if _steps(row) and _steps(standard):
+                yield ratio(_steps(row), _steps(standard), figure=F15, setting=setting)
+        yield from _speed(F17, f"{task}: ", {**ours, standard.contestant: standard}, standard.contestant)
+
+
+def _speed(
+    figure: str, before: str, block: Block, baseline: str, paper: dict[str, float] | None = None
+) -> Iterator[Row]:
+    """How many times as fast as the baseline's everybody's seconds to the loss are."""
+    theirs = block[baseline].all_seconds if baseline in block else []
+    for name, row in block.items():
+        if theirs and row.all_seconds and name != baseline:
+            printed = (paper or {}).get(gap_of(name))
+            yield ratio(theirs, row.all_seconds, figure=figure, setting=f"{before}{words(name)}", paper=printed)
+
+
+def _gap_rows() -> Iterator[Row]:
+    """The paper's spectral gaps, from its graphs alone."""
+    from preduce.topo.figures.spectral_gaps import spectral_gap
+    from preduce.topo.graphs.hop import hop_figure_21
+    from preduce.topo.graphs.weights import weigh
+
+    for name, printed in PRINTED_GAPS.items():
+        gap = spectral_gap(weigh(hop_figure_21(name)), "hop")
+        fields: dict[str, Any] = {"figure": F21, "setting": f"graph {name}", "unit": "share", "paper": printed}
+        yield Row(measured=gap, low=gap, high=gap, runs=1, **fields)
+
+
+def _step_rows(where: str, block: Block) -> Iterator[Row]:
+    task, _, kind = where.partition(", ")
+    for name, row in block.items():
+        setting = f"{where}: {words(name)}"
+        predicted = physics(task, kind if kind in HEADLINES else ALIKE, name, len(row.cells))
+        yield value(_ms(row), figure=STEP, setting=setting, unit="milliseconds", predicted=predicted)
+
+
+def physics(task: str, kind: str, name: str, runs: int) -> float | None:
+    """Milliseconds per step where only computing takes time, the mean of the runs; None where the engine cannot say."""
+    found = [_physics_of(task, kind, name, repetition) for repetition in range(runs)]
+    known = [ms for ms in found if ms is not None]
+    return sum(known) / len(known) if known else None
+
+
+@cache
+def _physics_of(task: str, kind: str, name: str, repetition: int) -> float | None:
+    return physics_ms(name, setting_of(task, kind), STEPS[task], repetition)
+
+
+def _curves(cells: Cells) -> Iterator[Curve]:
+    """Loss over steps and over seconds: the first run of each headline where some are slow."""
+    shown = {f"{task}, {kind}": HEADLINES[kind] for task in COMPUTE for kind in (RANDOM, SLOW)}
+    for where, block in cells.blocks().items():
+        for row in block:
+            if row.contestant not in shown.get(where, ()):
+                continue
+            steps, seconds, losses = zip(*row.cells[0].curve, strict=True)
+            plain = where.replace(", ", " ").replace("×", "x")
+            for unit, at in (("steps", steps), ("seconds", seconds)):
+                plot = f"{plain} {unit}: loss of the mean model"
+                yield Curve(plot=plot, name=words(row.contestant), at=at, losses=losses)

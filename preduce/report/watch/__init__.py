@@ -1,0 +1,1 @@
+"""What `preduce run --watch` shows while workers run."""

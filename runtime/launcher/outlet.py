@@ -1,0 +1,52 @@
+"""Outlet: through which everything goes that a launcher shows, so that one who draws on the terminal is not overrun."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from preduce.runtime.watch.board import Board
+
+
+class Outlet(Protocol):
+    """Where lines go; asked again and again while workers run."""
+
+    board: Board | None
+    """On which the workers say how far they are, if anybody reads it."""
+
+    def write(self, text: str, *, errors: bool) -> None:
+        """Pass on complete lines, of standard output or of the errors."""
+
+    def look(self, codes: Mapping[int, int | None], stage: Callable[[int], str]) -> None:
+        """Called at least twenty times a second: exit codes by rank, and how far one had come before its optimizer."""
+
+    def close(self) -> None:
+        """The run is over; called once."""
+
+
+class PlainOutlet:
+    """Passes lines on, and that is all.
+
+    Args:
+        output: where all lines go; standard output and error by default.
+    """
+
+    board: Board | None = None
+
+    def __init__(self, output: TextIO | None = None) -> None:
+        self._output = output
+
+    def write(self, text: str, *, errors: bool) -> None:
+        """Pass on complete lines at once."""
+        stream = self._output or (sys.stderr if errors else sys.stdout)
+        stream.write(text)
+        stream.flush()
+
+    def look(self, codes: Mapping[int, int | None], stage: Callable[[int], str]) -> None:
+        """Nothing to show."""
+
+    def close(self) -> None:
+        """Nothing to end."""

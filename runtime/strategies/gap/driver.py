@@ -1,0 +1,320 @@
+"""Gap driver: one worker's side of Hop's protocol between real processes, with the updates' arrays beside it.
+
+Two threads work here: the mailbox's gives messages to the protocol object as they come, the training loop raises the
+worker's own events when the object offers them. One lock orders both. What the object decides and the arrays that go
+with it change under that lock together, so that an update which the object counts is there, and one that it takes
+cannot be replaced by a newer one meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from preduce.runtime.transport.payload_rings import Arrival
+from preduce.schedulers.protocols.base import Note, Received, Send
+from preduce.schedulers.protocols.hop import (
+    ENTERING,
+    REDUCING,
+    SENDING,
+    Ack,
+    Advance,
+    SendUpdate,
+    Token,
+    Update,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from preduce.runtime.strategies.gap.log import GapLog
+    from preduce.runtime.transport.mailbox import Message
+    from preduce.runtime.transport.payload_rings import PayloadRings
+    from preduce.schedulers.protocols.base import Action
+    from preduce.schedulers.protocols.hop import Hop, HopEvent, HopState
+
+    Recipients = Mapping[int, tuple[int, ...]]
+    """Who gets an update, and the numbers that go with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message without arrays that an event makes this worker send."""
+
+    to: int
+    kind: str
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """What a step averages besides the worker's own: sources ascending, and the pieces of each update's arrays."""
+
+    step: int
+    used: tuple[tuple[int, int], ...]
+    arrays: tuple[list[torch.Tensor], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an event asks of whoever raised it."""
+
+    letters: tuple[Letter, ...] = ()
+    update: Recipients = field(default_factory=dict)
+    """To whom the update goes that was offered."""
+    averaged: Averaged | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a worker lacks to go on: of whom, how many of these must still come, and the words for it."""
+
+    what: str
+    of: tuple[int, ...]
+    needed: int
+
+
+@dataclass(slots=True)
+class _Part:
+    """The state of one generation, as the object and the messages have it."""
+
+    state: HopState
+    step: int
+    """Counted by the events that were raised; what goes into messages and into the log."""
+    given: dict[int, int] = field(default_factory=dict)
+    """Tokens for each in-neighbour since the beginning; messages carry these totals, so that the last one says all."""
+    taken: dict[int, int] = field(default_factory=dict)
+    """The total that each out-neighbour said last."""
+    is_offered: bool = False
+    """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
+
+
+class GapDriver:
+    """The protocol object, its state and the arrays of one worker.
+
+    A generation lasts until the queues are thrown away (`drop`); messages of a later one wait until this worker opens
+    it, those of an earlier one are dropped.
+
+    Args:
+        machine: the protocol, fine.
+        rank: this worker.
+        rings: where the arrays of updates lie, in places of the proved capacity.
+        keeps: whether an array may be averaged again in a later step.
+        log: what happens here.
+        enter: told of each step that this worker enters, and of the generation, before a message lets others know.
+        send: sends an update that was offered, where the mailbox's thread is the one who may let it leave.
+    """
+
+    def __init__(
+        self,
+        machine: Hop,
+        rank: int,
+        rings: PayloadRings,
+        *,
+        keeps: bool,
+        log: GapLog,
+        enter: Callable[[int, int], None],
+        send: Callable[[Recipients], None],
+    ) -> None:
+        self.machine, self.rank, self.rings, self.log = machine, rank, rings, log
+        self.sources, self.targets = machine.graph.sources[rank], machine.graph.targets[rank]
+        self.condition = threading.Condition()
+        self._keeps, self._enter, self._send = keeps, enter, send
+        self._generation = 0
+        self._part: _Part | None = None
+        self._early: list[Message] = []
+        self._marks: dict[int, int] = {}
+        self._paused = 0
+
+    @property
+    def generation(self) -> int:
+        """The number of times that the queues were thrown away."""
+        return self._generation
+
+    @property
+    def state(self) -> HopState | None:
+        """The protocol's state, an immutable value; None before it is opened."""
+        part = self._part
+        return None if part is None else part.state
+
+    def open(self, step: int, state: HopState | None = None) -> None:
+        """Be in a step, with empty queues or as a checkpoint has them (its arrays lie in the rings already)."""
+        if state is None:
+            state = replace(self.machine.start(self.rank)[0], step=step)
+        with self.condition:
+            self._part = _Part(state, step)
+            self._enter(step, self._generation)
+            self.rings.retire(step - self.machine.setting.staleness)
+            self.log.add("entered", step)
+            early, self._early = self._early, []
+            for message in early:
+                self._receive(message)
+
+    def drop(self) -> None:
+        """Throw the queues away; what still comes of this generation is dropped."""
+        with self.condition:
+            self._generation += 1
+            self._part, self._marks, self._paused = None, {}, 0
+            self.rings.clear()
+
+    def deliver(self, message: Message) -> None:
+        """Called by the mailbox's thread with each message."""
+        with self.condition:
+            self._receive(message)
+            self.condition.notify_all()
+
+    def ready(self) -> Sequence[HopEvent]:
+        """The events that the worker may raise now."""
+        return () if self._part is None else self.machine.ready(self.rank, self._part.state)
+
+    def fire(self, event: HopEvent) -> Outcome:
+        """Let an event happen that is ready; letters are for the caller to send, with no lock held."""
+        with self.condition:
+            return self._fire(event)
+
+    def offer(self, tokens: Sequence[Letter]) -> Outcome:
+        """The arrays of this step's update are there: it leaves now, or, if it may not yet, by the mailbox's thread.
+
+        Tokens ride on it to those who get both.
+        """
+        with self.condition:
+            part = self._open_part()
+            part.is_offered = True
+            if not self._may_send(part):
+                return Outcome(tuple(tokens))
+            recipients = self._fire(SendUpdate()).update
+            riding = {letter.to: letter.numbers[1] for letter in tokens if letter.to in recipients}
+            alone = tuple(letter for letter in tokens if letter.to not in recipients)
+            update = {to: (*numbers[:-1], riding.get(to, 0)) for to, numbers in recipients.items()}
+            return Outcome(alone, update)
+
+    def _may_send(self, part: _Part) -> bool:
+        return part.is_offered and part.state.stage == SENDING and bool(self.ready())
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the update that was offered last is on its way."""
+        return self._part is None or not self._part.is_offered
+
+    def missing(self) -> Missing | None:
+        """What this worker waits for; None if it may go on. O(neighbours)."""
+        with self.condition:
+            part = self._open_part()
+            if self.ready():
+                return None
+            state, step, staleness = part.state, part.step, self.machine.setting.staleness
+            if state.stage == SENDING:
+                of = tuple(v for v, acked in zip(self.targets, state.acked, strict=True) if not acked)
+                return Missing(f"the acknowledgement of its update of step {step - 1}", of, len(of))
+            if state.stage == REDUCING:
+                have = [queue > 0 if staleness else queue & 1 for queue in state.updates]
+                of = tuple(u for u, has in zip(self.sources, have, strict=True) if not has)
+                spare = self.machine.setting.backups(self.machine.num_processes)[self.rank]
+                later = " or later" if staleness else ""
+                return Missing(f"an update of step {max(0, step - staleness)}{later}", of, len(of) - spare)
+            assert state.stage == ENTERING
+            of = tuple(v for v, count in zip(self.targets, state.tokens, strict=True) if count < 1)
+            return Missing(f"a token to enter step {step + 1}", of, len(of))
+
+    def pause(self) -> tuple[Letter, ...]:
+        """Marks for all neighbours; what came before the mark of each is everything that it sent until now."""
+        with self.condition:
+            self._paused += 1
+            numbers = (self._generation, self._paused)
+            return tuple(Letter(to, "mark", numbers) for to in self.neighbours)
+
+    def unmarked(self) -> tuple[int, ...]:
+        """The neighbours whose mark of the present pause has not come."""
+        with self.condition:
+            return tuple(rank for rank in self.neighbours if self._marks.get(rank, 0) < self._paused)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Everyone to whom or from whom an edge leads."""
+        return tuple(sorted({*self.sources, *self.targets}))
+
+    def _open_part(self) -> _Part:
+        assert self._part is not None, "a step opens it"
+        return self._part
+
+    def _receive(self, message: Message) -> None:
+        """Under the lock: what a message changes."""
+        generation = message.numbers[1 if message.kind == "update" else 0]
+        if generation < self._generation:
+            return
+        part, source = self._part, message.source
+        if generation == self._generation and message.kind == "mark":
+            self._marks[source] = message.numbers[1]
+            return
+        if generation > self._generation or part is None:
+            self._early.append(message)
+            return
+        match message.kind:
+            case "update":
+                self._take_in(part, message)
+            case "token":
+                self._count(part, source, message.numbers[1])
+            case "ack":
+                self._step(part, Received(source, Ack()))
+                self.log.add("ack", part.step, source=source)
+                if self._may_send(part):
+                    self._send(self._fire(SendUpdate()).update)
+
+    def _take_in(self, part: _Part, message: Message) -> None:
+        """A part of an update; tokens ride on the first, and with the last the update is here."""
+        place, _, step, total = message.numbers
+        if place == 0:
+            self._count(part, message.source, total)
+        if self.rings.receive(message.source, step, place, message.payload) is not Arrival.MORE:
+            self._step(part, Received(message.source, Update(step)))
+            self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
+
+    def _count(self, part: _Part, source: int, total: int) -> None:
+        tokens = total - part.taken.get(source, 0)
+        if tokens > 0:
+            part.taken[source] = total
+            self._step(part, Received(source, Token(tokens)))
+            self.log.add("tokens", part.step, by=tokens, source=source)
+
+    def _step(self, part: _Part, event: object) -> tuple[Action, ...]:
+        part.state, actions = self.machine.step(self.rank, part.state, event)
+        return actions
+
+    def _fire(self, event: HopEvent) -> Outcome:
+        part = self._open_part()
+        assert event in self.ready(), f"{event} is not ready"
+        actions = self._step(part, event)
+        averaged = None
+        for action in actions:
+            match action:
+                case Note((("reduced" | "renewed") as kind, int(step), tuple(used))):
+                    averaged = self._fetch(step, used)
+                    self.log.add(kind, step, used=averaged.used)
+        if isinstance(event, Advance):
+            part.step += event.by
+            self._enter(part.step, self._generation)
+            self.rings.retire(part.step - self.machine.setting.staleness)
+            self.log.add("entered", part.step, by=event.by)
+        letters, update = [], {}
+        for action in actions:
+            match action:
+                case Send(to, Update()):
+                    update[to] = (self._generation, part.step, 0)
+                case Send(to, Token(count)):
+                    total = part.given[to] = part.given.get(to, 0) + count
+                    letters.append(Letter(to, "token", (self._generation, total)))
+                case Send(to, Ack()):
+                    letters.append(Letter(to, "ack", (self._generation,)))
+        if isinstance(event, SendUpdate):
+            part.is_offered = False
+            self.log.add("sent", part.step)
+        return Outcome(tuple(letters), update, averaged)
+
+    def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> Averaged:
+        """The arrays of the updates that a step uses; the rings compare the steps."""
+        get = self.rings.look if self._keeps else self.rings.take
+        arrays = tuple(get(source, of) for source, of in used)
+        return Averaged(step, tuple((source, of) for source, of in used), arrays)

@@ -1,0 +1,300 @@
+"""Strategy `neighbor` with a gap: Hop's worker (Luo et al., ASPLOS 2019), which goes on by itself within bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
+from preduce.runtime.strategies.gap.log import GapLog
+from preduce.runtime.strategies.gap.patience import LackError, wait_until
+from preduce.runtime.strategies.gap.sizes import hop_of, message_bound
+from preduce.runtime.strategies.gap.state import PLACE, packed, unpacked
+from preduce.runtime.strategies.gap.weights import weights_of
+from preduce.runtime.strategies.one_sided import OneSided
+from preduce.runtime.transport.payload_rings import PayloadRings
+from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
+from preduce.runtime.transport.waiting import GoneError
+from preduce.runtime.watch.status import GapStatus
+from preduce.schedulers.protocols.hop import Advance, Reduce
+from preduce.topo.strategies.gap import Gap, Order, Reducing
+from preduce.verify.gaps.one_worker import capacities_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from preduce.runtime.recorder import Operation
+    from preduce.runtime.strategies.base import Run
+    from preduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
+    from preduce.schedulers.protocols.hop import HopEvent
+    from preduce.topo.strategies.neighbor import Neighbor
+
+
+class GapMeans(OneSided):
+    """After each round a worker averages with what its in-neighbours sent, as the protocol object `Hop` lets it.
+
+    Serial order: x ← W (x + u), sent after computing. Parallel order: x ← W x + u(x); the parameters with which a round
+    is entered leave at once, and travel while it computes. Tokens leave when a round is entered. In the parallel order
+    they ride on the update that leaves at the same moment; in the serial order they go by themselves, since to wait for
+    the next update would hold up the neighbours for as long as the round computes.
+
+    A worker that skips is some rounds further after `end_round` (`jumped`). One whose data ended goes on taking part
+    with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
+    is on its way, in the parallel order one more array, and the queues: `fill` says how much they hold.
+
+    Raises:
+        InputError: a policy that asks for optimizer state to travel.
+    """
+
+    enters_steps = True
+
+    def __init__(self, strategy: Neighbor, run: Run) -> None:
+        assert isinstance(strategy.when, Gap), "others have rounds"
+        self.gap, machine = strategy.when, hop_of(strategy)
+        self.is_parallel = self.gap.order is Order.PARALLEL
+        self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
+        self.layout = Layout(self._flat(run))
+        capacities = capacities_of(machine.graph, self.gap, run.rank)
+        self.log.capacities = capacities.updates
+        self.rings = PayloadRings(run.rank, capacities.slots, self.layout, newest_only=self.gap.staleness > 0)
+        self.driver = GapDriver(
+            machine,
+            run.rank,
+            self.rings,
+            keeps=self.gap.reduce is Reducing.NEWEST,
+            log=self.log,
+            enter=run.progress.enter,
+            send=self._send_from_side,
+        )
+        super().__init__(
+            strategy,
+            run,
+            "a neighbourhood that keeps a gap",
+            self.driver.deliver,
+            bound=message_bound(machine, self.layout),
+        )
+        self._sender = UpdateSender(self._mailbox, self.layout)
+        run.reducer.recorder.attach("gap", self.log.facts)
+        self.needs_round_start = self.is_parallel
+        self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
+        self._start: list[torch.Tensor] = []
+        """In the parallel order: the parameters with which the round was entered."""
+        self._round = self._skipped = 0
+        self._restored: dict[str, torch.Tensor] = {}
+        self._mailbox.start()
+
+    def before_step(self, step: int, round_: int, *, first: bool) -> None:
+        """Before the first round: be in it."""
+        if first:
+            self._open(step, round_)
+
+    def end_round(self, step: int, round_: int) -> None:
+        """Send, reduce and enter the next round, or a later one, waiting where the protocol says so."""
+        self._open(step, round_)
+        operation = self._begin("gap average", step, round_)
+        if not self.is_parallel:
+            self._post(operation, self.driver.offer(()))
+        self._await(operation, Reduce)
+        outcome = self.driver.fire(Reduce())
+        self._post(operation, outcome)
+        self._average(outcome.averaged, round_, since_start=self.is_parallel)
+        advance = self._await(operation, Advance)
+        assert isinstance(advance, Advance), "as awaited"
+        outcome = self.driver.fire(advance)
+        self.jumped = advance.by - 1
+        self._skipped += self.jumped
+        self._round = round_ + advance.by
+        if not self.is_parallel:
+            self._post(operation, outcome)
+        if self.jumped:
+            self._average(outcome.averaged, round_, since_start=False)
+        if self.is_parallel:
+            self._depart(operation, outcome.letters)
+        self.run.reducer.recorder.end(operation)
+        self.run.reducer.heartbeat.doing(f"computes step {self._round}")
+
+    def settle(self) -> None:
+        """Wait until everything has come that neighbours sent up to now, so that the queues are complete."""
+        operation = self._begin("pause of updates", self._round, self._round)
+        driver = self.driver
+        if not driver.has_left:
+            self._until(operation, lambda: driver.has_left, driver.missing)
+        self._post(operation, Outcome(driver.pause()))
+
+        def unmarked() -> Missing | None:
+            of = driver.unmarked()
+            return Missing("the end of what was sent before all paused", of, len(of)) if of else None
+
+        self._until(operation, lambda: not driver.unmarked(), unmarked)
+        self.run.reducer.recorder.end(operation)
+
+    def drain(self) -> None:
+        """Throw the queues away: all workers begin again from the parameters that their next step finds."""
+        self.driver.drop()
+        self._start, self._restored = [], {}
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+        """In the parallel order: whatever changed since the round was entered is added to the average."""
+        return self.is_parallel and self.driver.state is not None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The place in the protocol, the tokens, and the queues with their arrays."""
+        state = self.driver.state
+        return {} if state is None else packed(self.driver.machine, self.run.rank, state, self.rings)
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Keep what a checkpoint has until the run goes on from it.
+
+        Raises:
+            InputError: it is not of a run that keeps a gap.
+        """
+        if PLACE not in state:
+            super().load_state(state)
+        self._restored = dict(state)
+
+    def resume(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+        """Be where the checkpoint was, with its queues; the update of this round, if sent by then, is not sent again.
+
+        Raises:
+            InputError: the queues are of another round.
+        """
+        if not self._restored:
+            return
+        state = unpacked(self.driver.machine, self.run.rank, round_, self._restored, self.rings)
+        self._restored = {}
+        if self.is_parallel:
+            self._start = [live.clone() for live in self._live()]
+        self._round = round_
+        self.driver.open(round_, state)
+
+    def status(self) -> GapStatus:
+        """Tokens in hand, and the queues as they are filled."""
+        state, fill = self.driver.state, self.rings.fill()
+        traffic = self._mailbox.traffic().values()
+        return GapStatus(
+            tokens=None if self.gap.max_ig is None else () if state is None else state.tokens,
+            updates=tuple(fill[source][0] for source in self.driver.sources),
+            capacities=tuple(fill[source][1] for source in self.driver.sources),
+            sent=sum(one.sent.num_bytes for one in traffic),
+            received=sum(one.received.num_bytes for one in traffic),
+            skipped=self._skipped,
+        )
+
+    def _open(self, step: int, round_: int) -> None:
+        """Be in the first round; in the parallel order its update leaves."""
+        if self.driver.state is not None:
+            return
+        self._round = round_
+        self.driver.open(round_)
+        if self.is_parallel:
+            operation = self._begin("first update", step, round_)
+            self._depart(operation, ())
+            self.run.reducer.recorder.end(operation)
+
+    def _depart(self, operation: Operation, tokens: Sequence[Letter]) -> None:
+        """In the parallel order: send the parameters with which a round is entered."""
+        live = self._live()
+        if not self._start:
+            self._start = [torch.empty_like(array) for array in live]
+        with torch.no_grad():
+            for begun, now in zip(self._start, live, strict=True):
+                begun.copy_(now)
+        self._post(operation, self.driver.offer(tokens))
+
+    def _average(self, averaged: Averaged | None, own_step: int, *, since_start: bool) -> None:
+        """X ← own weight · x + Σ weight · update, ascending; with `since_start` for the x of the round's beginning.
+
+        What was learned since the beginning then stays as it is: x ← (average at the beginning) + (x − beginning).
+        """
+        assert averaged is not None, "the protocol says what is averaged"
+        if not averaged.used:
+            return
+        own, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
+        live = self._live()
+        device = live[0].device
+        updates = averaged.arrays
+        if device.type != "cpu":
+            updates = tuple([piece.to(device) for piece in pieces] for pieces in updates)
+        with torch.no_grad():
+            if since_start:
+                for now, begun in zip(live, self._start, strict=True):
+                    now.sub_(begun)
+            arrays = self._start if since_start else live
+            add_updates(arrays, float(own), updates, [float(weight) for weight in weights], self.layout)
+            if since_start:
+                for now, mean in zip(live, self._start, strict=True):
+                    now.add_(mean)
+
+    @staticmethod
+    def _flat(run: Run) -> list[torch.Tensor]:
+        return [bucket.flat for bucket in run.flat.buckets]
+
+    def _live(self) -> list[torch.Tensor]:
+        return self._flat(self.run)
+
+    def _begin(self, kind: str, step: int, round_: int) -> Operation:
+        num_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in self.run.flat.buckets)
+        members = tuple(sorted({self.run.rank, *self.driver.neighbours}))
+        return self.run.reducer.recorder.begin(kind, step, round_, members, num_bytes * len(self.driver.targets))
+
+    def _post(self, operation: Operation, outcome: Outcome) -> None:
+        """Send from the training thread.
+
+        Raises:
+            PeerLostError: a receiver takes nothing any more.
+        """
+        try:
+            for letter in outcome.letters:
+                send = self._mailbox.send_newest if letter.kind == "token" else self._mailbox.send
+                send(letter.to, letter.kind, letter.numbers)
+            if outcome.update:
+                arrays = self._start if self.is_parallel else self._live()
+                self._sender.send("update", arrays, outcome.update)
+        except GoneError as error:
+            raise self.run.reducer.failure(operation, error) from None
+
+    def _send_from_side(self, recipients: Recipients) -> None:
+        """Send an update that had to wait for acknowledgements, from the mailbox's thread.
+
+        In the parallel order its arrays do not change while the round computes; in the serial order the training thread
+        waits in the step.
+        """
+        self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
+
+    def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> HopEvent:
+        """The event of this kind that the protocol offers, as soon as it does.
+
+        Raises:
+            PeerLostError: what it waits for cannot come.
+        """
+        driver = self.driver
+
+        def is_offered() -> bool:
+            return any(isinstance(event, kind) for event in driver.ready())
+
+        self._until(operation, is_offered, driver.missing)
+        with driver.condition:
+            return next(event for event in driver.ready() if isinstance(event, kind))
+
+    def _until(self, operation: Operation, done: Callable[[], bool], missing: Callable[[], Missing | None]) -> None:
+        reducer = self.run.reducer
+
+        def refuse_failure() -> None:
+            if self._mailbox.has_failed:  # says of what
+                self._mailbox.until(lambda: False, reducer.heartbeat, (), None)
+
+        try:
+            wait_until(
+                done,
+                missing,
+                self.driver.condition,
+                reducer.heartbeat,
+                step=self._round,
+                timeout=reducer.timeout,
+                failed=refuse_failure,
+            )
+        except GoneError as error:
+            if isinstance(error, LackError):
+                operation.members = tuple(sorted({self.run.rank, *error.missing.of}))
+            raise reducer.failure(operation, error) from None

@@ -1,0 +1,100 @@
+"""Patience: how long a worker that keeps a gap waits for what it lacks, and whom it names when that cannot come.
+
+Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
+staleness it goes on as far as its setting allows, and whoever is gone far away is found out by who needs him.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GLANCE_SECONDS, GoneError, Lookout
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from preduce.runtime.liveness.heartbeat import Heartbeat
+    from preduce.runtime.strategies.gap.driver import Missing
+
+
+class LackError(GoneError):
+    """Something that a worker needs cannot come, or did not within the timeout; `missing` says what."""
+
+    def __init__(self, text: str, missing: Missing) -> None:
+        super().__init__(text)
+        self.missing = missing
+
+
+def wait_until(
+    done: Callable[[], bool],
+    missing: Callable[[], Missing | None],
+    condition: threading.Condition,
+    heartbeat: Heartbeat,
+    *,
+    step: int,
+    timeout: float,
+    failed: Callable[[], None],
+) -> None:
+    """Wait until `done`, which is asked under the condition's lock; `missing` says what for, None if for nothing.
+
+    A process that was stopped itself does not count the time for which it was.
+
+    Args:
+        done: what the wait is for.
+        missing: what is lacking for it.
+        condition: told of every message.
+        heartbeat: knows of the others, and tells them.
+        step: that this worker is in.
+        timeout: seconds.
+        failed: raises if no message can come any more.
+
+    Raises:
+        LackError: as said, with the worker whose message is missing.
+    """
+    with condition:
+        if done():
+            return
+    waited, silent_since = 0.0, timeout
+    lookout: Lookout | None = None
+    lack: Missing | None = None
+    while True:
+        start = time.monotonic()
+        with condition:
+            if condition.wait_for(done, GLANCE_SECONDS):
+                return
+        waited += min(time.monotonic() - start, 2 * GLANCE_SECONDS)
+        failed()
+        known, lack = lack, missing()
+        if lack is None:
+            continue  # it has just come
+        if lookout is None or known != lack:
+            heartbeat.doing(f"waits in step {step} for {lack.what}", lack.of)
+            lookout = Lookout(heartbeat, lack.of)
+        if lookout.is_due() and (why := _hopeless(heartbeat, lack, step)) is not None:
+            raise LackError(_told(why, heartbeat.rank, step, lack), lack)
+        if waited > silent_since:
+            silent_since = timeout + DIAGNOSE_SECONDS
+            if waited > silent_since or heartbeat.sees_silence(lack.of):
+                raise LackError(_told(heartbeat.waits_for(lack.of, timeout), heartbeat.rank, step, lack), lack)
+
+
+def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int) -> str | None:
+    """Why too few of those that are waited for can still come, as a clause; None while enough can, or may."""
+    if (problem := heartbeat.store_lost()) is not None:
+        return str(problem)
+    ended = {rank for rank in lack.of if (text := heartbeat.read("finished", rank)) is not None and int(text) <= step}
+    gone = heartbeat.lost(lack.of) | ended
+    if len(lack.of) - len(gone) >= lack.needed:
+        return None
+    return heartbeat.gone(sorted(gone), step)
+
+
+def _told(why: str, rank: int, step: int, lack: Missing) -> str:
+    return f"{why} (worker {rank} waited in step {step} for {lack.what} from {_workers(lack.of)})"
+
+
+def _workers(ranks: tuple[int, ...]) -> str:
+    names = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"worker {names}" if len(ranks) == 1 else f"workers {names}"

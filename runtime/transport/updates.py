@@ -1,0 +1,145 @@
+"""Updates: a worker's parameters as they were at one step, on their way to its out-neighbours.
+
+They are copied once a step for all neighbours, into memory that is used again (`arrays.Snapshots`): what travels never
+changes, and training goes on at once. They travel in parts of `PART_BYTES`, each copied and then given to libzmq for
+every neighbour, so that the first part is under way while the next one is copied, and so that libzmq asks for memory
+that the C library keeps: beyond 32 MB glibc takes every array from the system anew, and half of the time of a bare
+transfer goes into touching it for the first time.
+
+Averaging goes part by part, too: a part stays in the processor's cache while the parts of all neighbours are added to
+it, straight from the memory in which they came.
+
+Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is kept of an update; Theorem 2 for how many there can be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.transport.arrays import Snapshots
+from preduce.runtime.transport.credit import Bound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from preduce.runtime.transport.mailbox import Mailbox
+
+PART_BYTES = 4 * 2**20
+"""The most that one message holds of an update."""
+ALIGNED = 16
+"""Parts begin at multiples of so many numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive numbers of one array of the flat model."""
+
+    array: int
+    start: int
+    end: int
+
+
+class Layout:
+    """How the arrays of a flat model are cut into parts; equal on all workers, whose models have the same arrays.
+
+    Args:
+        arrays: the flat model's, or any of the same sizes and types.
+        part_bytes: the most that one part holds; small arrays share a part.
+    """
+
+    def __init__(self, arrays: Sequence[torch.Tensor], part_bytes: int = PART_BYTES) -> None:
+        self.dtypes = tuple(array.dtype for array in arrays)
+        self.num_bytes = sum(array.nbytes for array in arrays)
+        self.parts: list[list[Piece]] = [[]]
+        """What each message of an update holds; at least one, which may be empty."""
+        room = part_bytes
+        for index, array in enumerate(arrays):
+            for piece in _cut(index, array, part_bytes):
+                size = (piece.end - piece.start) * array.element_size()
+                if size > room and self.parts[-1]:
+                    self.parts.append([])
+                    room = part_bytes
+                self.parts[-1].append(piece)
+                room -= size
+
+    def __len__(self) -> int:
+        """How many messages an update is."""
+        return len(self.parts)
+
+    def pieces(self) -> Iterator[Piece]:
+        """All pieces, in the order in which they travel."""
+        for part in self.parts:
+            yield from part
+
+    def bound(self, capacities: Sequence[int], small: int) -> Bound:
+        """What may be on the way between two neighbours: one that keeps the protocol never waits for room.
+
+        At most a proved capacity of updates is on the way to either side and `small` other messages beside them. Twice
+        as much may be, as up to half of it may have been dealt with and not granted (see `credit`).
+        """
+        most = max(capacities, default=1)
+        return Bound(2 * (most * len(self) + small), 2 * max(most * self.num_bytes, 1))
+
+
+def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
+    """An array in the fewest nearly equal pieces that are no larger than a part."""
+    size = array.numel()
+    most = max(part_bytes // array.element_size() // ALIGNED * ALIGNED, ALIGNED)
+    count = math.ceil(size / most)
+    step = math.ceil(size / max(count, 1) / ALIGNED) * ALIGNED
+    return [Piece(index, start, min(start + step, size)) for start in range(0, size, max(step, 1))]
+
+
+class UpdateSender:
+    """What sends a worker's updates; one snapshot for all neighbours.
+
+    Snapshots have memory for at most one update more than the largest capacity among the out-neighbours' rings: an
+    older update has left, or its receiver would have been that far behind.
+    """
+
+    def __init__(self, mailbox: Mailbox, layout: Layout) -> None:
+        self.mailbox, self.layout = mailbox, layout
+        self._snapshots = [Snapshots() for _ in layout.parts]
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of snapshots, in use or not."""
+        return sum(snapshots.num_bytes for snapshots in self._snapshots)
+
+    def send(self, kind: str, arrays: Sequence[torch.Tensor], numbers: Mapping[int, Sequence[int]]) -> None:
+        """Send the arrays as they are now to each neighbour that has numbers; afterwards they may change.
+
+        Each part comes as a message with the numbers (part, *numbers of that neighbour).
+
+        Raises:
+            UnavailableError, GoneError: as `Mailbox.send`.
+        """
+        for index, (part, snapshots) in enumerate(zip(self.layout.parts, self._snapshots, strict=True)):
+            views = snapshots.take([arrays[piece.array][piece.start : piece.end] for piece in part])
+            frames = [self.mailbox.shared(view) for view in views]
+            del views
+            for neighbor, own in numbers.items():
+                self.mailbox.send(neighbor, kind, (index, *own), frames)
+
+
+def add_updates(
+    arrays: Sequence[torch.Tensor],
+    own_weight: float,
+    updates: Sequence[Sequence[torch.Tensor]],
+    weights: Sequence[float],
+    layout: Layout,
+) -> None:
+    """Make each array own_weight times itself plus the weighted updates, in place.
+
+    `updates` are what `PayloadRings.take` or `look` gave: of each, the pieces in the order of the layout.
+    """
+    with torch.no_grad():
+        for place, piece in enumerate(layout.pieces()):
+            target = arrays[piece.array][piece.start : piece.end]
+            target.mul_(own_weight)
+            for update, weight in zip(updates, weights, strict=True):
+                target.add_(update[place], alpha=weight)

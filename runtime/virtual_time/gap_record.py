@@ -1,0 +1,91 @@
+"""What a run in virtual time shows of gaps: who was how far ahead of whom, and when; skipped steps; queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class GapsOverTime(NamedTuple):
+    """Gaps at some instants, all of shape (instants,).
+
+    `edge_mean` and `edge_largest` are over the edges, in either direction; `pair_largest` is over all pairs of workers.
+    """
+
+    seconds: npt.NDArray[np.float64]
+    edge_mean: npt.NDArray[np.float64]
+    edge_largest: npt.NDArray[np.int64]
+    pair_largest: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GapRecord:
+    """The steps of every worker, and what its queues held.
+
+    `finish` (num_rounds, num_workers) is when each worker left each step, `order` of the same shape numbers these
+    instants: of two entries of the same time the one with the smaller number came first. A step that was skipped is
+    left together with the one before it. `sources` and `targets` (edges,) are the graph.
+
+    Of each worker (num_workers,): `skipped` steps, `fill` the most updates that one of its queues held, and the seconds
+    that it waited for updates or acknowledgements (`for_updates`), and then for tokens (`for_tokens`).
+    """
+
+    finish: npt.NDArray[np.float64]
+    order: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    skipped: npt.NDArray[np.int64]
+    fill: npt.NDArray[np.int64]
+    for_updates: npt.NDArray[np.float64]
+    for_tokens: npt.NDArray[np.float64]
+
+    def largest_over_edges(self) -> int:
+        """The most steps that one end of an edge was ever ahead of the other; exact. O(gap · num_rounds · edges)."""
+        both = (
+            np.concatenate([self.sources, self.targets]),
+            np.concatenate([self.targets, self.sources]),
+        )
+        ahead, behind = self.order[:, both[0]], self.order[:, both[1]]  # (num_rounds, 2 · edges)
+        # Row r is left for step r+1; who leaves it before another one has left row r-g+1 is g ahead or more.
+        for gap in range(1, len(self.order) + 1):
+            if not (ahead[gap - 1 :] < behind[: len(behind) - gap + 1]).any():
+                return gap - 1
+        return len(self.order)
+
+    def largest_over_pairs(self) -> int:
+        """The most steps that a worker was ever ahead of another one; exact. O(num_rounds · num_workers)."""
+        first, last = self.order.min(axis=1), self.order.max(axis=1)  # (num_rounds,)
+        # When the first leaves row r for step r+1, so many rows have been left by all.
+        left_by_all = np.searchsorted(last, first, side="left")
+        return int((np.arange(1, len(first) + 1) - left_by_all).max(initial=0))
+
+    def steps_at(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """The step of every worker at some instants, shape (instants, num_workers)."""
+        columns = [np.searchsorted(self.finish[:, w], seconds, side="right") for w in range(self.finish.shape[1])]
+        return np.stack(columns, axis=1)
+
+    def instants(self, count: int = 200) -> npt.NDArray[np.float64]:
+        """Instants at even distances, up to when the first worker is at the end; it has no step to be ahead by then."""
+        end = float(self.finish[-1].min())
+        return (np.arange(count) + 0.5) / count * end
+
+    def over_time(self, count: int = 200) -> GapsOverTime:
+        """Gaps at so many instants. O(count · edges)."""
+        seconds = self.instants(count)
+        steps = self.steps_at(seconds)
+        mean, largest = np.zeros(count), np.zeros(count, dtype=np.int64)
+        for row, now in enumerate(steps):
+            gaps = np.abs(now[self.sources] - now[self.targets])
+            mean[row], largest[row] = gaps.mean(), gaps.max(initial=0)
+        return GapsOverTime(seconds, mean, largest, steps.max(axis=1) - steps.min(axis=1))
+
+    def distribution(self, count: int = 200) -> npt.NDArray[np.float64]:
+        """The share of edges and instants at which the two ends are 0, 1, 2, … steps apart; sums to 1."""
+        steps = self.steps_at(self.instants(count))
+        gaps = np.abs(steps[:, self.sources] - steps[:, self.targets])
+        return np.asarray(np.bincount(gaps.ravel()) / gaps.size)

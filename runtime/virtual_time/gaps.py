@@ -1,0 +1,213 @@
+"""Hop in virtual time: the protocol object that runs between real workers, with seconds for computing and for updates.
+
+A worker begins to compute when it enters a step, in both orders. In the serial order it sends when that is done and
+then waits; in the parallel order it sends at once and reduces when the updates are there and the computing is done. An
+update carries the model and stands in line on the links (`in_turn`); a token or an acknowledgement takes the latency
+of its way only.
+
+Rounds are steps: a run of `num_rounds` lets every worker go until it has entered step num_rounds. A step that is
+skipped counts, since the worker is as far as the others then; its row is empty: begun, computed and finished at the
+instant of the skip. Nobody sends an update of step num_rounds, and nobody needs one to get there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.runtime.virtual_time.gap_record import GapRecord
+from preduce.runtime.virtual_time.in_turn import InTurn
+from preduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
+from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Told
+from preduce.runtime.virtual_time.timeline import Observed, Timeline
+from preduce.schedulers.protocols.base import Note
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update
+from preduce.topo.errors import ScheduleError
+from preduce.topo.strategies.gap import Gap, Order
+from preduce.topo.timing.cost import round_seconds
+from preduce.topo.timing.stages import size_or_one
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    import numpy.typing as npt
+
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.round import Round
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
+    from preduce.topo.timing.compute import ComputeTimes
+
+
+class GapTiming(Timing):
+    """How long the steps of a `Hop` take; records them.
+
+    Args:
+        hop: the protocol.
+        seconds: that each worker computes in each step, shape (num_rounds, num_workers); after them it rests.
+        links: what updates and tokens travel on.
+        num_bytes: of an update.
+        told: followed, if given: how old what workers average is.
+
+    All records have shape (num_rounds, num_workers): when a step was entered, its computing had ended, it was reduced
+    and left, and the number of that last instant. `fill` (num_workers,) is the most updates that a queue held.
+    """
+
+    sees_messages = False
+    keeps_order = True  # whatever stands in line stays in it, and tokens overtake updates, as they do at run time
+
+    def __init__(
+        self, hop: Hop, seconds: npt.NDArray[np.float64], links: InTurn, *, num_bytes: float, told: Told | None = None
+    ) -> None:
+        self.hop, self._links, self._num_bytes, self.told = hop, links, num_bytes, told
+        self._seconds: list[list[float]] = seconds.tolist()
+        self._is_parallel = hop.setting.order is Order.PARALLEL
+        self.begun, self.computed, self.reduced, self.finish = np.full((4, *seconds.shape), np.nan)
+        self.order = np.zeros(seconds.shape, dtype=np.int64)
+        count = seconds.shape[1]
+        self.skipped, self.fill = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self._entered, self._sent = [0.0] * count, [0.0] * count
+        self._now, self._entries = 0.0, 0
+
+    def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
+        """A step's computing: before the worker sends, or beside what it waits for."""
+        if isinstance(event, SendUpdate):
+            if state.step >= len(self._seconds):
+                return None
+            return 0.0 if self._is_parallel else self._seconds[state.step][process]
+        if not (self._is_parallel and isinstance(event, Reduce)):
+            return 0.0
+        seconds, entered, sent = self._seconds[state.step][process], self._entered[process], self._sent[process]
+        # It computes since it entered; under NOTIFY-ACK its update leaves later.
+        return seconds if sent == entered else max(0.0, entered + seconds - sent)
+
+    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
+        """An update carries the model; tokens and acknowledgements are small."""
+        if isinstance(message, Update):
+            return self._links.seconds(source, to, self._num_bytes, self._now)
+        return self._links.latency(source, to)
+
+    def happened(self, step: Step) -> None:
+        """A worker has sent, reduced, or left its step."""
+        worker, now, row = step.process, step.end, step.before.step
+        self._now = now
+        match step.event:
+            case SendUpdate():
+                self._sent[worker] = now
+                self.begun[row, worker] = self._entered[worker]
+                if not self._is_parallel:
+                    self.computed[row, worker] = step.work_end
+                if self.told is not None:
+                    self.told.sends(worker, row, adds_own=not self._is_parallel)
+            case Reduce():
+                if self._is_parallel:
+                    self.computed[row, worker] = self._entered[worker] + self._seconds[row][worker]
+                self.reduced[row, worker] = now
+                if self.told is not None:
+                    self._follow(step, adds_own=self._is_parallel)
+            case Advance(by):
+                self._leaves(step, by)
+
+    def _leaves(self, step: Step, by: int) -> None:
+        """A worker enters a later step."""
+        worker, now, row = step.process, step.end, step.before.step
+        self.skipped[worker] += by - 1
+        for record in (self.begun, self.computed, self.reduced):
+            record[row + 1 : row + by, worker] = now
+        self.finish[row : row + by, worker] = now
+        self.order[row : row + by, worker] = self._entries
+        self._entries += 1
+        self._entered[worker] = now
+        held = max(map(int.bit_count, step.before.updates), default=0)  # nothing leaves a queue before this
+        self.fill[worker] = max(self.fill[worker], held)
+        if self.told is not None:
+            if by > 1:
+                self._follow(step, adds_own=False)
+            self.told.enters(worker, row + by)
+
+    def check_ended(self, machine: VirtualMachine) -> None:
+        """Refuse a run that stands still before its end.
+
+        Raises:
+            ScheduleError: names the worker that is furthest behind.
+        """
+        steps = [state.step for state in machine.states]
+        worker = min(range(len(steps)), key=steps.__getitem__)
+        if steps[worker] < len(self._seconds):
+            raise ScheduleError(
+                f"when.gap: worker {worker} waits for ever in step {steps[worker]}; `preduce gaps` says of a setting "
+                "whether it is live"
+            )
+
+    def _follow(self, step: Step, *, adds_own: bool) -> None:
+        assert self.told is not None, "asked before"
+        for action in step.actions:
+            match action:
+                case Note((("reduced" | "renewed"), int(row), tuple(used))):
+                    self.told.averages(step.process, row, used, adds_own=adds_own)
+
+
+def run_gaps(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    *,
+    num_rounds: int,
+    seed: int,
+    model_bytes: int | None,
+    form: Form,  # noqa: ARG001 - neighbours send whole models
+) -> Timeline:
+    """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges).
+
+    Raises:
+        ScheduleError: workers wait for one another for ever.
+    """
+    setting, graph = schedule.strategy.when, schedule.strategy.graphs[0]
+    assert isinstance(setting, Gap), "the registry chose this function"
+    count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
+    size = size_or_one(hardware, model_bytes)
+    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
+    hop = hop_of(graph, setting)
+    links = InTurn(schedule.cluster, hardware)
+    told = Told(paces, hop.graph.targets, setting.staleness) if count <= MAX_WORKERS else None
+    timing = GapTiming(hop, seconds, links, num_bytes=size, told=told)
+    machine = VirtualMachine(hop, timing, seed=seed, keep_notes=False)
+    machine.run()
+    timing.check_ended(machine)
+    finish, computed = timing.finish, timing.computed
+    wire = round_seconds(graph, schedule.cluster, hardware, model_bytes=size)  # (n,)
+    record = GapRecord(
+        finish,
+        timing.order,
+        graph.sources.astype(np.int64),
+        graph.targets.astype(np.int64),
+        timing.skipped,
+        timing.fill,
+        (timing.reduced - computed).sum(axis=0),
+        (finish - timing.reduced).sum(axis=0),
+    )
+    is_parallel = setting.order is Order.PARALLEL
+    # Whatever a worker waited longer than an exchange of all at once takes, it waited for others.
+    busy = np.minimum(wire, finish - timing.begun if is_parallel else finish - computed)
+    late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
+    start = np.where(late, finish - busy, timing.begun)
+    observed = Observed.of(links.nic_bytes, None if told is None else told.ages, record)
+    return Timeline(
+        paces,
+        timing.begun,
+        computed,
+        start,
+        start + busy,
+        finish,
+        overlap=is_parallel,
+        free_running=True,
+        observed=observed,
+    )
+
+
+def hop_of(graph: Round, setting: Gap) -> Hop:
+    """The protocol over the edges of a round."""
+    edges = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
+    return Hop(Digraph.of(graph.num_workers, edges), setting, fine=True)

@@ -1,0 +1,1 @@
+"""Watch: what workers say of themselves while `preduce run --watch` shows them."""

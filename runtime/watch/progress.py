@@ -1,0 +1,48 @@
+"""Progress: the step that an optimizer is in, said on the launcher's board where there is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.runtime.watch.board import Slot
+
+if TYPE_CHECKING:
+    from preduce.runtime.watch.board import Report
+
+
+class Progress:
+    """How far one optimizer is; without a board only a number is kept.
+
+    The first optimizer of a process has its slot until it ends; then the next one may take it.
+    """
+
+    def __init__(self) -> None:
+        self.step = self._generation = 0
+        self._slot: Slot | None = None
+
+    def begin(self) -> bool:
+        """Say on the board from now on how far this is; False where no board is, or another optimizer is on it."""
+        if Slot.own is None or Slot.own.is_taken:
+            return False
+        self._slot, Slot.own.is_taken = Slot.own, True
+        self._slot.enter(self.step, self._generation)
+        return True
+
+    def enter(self, step: int, generation: int = 0) -> None:
+        """Say that a step has begun; before anything is sent that lets others begin theirs. From any thread.
+
+        Steps of different generations are not compared: all workers went back to an earlier step in between.
+        """
+        self.step, self._generation = step, generation
+        if self._slot is not None:
+            self._slot.enter(step, generation)
+
+    def report(self, report: Report) -> None:
+        """Say the rest; between `begin` and `end`."""
+        assert self._slot is not None, "it has begun"
+        self._slot.write(report)
+
+    def end(self) -> None:
+        """Say nothing more."""
+        if self._slot is not None:
+            self._slot.is_taken, self._slot = False, None

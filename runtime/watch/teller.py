@@ -1,0 +1,35 @@
+"""Teller: the thread in which a watched worker says about twice a second what it does."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from preduce.runtime.watch.board import Report
+
+if TYPE_CHECKING:
+    from preduce.runtime.strategies.base import Run, Runner
+    from preduce.runtime.worker.ending import Ending
+
+TELL_SECONDS = 0.5
+
+
+def tell(run: Run, runner: Runner, ending: Ending) -> None:
+    """Let the launcher see this worker, where it watches; the thread ends with the run.
+
+    A thread of its own, and not the heartbeat's: whatever goes wrong in here, the others still see signs of life.
+    """
+    if run.progress.begin():
+        threading.Thread(target=_tell, args=(run, runner, ending), name="preduce-watch", daemon=True).start()
+
+
+def _tell(run: Run, runner: Runner, ending: Ending) -> None:
+    beat, pause = 0, threading.Event()
+    pace = 1 if runner.enters_steps else run.pace  # where neighbours count rounds, a step is a round
+    while ending.is_running:
+        beat += 1
+        doing, waits = run.reducer.heartbeat.last
+        run.progress.report(Report(beat, doing, waits, pace, runner.status()))
+        pause.wait(TELL_SECONDS)
+    run.progress.report(Report(beat + 1, f"is {ending.state}", (), pace, runner.status()))
+    run.progress.end()

@@ -1,0 +1,242 @@
+"""Rings of updates hold what was proved and no more, lose and mix up nothing, and what is read does not change."""
+
+import queue
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preduce.runtime.transport.arrays import frame_of
+from preduce.runtime.transport.mailbox import Mailbox
+from preduce.runtime.transport.payload_rings import Arrival, PayloadRings, PlaceTakenError
+from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def flat(*sizes, fill=0.0):
+    return [torch.full((size,), fill, dtype=dtype) for size, dtype in zip(sizes, TYPES, strict=False)]
+
+
+def parts_of(arrays, layout):
+    return [[frame_of(arrays[piece.array][piece.start : piece.end].clone()) for piece in part] for part in layout.parts]
+
+
+def receive(rings, layout, source, step, arrays=None):
+    arrays = flat(3, fill=step) if arrays is None else arrays
+    parts = enumerate(parts_of(arrays, layout))
+    return [rings.receive(source, step, part, payload) for part, payload in parts][-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=3), st.integers(128, 512))
+def test_a_layout_cuts_every_number_once_in_order_and_no_part_is_larger_than_asked(sizes, part_bytes):
+    arrays = flat(*sizes)
+    layout = Layout(arrays, part_bytes)
+    seen = [(piece.array, place) for part in layout.parts for piece in part for place in range(piece.start, piece.end)]
+    assert seen == [(index, place) for index, size in enumerate(sizes) for place in range(size)]
+    for part in layout.parts:
+        held = sum((piece.end - piece.start) * arrays[piece.array].element_size() for piece in part)
+        assert held <= part_bytes
+    assert len(layout) <= 2 * sum(-(-array.nbytes // (part_bytes // 2)) for array in arrays) + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5), st.booleans(), st.data())
+def test_what_is_taken_is_what_was_sent_whatever_the_order_of_sends_reduces_and_late_ones(capacity, newest, data):
+    """Against dictionaries: a sender within its bound, a receiver that takes some, reads some, and retires steps."""
+    layout = Layout(flat(3), 64)
+    rings = PayloadRings(0, {7: capacity}, layout, newest_only=newest)
+    there, before, following = {}, 0, 0
+    for _ in range(data.draw(st.integers(1, 30))):
+        event = data.draw(st.sampled_from(["send", "send", "take", "look", "retire"]))
+        if event == "send" and (newest or following < before + capacity):
+            arrival = receive(rings, layout, 7, following)
+            assert arrival is (Arrival.LATE if following < before else Arrival.KEPT)
+            if following >= before:
+                there = {following: following} if newest else {**there, following: following}
+            following += data.draw(st.integers(1, 2))
+        elif event in ("take", "look") and there:
+            step = data.draw(st.sampled_from(sorted(there)))
+            (numbers,) = rings.take(7, step) if event == "take" else rings.look(7, step)
+            assert numbers.tolist() == [step] * 3
+            if event == "take":
+                del there[step]
+        elif event == "retire":
+            before += data.draw(st.integers(0, 2))
+            rings.retire(before)
+            there = {step: there[step] for step in there if step >= before}
+        assert rings.steps(7) == tuple(sorted(there))
+        assert rings.num_bytes == 12 * len(there)
+        assert rings.fill() == {7: (len(there), 1 if newest else capacity)}
+    assert rings.most_bytes <= 12 * ((2 if newest else capacity) + 1)
+
+
+def test_an_update_beyond_what_was_proved_is_an_error_that_names_worker_step_and_place():
+    layout = Layout(flat(3))
+    rings = PayloadRings(4, {1: 3}, layout)
+    for step in (0, 1, 2):
+        receive(rings, layout, 1, step)
+    with pytest.raises(
+        PlaceTakenError, match=r"worker 4: the update of step 3 from worker 1 .* place 0 of 3 .* step 0"
+    ):
+        receive(rings, layout, 1, 3)
+    rings.take(1, 0)
+    with pytest.raises(PlaceTakenError, match=r"step 3 from worker 1 .* 3 places, and step 0 is not over \(place 0 is"):
+        receive(rings, layout, 1, 3)
+    rings.retire(1)
+    assert receive(rings, layout, 1, 3) is Arrival.KEPT
+    with pytest.raises(PlaceTakenError, match="place 1 of 3 holds that of step 1"):
+        receive(rings, layout, 1, 1)  # twice
+    assert rings.steps(1) == (1, 2, 3)
+    assert [rings.take(1, step)[0].tolist() for step in (1, 2, 3)] == [[step] * 3 for step in (1, 2, 3)]
+
+
+def test_an_older_update_never_replaces_a_newer_one_and_a_replaced_one_stays_with_whoever_reads_it():
+    layout = Layout(flat(3))
+    rings = PayloadRings(0, {1: 9}, layout, newest_only=True)
+    receive(rings, layout, 1, 5)
+    (read,) = rings.look(1)
+    assert receive(rings, layout, 1, 4) is Arrival.LATE
+    assert receive(rings, layout, 1, 8) is Arrival.KEPT
+    assert read.tolist() == [5.0] * 3
+    assert rings.look(1)[0].tolist() == [8.0] * 3
+    assert (rings.steps(1), rings.dropped, rings.num_bytes) == ((8,), 2, 12)
+
+
+def test_an_update_that_becomes_late_between_two_parts_leaves_nothing():
+    layout = Layout(flat(300), 512)
+    rings = PayloadRings(0, {1: 2}, layout)
+    first, *rest = parts_of(flat(300, fill=1.0), layout)
+    assert len(rest) == 2
+    for forget in (lambda: rings.retire(1), lambda: rings.clear(1)):
+        rings.clear()
+        assert rings.receive(1, 0, 0, first) is Arrival.MORE
+        assert rings.num_bytes > 0
+        forget()
+        assert rings.receive(1, 0, 1, rest[0]) is Arrival.MORE
+        assert rings.receive(1, 0, 2, rest[1]) is Arrival.LATE
+        assert (rings.num_bytes, rings.steps(1)) == (0, ())
+    assert rings.dropped == 2
+    assert receive(rings, layout, 1, 1, flat(300, fill=2.0)) is Arrival.KEPT
+    assert torch.cat(rings.take(1, 1)).tolist() == [2.0] * 300
+
+
+def test_while_one_thread_puts_and_another_takes_every_number_is_that_of_its_step():
+    """A sender that is let go on by what the receiver has retired, and a reader who looks while places are filled."""
+    capacity, steps = 3, 400
+    layout = Layout(flat(64), 128)
+    rings = PayloadRings(0, {1: capacity}, layout)
+    newest = PayloadRings(0, {1: 1}, layout, newest_only=True)
+    tokens, came = threading.Semaphore(capacity), queue.SimpleQueue()
+
+    def put():
+        for step in range(steps):
+            tokens.acquire()
+            arrays = flat(64, fill=step)
+            receive(rings, layout, 1, step, arrays)
+            receive(newest, layout, 1, step, arrays)
+            came.put(step)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    for step in range(steps):
+        assert came.get(timeout=20) == step
+        read = torch.cat(newest.look(1))
+        assert torch.equal(torch.cat(rings.take(1, step)), torch.full((64,), float(step)))
+        rings.retire(step + 1)
+        tokens.release()
+        assert len(set(read.tolist())) == 1
+        assert read[0] >= step
+    thread.join()
+    assert (rings.num_bytes, rings.dropped) == (0, 0)
+    assert rings.most_bytes <= capacity * 256
+    assert newest.dropped == steps - 1
+
+
+@pytest.mark.parametrize("part_bytes", [64, 4096])
+def test_sums_of_updates_are_numpys(part_bytes):
+    rng = np.random.default_rng(3)
+    numbers = rng.integers(-64, 64, (4, 130)) / 16  # dyadic: exact in any order
+
+    def arrays(row):
+        return [torch.tensor(row[:100], dtype=torch.float32), torch.tensor(row[100:], dtype=torch.float64)]
+
+    layout = Layout(arrays(numbers[0]), part_bytes)
+    rings = PayloadRings(0, {1: 1, 2: 1, 3: 1}, layout)
+    for source in (1, 2, 3):
+        receive(rings, layout, source, 0, arrays(numbers[source]))
+    own = arrays(numbers[0])
+    add_updates(own, 0.25, [rings.take(source, 0) for source in (1, 2, 3)], [0.5, 0.125, 0.125], layout)
+    assert (
+        torch.cat([part.double() for part in own]).tolist() == (np.array([0.25, 0.5, 0.125, 0.125]) @ numbers).tolist()
+    )
+
+
+def test_a_checkpoint_of_a_ring_is_its_steps_and_numbers():
+    layout = Layout(flat(3))
+    rings, again = (PayloadRings(0, {1: 3}, layout) for _ in range(2))
+    for step in (4, 5):
+        rings.clear(4) if step == 4 else None
+        receive(rings, layout, 1, step)
+    again.clear(4)
+    for step in rings.steps(1):
+        again.restore(1, step, rings.look(1, step))
+    rings.clear()
+    assert (rings.num_bytes, rings.steps(1)) == (0, ())
+    assert [again.take(1, step)[0].tolist() for step in again.steps(1)] == [[4.0] * 3, [5.0] * 3]
+
+
+def test_one_snapshot_serves_all_neighbours_and_parameters_may_change_as_soon_as_it_is_sent():
+    """Real mailboxes; worker 0 sends steps ahead, as far as the rings go, and never waits for room."""
+    pytest.importorskip("zmq")
+    store, capacity = dist.HashStore(), 4
+    arrays = [torch.zeros(3000), torch.zeros(500, dtype=torch.float64)]
+    layout = Layout(arrays, 4096)
+    rings = [PayloadRings(rank, {0: capacity}, layout) for rank in range(3)]
+    came = queue.SimpleQueue()
+
+    def deliver(rank):
+        def take(message):
+            part, step = message.numbers
+            if rings[rank].receive(message.source, step, part, message.payload) is Arrival.KEPT:
+                came.put((rank, step))
+
+        return take
+
+    bound = layout.bound([capacity], 4)
+    boxes = [
+        Mailbox(store, rank, "u", deliver(rank), max_bytes=layout.num_bytes, timeout=20, bound=bound)
+        for rank in range(3)
+    ]
+    for box in boxes:
+        box.start()
+    try:
+        sender = UpdateSender(boxes[0], layout)
+        for start in range(0, 20, capacity):
+            for step in range(start, start + capacity):
+                for array in arrays:
+                    array.fill_(step)
+                sender.send("update", arrays, {1: (step,), 2: (step,)})
+                for array in arrays:
+                    array.fill_(-1)
+            assert {came.get(timeout=20) for _ in range(2 * capacity)} == {
+                (rank, step) for rank in (1, 2) for step in range(start, start + capacity)
+            }
+            for step in range(start, start + capacity):
+                for rank in (1, 2):
+                    own = [array.clone() for array in arrays]
+                    add_updates(own, 0.0, [rings[rank].take(0, step)], [1.0], layout)
+                    assert all(torch.equal(array, torch.full_like(array, step)) for array in own)
+            for rank in (1, 2):
+                assert rings[rank].most_bytes <= capacity * layout.num_bytes
+                rings[rank].retire(start + capacity)
+        assert sender.num_bytes <= (capacity + 1) * layout.num_bytes
+        assert boxes[0].traffic()[1].waiting.messages == 0
+    finally:
+        for box in boxes:
+            box.abandon()

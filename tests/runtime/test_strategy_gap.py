@@ -1,0 +1,202 @@
+"""Hop at run time: what is averaged is what the protocol allows, and nobody drifts further apart than was proved."""
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from helpers.gap_runs import (
+    gap_problems,
+    make_gap_case,
+    optimizer_of,
+    plan_of,
+    replay,
+    replayed_values,
+    ring_edges,
+    run_gap_case,
+)
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.runtime.state.saved_state import unpack
+from preduce.runtime.state.shelf import file_of, read_bytes
+from preduce.runtime.strategies.gap.sizes import hop_of
+from preduce.schedulers.protocols.hop import Advance, Reduce
+from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip
+from preduce.verify.gaps.exact import exact_bounds
+
+RUNS = int(os.environ.get("PREDUCE_GAP_RUNS", "40"))
+"""`PREDUCE_GAP_RUNS=1000 pytest tests/runtime/test_strategy_gap.py -k protocol_allows` runs as many."""
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_every_average_uses_what_the_protocol_allows(ranks, block):
+    """Random settings and graphs, delays, slow and paused workers: the log is replayed by the protocol and by NumPy."""
+    for seed in range(block * RUNS // 2, (block + 1) * RUNS // 2):
+        case = make_gap_case(seed, uneven=seed % 4 == 0)
+        results = ranks.run(case.schedule.num_workers, lambda world, case=case: run_gap_case(case, world))
+        assert not replay(case, results), case
+        got = np.stack([result["values"] for result in results])
+        np.testing.assert_allclose(got, replayed_values(case, results), rtol=0, atol=1e-12, err_msg=f"{case}")
+        assert not gap_problems(case, results), case
+        for result in results:
+            held = [(event.fill, event.source) for event in result["events"] if event.kind == "update"]
+            assert all(fill <= result["log"].capacities[source] for fill, source in held)
+
+
+def recursion(start, push, edges, rounds, order):
+    """D-PSGD in NumPy: x ← W (x + u), or x ← W x + u; (n, WIDTH)."""
+    n = len(start)
+    matrix = np.zeros((n, n))
+    for u, v in edges:
+        matrix[v, u] = 1 / 8
+    np.fill_diagonal(matrix, 1 - matrix.sum(1))
+    x = start.copy()
+    for k in range(rounds):
+        x = matrix @ (x + push[:, k]) if order is Order.SERIAL else matrix @ x + push[:, k]
+    return x
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("options", [{}, {"max_ig": 2}, {"notify_ack": True}, {"notify_ack": True, "max_ig": 1}])
+def test_what_takes_every_update_is_d_psgd(ranks, options, order):
+    """Dyadic numbers of few bits make no rounding error."""
+    n, rounds = 5, 6
+    numbers = np.random.default_rng(3)
+    start, push = numbers.integers(-8, 9, (n, 3)) / 4.0, numbers.integers(-8, 9, (n, rounds, 3)) / 4.0
+    for edges in (ring_edges(n), [*ring_edges(n, both=False), (0, 2), (1, 4)]):
+        schedule = plan_of(n, edges, Gap(order=order, **options))
+
+        def work(world, schedule=schedule):
+            model, optimizer = optimizer_of(world, schedule, start[world.rank])
+            for k in range(rounds):
+                model.set_gradient(0.0, push[world.rank, k])
+                optimizer.step()
+            values = model.values().numpy().copy()
+            optimizer.finish()
+            return values, model.values().numpy().copy()
+
+        results = ranks.run(n, work)
+        wanted = recursion(start, push, edges, rounds, order)
+        np.testing.assert_array_equal(np.stack([values for values, _ in results]), wanted)
+        np.testing.assert_allclose(np.stack([mean for _, mean in results]), np.tile(wanted.mean(0), (n, 1)), rtol=1e-14)
+
+
+SETTINGS = [
+    Gap(order=Order.PARALLEL),
+    Gap(order=Order.PARALLEL, notify_ack=True),
+    Gap(max_ig=3, staleness=2, reduce=Reducing.NEWEST, order=Order.PARALLEL),
+    Gap(max_ig=3, staleness=2),
+    Gap(max_ig=3, backup=1, skip=Skip(limit=4)),
+]
+
+
+@pytest.mark.parametrize("gap", SETTINGS)
+def test_a_run_goes_on_from_its_checkpoint(ranks, gap, tmp_path):
+    """Queues, tokens and their arrays: where every reduce is determined, the numbers afterwards are the same bits."""
+    n, rounds, at = 4, 8, 4
+    numbers = np.random.default_rng(5)
+    start, push = numbers.normal(size=(n, 3)), numbers.normal(size=(n, rounds, 3))
+    schedule = plan_of(n, ring_edges(n), gap)
+
+    together = threading.Barrier(n)
+
+    def work(world, *, resumes):
+        model, optimizer = optimizer_of(world, schedule, start[world.rank])
+        state = {}
+        if resumes:
+            resumed = load_checkpoint(optimizer, tmp_path)
+            assert resumed.round == at
+            together.wait(20)
+            saved, _ = unpack(read_bytes(resumed.folder / file_of(world.rank)), resumed.folder)
+            state = {name: tensor.clone() for name, tensor in optimizer.runner.state().items()}
+            together.wait(20)
+            assert state.keys() == {name.removeprefix("strategy/") for name in saved if name.startswith("strategy/")}
+            assert all(state[name].equal(saved[f"strategy/{name}"]) for name in state)
+        while optimizer.round < rounds:
+            time.sleep(0.002 * world.rank)
+            model.set_gradient(0.5, push[world.rank, optimizer.round])
+            optimizer.step()
+            if optimizer.round == at and not resumes:
+                save_checkpoint(optimizer, tmp_path)
+        values = model.values().numpy().copy()
+        optimizer.finish()
+        return values, state
+
+    first = ranks.run(n, lambda world: work(world, resumes=False))
+    again = ranks.run(n, lambda world: work(world, resumes=True))
+    for (values, _), (values_again, state) in zip(first, again, strict=True):
+        assert gap.order is Order.SERIAL or any(name.startswith("gap/update") for name in state)
+        if gap.takes_all:
+            np.testing.assert_array_equal(values, values_again)
+
+
+HELD = [
+    ({}, True),
+    ({"max_ig": 2}, False),
+    ({"notify_ack": True}, True),
+    ({"max_ig": 3, "staleness": 1}, True),
+    ({"max_ig": 3, "staleness": 2, "backup": 1, "inquire": True}, False),
+    ({"max_ig": 2, "backup": 1, "skip": Skip(limit=10)}, True),
+]
+
+
+@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize(("options", "both"), HELD)
+def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ranks, options, both, order, monkeypatch):
+    """Worker 0 stops with its update sent; the others stop at the bound, and its queues are full."""
+    n, rounds, at = 5, 20, 3
+    schedule = plan_of(n, ring_edges(n, both=both), Gap(order=order, **options))
+    machine = hop_of(schedule.strategy)
+    bounds = exact_bounds(machine.graph, machine.setting)
+    stop_before = Advance if machine.setting.notify_ack else Reduce  # whose acknowledgement lets its sources go on
+    runners, seen, released = {}, {}, threading.Event()
+
+    def steps():
+        return {
+            v: [event.step for event in list(runner.log.events) if event.kind == "entered"]
+            for v, runner in runners.items()
+        }
+
+    def watch():
+        """Let go when nobody has moved for a while."""
+        last, since = None, time.monotonic()
+        while time.monotonic() < since + 0.3:
+            now = steps()
+            if now != last or len(now) < n:
+                last, since = now, time.monotonic()
+            time.sleep(0.01)
+        seen["steps"] = {v: entered[-1] for v, entered in steps().items()}
+        seen["fill"] = runners[0].rings.fill()
+        released.set()
+
+    def work(world):
+        model, optimizer = optimizer_of(world, schedule, np.zeros(3))
+        runner = optimizer.runner
+        runner.log.is_on = True
+        runners[world.rank] = runner
+        if world.rank == 0:
+            awaited = runner._await
+
+            def held(operation, kind):
+                if kind is stop_before and operation.round == at:
+                    assert released.wait(20)
+                return awaited(operation, kind)
+
+            monkeypatch.setattr(runner, "_await", held)
+            threading.Thread(target=watch).start()
+        while optimizer.round < rounds:
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+        return {"events": runner.log.events}
+
+    results = ranks.run(n, work)
+    assert {v: step - at for v, step in seen["steps"].items()} == {v: bounds[v][0] for v in range(n)}
+    assert not gap_problems(SimpleNamespace(schedule=schedule, gap=machine.setting), results)
+    for source, (held, places) in seen["fill"].items():
+        capacity = 1 if machine.setting.staleness else bounds[source][0] + 1
+        assert places == capacity
+        reduced = stop_before is Advance  # one update has left the queue
+        assert held == capacity - reduced

@@ -1,0 +1,151 @@
+"""Hop's workers at their end, and when a neighbour is gone: who needs it says what is missing, others go on."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.gap_runs import optimizer_of, plan_of, ring_edges
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.topo.errors import InputError, PeerLostError
+from preduce.topo.strategies.gap import Gap, Order, Skip
+
+
+@pytest.fixture(autouse=True)
+def own_world(ranks):
+    yield
+    ranks.fresh()
+
+
+def train(model, optimizer, rounds):
+    while optimizer.round < rounds:
+        model.set_gradient(0.0, np.ones(3))
+        optimizer.step()
+
+
+def lose(optimizer):
+    """As the interpreter's exit after an exception does."""
+    optimizer.run.reducer.heartbeat.note("left", f"stopped in round {optimizer.round} with ValueError: a bug")
+    optimizer.ending.leave()
+
+
+LOST = [
+    (Gap(), 3, "an update of step 3"),
+    (Gap(order=Order.PARALLEL), 4, "an update of step 4"),  # that of step 3 left when it was entered
+    (Gap(staleness=2), 5, "an update of step 3 or later"),
+    (Gap(notify_ack=True, max_ig=1), 3, "an update of step 3"),
+    (Gap(max_ig=2, backup=1), 5, "a token to enter step 6"),
+]
+
+
+@pytest.mark.parametrize(("gap", "step", "lack"), LOST)
+def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
+    """Each goes on as far as its setting lets it."""
+
+    def work(world):
+        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=20)
+        train(model, optimizer, 3)
+        if world.rank == 1:
+            lose(optimizer)
+            return
+        train(model, optimizer, 100)
+
+    start = time.monotonic()
+    errors = ranks.run(3, work, catch=PeerLostError)
+    assert time.monotonic() < start + 10
+    texts = [str(errors[0]), str(errors[2])]
+    assert all("worker 1 stopped in round 3 with ValueError: a bug" in text for text in texts)
+    first = [text for rank, text in zip((0, 2), texts, strict=True) if f"(worker {rank} waited" in text]
+    assert any(f"waited in step {step} for {lack} from worker 1" in text for text in first), texts
+
+
+def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
+    """Worker 3 only sends, to worker 0, which has one more in-neighbour than it needs."""
+    edges = [*ring_edges(3, both=False), (3, 0)]
+    schedule = plan_of(4, edges, Gap(max_ig=2, backup=(1, 0, 0, 0)))
+
+    def work(world):
+        model, optimizer = optimizer_of(world, schedule, np.zeros(3), timeout=20)
+        if world.rank == 3:
+            train(model, optimizer, 2)
+            lose(optimizer)
+            return
+        train(model, optimizer, 2)
+        end = time.monotonic() + 1.5  # longer than anybody takes to notice
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            train(model, optimizer, optimizer.round + 1)
+        train(model, optimizer, 300)
+        optimizer.finish()
+
+    errors = ranks.run(4, work, catch=PeerLostError)
+    for error in errors[:3]:
+        assert "finish: worker 3 stopped in round 2 with ValueError: a bug" in str(error)
+
+
+def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
+    def work(world):
+        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap()), np.zeros(3), timeout=1)
+        if world.rank == 1:
+            time.sleep(3)
+            return
+        train(model, optimizer, 5)
+
+    start = time.monotonic()
+    error = ranks.run(2, work, catch=PeerLostError)[0]
+    assert "(worker 0 waited in step 0 for an update of step 0 from worker 1)" in str(error)
+    assert time.monotonic() < start + 6
+
+
+def test_who_ended_after_fewer_rounds_is_named(ranks):
+    def work(world):
+        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap(max_ig=2)), np.zeros(3), timeout=20)
+        train(model, optimizer, 5 if world.rank else 3)
+        optimizer.finish()
+
+    errors = ranks.run(2, work, catch=PeerLostError)
+    assert "worker 0 finished after 3 rounds" in str(errors[1])
+    assert "waited in step 3 for an update of step 3 from worker 0" in str(errors[1])
+    assert "join()" in str(errors[1])
+
+
+@pytest.mark.parametrize("pace", [1, 2])
+def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace):
+    """A worker that is left behind catches up, and drops the batches of the steps that it skipped."""
+    n, rounds = 4, 30
+    gap = Gap(max_ig=4, backup=1, skip=Skip(limit=10))
+    schedule = plan_of(n, ring_edges(n), gap, pace=pace)
+
+    def work(world):
+        model, optimizer = optimizer_of(world, schedule, np.zeros(3))
+        seen, means = [], []
+        for epoch in range(2):
+            for batch in optimizer.batches(range(rounds * pace // 2)):
+                seen.append(epoch * rounds * pace // 2 + batch)
+                assert optimizer.steps == seen[-1], "the batch belongs to the step"
+                time.sleep(0.004 if world.rank == 0 else 0)
+                model.set_gradient(0.0, np.ones(3))
+                optimizer.step()
+            with optimizer.mean_model():  # nobody skips past a place where all meet
+                means.append(model.values().tolist())
+        steps, skipped = optimizer.steps, optimizer.skipped
+        optimizer.finish()
+        return len(seen), steps, skipped, means
+
+    results = ranks.run(n, work)
+    assert all(taken + skipped == steps == rounds * pace for taken, steps, skipped, _ in results)
+    assert results[0][2] > 0
+    assert all(means == results[0][3] for *_, means in results)
+
+
+def test_state_that_would_travel_is_refused(ranks):
+    def work(world):
+        model = torch.nn.Linear(2, 2)
+        inner = torch.optim.Adam(model.parameters())
+        plan = plan_of(2, ring_edges(2), Gap())
+        return DistributedOptimizer(inner, model, plan, timeout=5, world=world, optimizer_state="average")
+
+    for error in ranks.run(2, work, catch=InputError):
+        assert "optimizer_state='average'" in str(error)
+        assert "use 'local'" in str(error)

@@ -1,0 +1,299 @@
+"""Hop's settings in virtual time: against a small simulation by the paper's rules, D-PSGD's rounds, and the bounds."""
+
+import itertools
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from preduce.runtime.virtual_time.gaps import GapTiming
+from preduce.runtime.virtual_time.in_turn import InTurn
+from preduce.runtime.virtual_time.machine import VirtualMachine
+from preduce.runtime.virtual_time.predict import predict
+from preduce.runtime.virtual_time.simulate import simulate
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import Hop
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import ScheduleError
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Late, Lockstep, Neighbor, Round
+from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip
+from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from preduce.topo.timing.cost import round_seconds
+from preduce.verify.gaps.exact import exact_bounds
+
+FOUR_NODES = Cluster.regular(4, 4)
+SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))
+
+
+def keeping(name, cluster=FOUR_NODES, when=None, **setting):
+    """A graph of the catalogue whose workers keep a gap."""
+    built = build(name, cluster)
+    return replace(built, strategy=replace(built.strategy, when=Gap(**setting) if when is None else when))
+
+
+def random_graph(rng, count):
+    """A ring one way, so that all reach all, and some more edges."""
+    edges = {(v, (v + 1) % count) for v in range(count)}
+    edges |= {(int(a), int(b)) for a, b in rng.integers(0, count, (count, 2)) if a != b}
+    return Digraph.of(count, edges)
+
+
+class Wires:
+    """Every edge takes its own time, updates longer than tokens."""
+
+    def __init__(self, rng, count):
+        self.update, self.token = rng.uniform(0.1, 1.5, (count, count)), rng.uniform(0.01, 0.3, (count, count))
+
+    def seconds(self, source, to, num_bytes, now):
+        return self.update[source, to]
+
+    def latency(self, source, to):
+        return self.token[source, to]
+
+
+class ByTheRules:
+    """What section 3 to 5 of Hop's paper says, polled at every instant at which something ends or arrives.
+
+    Kept as simple as can be: every update and token that was ever sent stands in a list with when it is there.
+    """
+
+    def __init__(self, graph, setting, seconds, wires):
+        self.graph, self.setting, self.seconds, self.wires = graph, setting, seconds, wires
+        self.rounds, self.count = seconds.shape
+        self.spare = setting.backups(self.count)
+        self.updates = {edge: [] for edge in graph.edges}  # edge → [(there, step)]
+        self.tokens = {edge: [] for edge in graph.edges}  # edge → [(there, count)], for its source
+        self.step, self.entered, self.reduced = [0] * self.count, [0.0] * self.count, [False] * self.count
+        self.sent, self.last = [False] * self.count, [-1.0] * self.count
+        self.used, self.finish = [], np.zeros(seconds.shape)
+        self.instants = {0.0}
+
+    def go(self):
+        while self.instants:
+            now = min(self.instants)
+            self.instants.discard(now)
+            while sum(self.act(v, now) for v in range(self.count)):
+                pass
+        return self
+
+    def act(self, v, now):
+        k = self.step[v]
+        if k == self.rounds:
+            return False
+        computed = self.entered[v] + self.seconds[k, v]
+        self.instants |= {computed} if computed > now else set()
+        if not self.sent[v] and (computed <= now or self.setting.order is Order.PARALLEL):
+            self.sent[v] = True
+            for u in self.graph.targets[v]:
+                if not (self.setting.inquire and self.behind(v, u, now) > self.setting.staleness):
+                    self.updates[v, u].append(self.later(now + self.wires.seconds(v, u, 1, now), k))
+            return True
+        if not self.reduced[v] and computed <= now and self.served(v, k, now):
+            self.used.append(("reduced", v, k, self.take(v, k, now)))
+            self.reduced[v], self.last[v] = True, now
+            return True
+        if self.reduced[v]:
+            by = self.jump(v, now) or (1 if all(self.hand(v, u, now) >= 1 for u in self.graph.targets[v]) else 0)
+            if by > 1:
+                self.used.append(("renewed", v, k + by - 1, self.take(v, k + by - 1, now)))
+                self.last[v] = now
+            if by:
+                self.enter(v, by, now)
+            return by > 0
+        return False
+
+    def later(self, there, what):
+        self.instants.add(there)
+        return there, what
+
+    def enter(self, v, by, now):
+        self.finish[self.step[v] : self.step[v] + by, v] = now
+        self.step[v] += by
+        self.entered[v], self.sent[v], self.reduced[v] = now, False, False
+        for u in self.graph.sources[v]:
+            self.tokens[u, v].append(self.later(now + self.wires.latency(v, u), by))
+
+    def hand(self, v, u, now):
+        if self.setting.max_ig is None:
+            return 1
+        return self.setting.max_ig + sum(c for there, c in self.tokens[v, u] if there <= now) - self.step[v]
+
+    def behind(self, v, u, now):
+        return self.hand(v, u, now) - self.setting.max_ig
+
+    def fresh_enough(self, u, v, k, now):
+        s = self.setting.staleness
+        here = [(there, i) for there, i in self.updates[u, v] if there <= now and (i >= k - s if s else i == k)]
+        return max(here, key=lambda update: update[1], default=None)
+
+    def served(self, v, k, now):
+        have = sum(self.fresh_enough(u, v, k, now) is not None for u in self.graph.sources[v])
+        return have >= len(self.graph.sources[v]) - self.spare[v]
+
+    def take(self, v, k, now):
+        newest = [(u, self.fresh_enough(u, v, k, now)) for u in self.graph.sources[v]]
+        only_new = self.setting.staleness and self.setting.reduce is Reducing.RECEIVED
+        return tuple((u, i[1]) for u, i in newest if i is not None and (not only_new or i[0] > self.last[v]))
+
+    def jump(self, v, now):
+        skip = self.setting.skip
+        if skip is None:
+            return 0
+        ahead = min(self.behind(v, u, now) for u in self.graph.targets[v])
+        fits = [
+            by for by in range(skip.trigger, min(skip.limit, ahead) + 1) if self.served(v, self.step[v] + by - 1, now)
+        ]
+        return max(fits, default=0)
+
+
+SETTINGS = [
+    {},
+    {"max_ig": 2},
+    {"max_ig": 3, "backup": 1},
+    {"staleness": 2},
+    {"max_ig": 4, "staleness": 2, "backup": 1},
+    {"max_ig": 4, "staleness": 2, "reduce": Reducing.NEWEST},
+    {"max_ig": 3, "backup": 1, "skip": Skip(limit=4)},
+    {"max_ig": 5, "staleness": 3, "backup": 1, "skip": Skip(limit=10, trigger=3), "inquire": True},
+    {"max_ig": 2, "backup": 1, "inquire": True},
+]
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_every_setting_does_what_the_papers_rules_say(setting, order):
+    skipped = 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        count, gap = int(rng.integers(3, 8)), Gap(order=order, **setting)
+        graph, wires = random_graph(rng, count), Wires(rng, count)
+        seconds = rng.uniform(0.5, 1.5, (25, count)) * np.where(np.arange(count) == 1, 5.0, 1.0)
+        expected = ByTheRules(graph, gap, seconds, wires).go()
+        timing = GapTiming(Hop(graph, gap, fine=True), seconds, wires, num_bytes=1)
+        machine = VirtualMachine(timing.hop, timing, seed=seed)
+        notes = machine.run()
+        assert np.allclose(timing.finish, expected.finish, rtol=0, atol=1e-9)
+        used = [(n.what[0], n.process, *n.what[1:]) for n in notes if n.what[0] != "entered"]
+        assert sorted(used) == sorted(expected.used)
+        skipped += int(timing.skipped.sum())
+    assert (skipped > 0) == ("skip" in setting)
+
+
+@pytest.mark.parametrize(("order", "when"), [(Order.SERIAL, Lockstep()), (Order.PARALLEL, Late())])
+@pytest.mark.parametrize("tokens", [None, 1, 4])
+def test_standard_and_tokens_take_the_time_of_dpsgds_rounds(order, when, tokens):
+    one = simulate(keeping("ring-based", max_ig=tokens, order=order), compute=SIXFOLD, num_rounds=30, seed=3)
+    other = simulate(keeping("ring-based", when=when), compute=SIXFOLD, num_rounds=30, seed=3)
+    for field in ("compute_start", "compute_end", "finish"):
+        assert np.array_equal(getattr(one, field), getattr(other, field)), field
+    assert np.array_equal(one.waiting(), other.waiting())
+    assert one.observed.gaps.skipped.sum() == 0
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_nobody_is_further_ahead_than_is_proved_and_no_queue_is_fuller(setting):
+    schedule = keeping("ring-based", Cluster.regular(2, 4), **setting)
+    slow = ComputeTimes(base=1.0, slowdown=((1, 7.0),), jitter=0.3)
+    record = simulate(schedule, compute=slow, num_rounds=60).observed.gaps
+    graph = Digraph.of(8, zip(record.sources.tolist(), record.targets.tolist(), strict=True))
+    bound = exact_bounds(graph, schedule.strategy.when)
+    edges = max(max(bound[u][v], bound[v][u]) for u, v in graph.edges)
+    pairs = max(bound[i][j] for i, j in itertools.permutations(range(8), 2))
+    assert 0 < record.largest_over_edges() <= edges
+    assert record.largest_over_edges() <= record.largest_over_pairs() <= pairs
+    for worker in range(8):
+        room = max(bound[source][worker] + 1 for source in graph.sources[worker])
+        assert record.fill[worker] <= (1 if setting.get("staleness") else room)
+
+
+def test_gaps_are_counted_as_somebody_would_who_watches():
+    """Every entry in its order, and the gaps after each."""
+    schedule = keeping("ring", Cluster.regular(2, 3), max_ig=4, backup=1, skip=Skip(limit=3))
+    record = simulate(
+        schedule, compute=ComputeTimes(base=1.0, slowdown=((2, 4.0),), jitter=0.5), num_rounds=40
+    ).observed.gaps
+    step, edges, pairs, entries = np.zeros(6, dtype=int), 0, 0, {}
+    for row, worker in itertools.product(range(40), range(6)):
+        entries[int(record.order[row, worker])] = worker
+    assert record.skipped.sum() > 0
+    for number in sorted(entries):
+        worker = entries[number]
+        step[worker] += int((record.order[:, worker] == number).sum())
+        edges = max(edges, int(np.abs(step[record.sources] - step[record.targets]).max()))
+        pairs = max(pairs, int(step.max() - step.min()))
+    assert (record.largest_over_edges(), record.largest_over_pairs()) == (edges, pairs)
+    seen, shares = record.over_time(50), record.distribution(50)
+    assert seen.edge_largest.max() <= edges
+    assert seen.pair_largest.max() <= pairs
+    assert shares.sum() == pytest.approx(1)
+    assert (np.arange(len(shares)) * shares).sum() == pytest.approx(seen.edge_mean.mean())
+
+
+def test_updates_stand_in_line_on_the_links_and_tokens_overtake_them():
+    wires = Hardware(inside=Link(0.1, 1.0), nic=Link(0.5, 2.0), model_bytes=1)
+    cluster = Cluster.regular(2, 2)
+    links = InTurn(cluster, wires)
+    assert links.seconds(0, 2, 1, 0.0) == 2.5
+    assert links.seconds(1, 3, 1, 1.0) == 3.5, "behind the first on the NIC"
+    assert links.seconds(2, 0, 1, 1.0) == 2.5, "the other direction"
+    assert links.seconds(0, 1, 1, 1.0) == 1.1, "inside the node"
+    assert links.seconds(0, 2, 1, 9.0) == 2.5, "the NIC is free again"
+    assert links.latency(0, 2) == 0.5
+    assert links.nic_bytes.tolist() == [3, 1]
+    graph = build("ring", FOUR_NODES).strategy.graphs[0]
+    links = InTurn(FOUR_NODES, wires)
+    there = np.zeros(16)
+    for source, to, _ in graph.edges():
+        there[to] = max(there[to], links.seconds(source, to, 1, 0.0))
+    assert there.max() == round_seconds(graph, FOUR_NODES, wires).max(), "all at once: as a round"
+
+
+def test_a_wire_that_is_the_bottleneck_sets_the_step():
+    """Each node sends 4 of 100 bytes a second in a step; computing hides behind it in the parallel order."""
+    wires = Hardware(nic=Link(0.0, 0.01), model_bytes=100)
+    half = Fraction(1, 2)
+    edges = [edge for v in range(4) for edge in ((v, v + 4, half), (v + 4, v, half))]
+    strategy = Neighbor(rounds=(Round.from_edges(8, edges),), when=Gap(order=Order.PARALLEL))
+    pair = Schedule("p", Cluster.regular(2, 4), strategy)
+    timeline = simulate(pair, wires, compute=ComputeTimes(base=0.5), num_rounds=40)
+    assert timeline.per_step(warm_up=10) == pytest.approx(4.0)
+    assert timeline.observed.nic_bytes.tolist() == [16_000.0] * 2
+    assert timeline.communicating().max() <= 40 * 4.0 + 1e-9
+    parts = timeline.computing() - 0.5 * 40
+    assert np.allclose(parts, 0)
+
+
+def test_a_setting_that_never_ends_is_refused():
+    """Two workers, each in need of a token of the other one, who never moves: reached only past the file's checks."""
+    ring = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
+    hop = Hop(ring, Gap(max_ig=0), fine=True)
+    timing = GapTiming(hop, np.ones((3, 3)), InTurn(Cluster.regular(1, 3), Hardware()), num_bytes=1)
+    machine = VirtualMachine(hop, timing)
+    machine.run()
+    with pytest.raises(ScheduleError, match="worker 0 waits for ever in step 0"):
+        timing.check_ended(machine)
+
+
+def test_predictions_of_a_gap_are_those_of_its_run_and_its_proved_queues():
+    wires = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), model_bytes=2_000_000)
+    small = {"compute": SIXFOLD, "num_rounds": 60}
+    standard, late = (predict(keeping("ring", order=order), wires, **small) for order in (Order.SERIAL, Order.PARALLEL))
+    assert standard.how == "simulated"
+    timeline = simulate(keeping("ring"), wires, **small)
+    assert standard.step_seconds == timeline.per_step(warm_up=15)
+    assert standard.nic_bytes == 2 * 2_000_000, "two edges of a ring leave a node, each with a model a step"
+    assert (standard.largest_age, standard.mean_age) == (timeline.observed.largest_age, timeline.observed.mean_age)
+    # Standard: an in-neighbour is 1 step ahead at most, so 2 places for each; 2 snapshots and the next; the sums.
+    assert standard.arrays == 2 * 2 + 2 + 1 + 1
+    assert late.arrays == standard.arrays + 1
+    assert late.memory_bytes == late.arrays * 2_000_000
+    tokens = predict(keeping("ring", max_ig=5, backup=1), wires, **small)
+    assert tokens.arrays == 2 * 6 + 6 + 1 + 1
+    assert tokens.step_seconds < standard.step_seconds
+    stale = predict(keeping("ring", max_ig=5, staleness=3, backup=1), wires, **small)
+    assert stale.arrays == 2 + 6 + 1 + 1, "under staleness one place an in-neighbour"
+    assert stale.mean_age < tokens.mean_age

@@ -1,0 +1,51 @@
+"""Skipping steps (Hop, section 5): why no gap grows by it, and how far a worker can get at once.
+
+**No gap grows.** Count the steps that a worker skips as entered, their updates as sent and their reduces as done, all
+at the instant of the skip. Then every need of the event graph holds at every instant, so every bound that follows from
+them holds. To enter step k + d a worker takes d tokens of each out-neighbour, as d single steps would. It has the
+updates that step k + d - 1 asks for, or fresher ones, and whoever sent update k + d - 1 counts as having sent all
+before it: so each of the reduces that are counted has what it needs. What it sends or waits for at other times is as
+without skipping.
+
+**Nobody waits for a skipped update.** When u skips step m, every out-neighbour is past m, since u passes none. Without
+staleness only an update of one's own step serves, so m serves none of them again. Under staleness a newer update serves
+as well, and u sends one on arriving. So a job in which somebody can always go on without skips is one with skips: of
+the workers in the smallest step take the one whose next event has the earliest tick; nothing that it waits for is
+missing.
+
+**Every bound is attained with skips as without.** Hold j in step 0 and let everybody else run, and skip, until nothing
+moves: who still waits then waits for events that have not happened, not for updates that were skipped, so the counts
+solve the equations of `exact`, which have one solution.
+
+**How far.** Worker v skips by at most `limit`, past no out-neighbour, so by no more than any of them can be ahead, and
+to a step for whose last reduce enough in-neighbours can have sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from preduce.schedulers.protocols.digraph import Digraph
+    from preduce.topo.strategies.gap import Gap
+    from preduce.verify.gaps.paper import Matrix
+
+
+def longest_skips(graph: Digraph, setting: Gap, bounds: Matrix) -> tuple[int, ...]:
+    """For every worker the most steps that it can ever skip ahead at once, 0 if it never skips. O(edges log)."""
+    return tuple(longest_skip(graph, setting, bounds, v) for v in range(graph.num_workers))
+
+
+def longest_skip(graph: Digraph, setting: Gap, bounds: Matrix, worker: int) -> int:
+    """The same for one worker; of `bounds` only the rows of its neighbours are read, at the worker's column."""
+    if setting.skip is None or not graph.targets[worker]:
+        return 0
+    longest = setting.skip.limit
+    for v in graph.targets[worker]:
+        ahead = bounds[v][worker]
+        longest = longest if ahead is None else min(longest, ahead)
+    needed = len(graph.sources[worker]) - setting.backups(graph.num_workers)[worker]
+    if needed:
+        sent = sorted(float("inf") if (b := bounds[u][worker]) is None else b for u in graph.sources[worker])
+        longest = int(min(longest, sent[-needed] + 1 + setting.staleness))
+    return longest if longest >= setting.skip.trigger else 0
