@@ -26,6 +26,7 @@ from preduce.verify.lag import prove_lag
 from preduce.verify.membership import prove_membership
 from preduce.verify.memory import prove_memory
 from preduce.verify.on_request import prove_generated, prove_pairwise, prove_server
+from preduce.verify.quorum import prove_quorum
 from preduce.verify.rounds import prove_rounds
 from preduce.verify.staleness import prove_meetings
 from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
@@ -48,7 +49,7 @@ def prove(schedule: Schedule) -> Proof:
     Raises:
         ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
-    prover = PROVERS.get(schedule.strategy.kind)
+    prover = BY_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
     essential = prover.essential | (prover.of_rules if schedule.rule() is not None else frozenset())
@@ -66,7 +67,8 @@ def prove(schedule: Schedule) -> Proof:
 
 def _of_payload(schedule: Schedule) -> frozenset[str]:
     """What must be proved besides where gradients are late, or payloads rounded."""
-    late = {"lag", "equal-replicas"} if schedule.strategy.when.delays_gradients else set()
+    is_late = schedule.strategy.when.delays_gradients and schedule.is_mixing
+    late = {"lag", "equal-replicas"} if is_late else set()
     coded = set() if schedule.strategy.how.codec is Codec.NONE else {"codec-error"}
     return frozenset(late | coded)
 
@@ -166,3 +168,8 @@ PROVERS: dict[str, Prover] = {
     "server": Prover(prove_server, frozenset({"consensus", "deadlock-free"})),
 }
 """The prover of every kind. A new kind is one line here."""
+
+BY_PROTOCOL: dict[str, Prover] = {
+    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"})),
+}
+"""The prover of a protocol (`Strategy.protocol`) by which a kind goes instead of its fixed rounds."""

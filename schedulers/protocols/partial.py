@@ -5,9 +5,9 @@ Its *thread* takes part in the rounds, strictly 0, 1, 2, …: it enters a round 
 in the send buffer then, and is done with it when all threads have entered. Rounds are sums over all workers, so nobody
 is more than a round ahead; what a worker computes during a round waits in its buffer for the next one.
 
-Source: Li et al., Taming unbalanced training workloads in deep learning with partial collective operations, PPoPP 2020,
-section 4. Beyond it: results wait in a queue of limited length instead of being overwritten, a quorum may be any number,
-and workers may end.
+Source: Li et al., Taming unbalanced training workloads in deep learning with partial collective operations, PPoPP
+2020, section 4. Beyond it: results wait in a queue of limited length instead of being overwritten, a quorum may be any
+number, and workers may end.
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ class Result:
 class PartialState:
     """One worker. Gradients have numbers, by which it can be told where each of them is.
 
-    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds the gradients that no round has, `oldest` is
-    the version with which the oldest of them was begun (−1: none). Thread: rounds `entered`, rounds `done`, rounds
-    `activated` (its next one may be entered if it is below), `results` that wait for the training, `shares[w]` of the
-    round that runs or the one after it. `arrived[w]` is 1 + the last round for which worker w is known to count,
-    `counted[w]` the gradients of w in all rounds done, `ended[w]` whether w said in a round done that it has ended.
-    `last` is the last round of all (−1: not known). `synchronised` is the round up to which models are, `here[w]` the
-    one for which worker w waits.
+    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds the
+    gradients that no round has, `oldest` is the version with which the oldest of them was begun (−1: none). Thread:
+    rounds `entered`, rounds `done`, rounds `activated` (its next one may be entered if it is below), `results` that
+    wait for the training, `shares[w]` of the round that runs or the one after it. `arrived[w]` is 1 + the last round
+    for which worker w is known to count, `counted[w]` the gradients of w in all rounds done, `ended[w]` whether w said
+    in a round done that it has ended. `last` is the last round of all (−1: not known). `synchronised` is the round up
+    to which models are, `here[w]` the one for which worker w waits.
     """
 
     calls: int
@@ -145,7 +145,7 @@ class PartialState:
 class Partial:
     """All workers of a job under one setting; a `Machine`.
 
-    Its notes say what a driver has to carry out: `("begun", round, gradients)` snapshots the send buffer and empties it;
+    Its notes say what a driver has to carry out: `("begun", round, gradients)` snapshots and empties the send buffer;
     `("finished", round, counts)` has its sum; `("taken", rounds)` applies these results, ascending, or their sum;
     `("synchronised", round)` takes the mean of the models.
 
@@ -272,7 +272,8 @@ class Partial:
 
         By call with `latest` a call that is behind takes the newest one, also when the one before took it.
         """
-        taken, left, version = state.results, (), state.done
+        taken, version = state.results, state.done
+        left: tuple[Result, ...] = ()
         if self.setting.count is Counting.CALL and not state.resting:
             version = state.version + 1
             if self.setting.missed is Missed.LATEST:

@@ -23,7 +23,7 @@ from preduce.topo.strategies.gap import Gap, Skip
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.quorum import Quorum
+from preduce.topo.strategies.quorum import Quorum, Start
 from preduce.topo.strategies.server import Server
 from preduce.topo.strategies.static import Static
 
@@ -169,6 +169,10 @@ def _load_quorum(raw: object, place: str) -> Quorum:
     if not isinstance(raw, dict):
         raise DocumentError(place, f'is {shown(raw)}; it must be an object such as {{"quorum": "solo"}}')
     _check_keys(raw, [field.name for field in fields(Quorum)], place)
+    size = raw.get("quorum", 2)
+    if type(size) is not int and size not in list(Start):
+        words = " or ".join(f'"{word}"' for word in Start)
+        raise DocumentError(child(place, "quorum"), f"is {shown(size)}; it must be {words}, or a number of workers")
     with located(raw, place):
         return TypeAdapter(Quorum).validate_python(raw)
 

@@ -40,7 +40,7 @@ class Missed(Choice):
     """Each is applied, in order: all workers apply the same sequence, and their parameters stay equal."""
 
     SUM = "sum"
-    """They are added up and applied at once, which plain SGD at a constant rate does not tell from each."""
+    """They are added up and applied at once: for plain SGD at a constant rate the same as each, up to rounding."""
 
     LATEST = "latest"
     """The newest one replaces those before it, as published: parameters part, until they are synchronised."""
@@ -58,7 +58,7 @@ class Divide(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum(Closed):
-    """Partial all-reduce: a round sums the gradients that are there when it starts; those that come later join the next.
+    """Partial all-reduce: a round sums the gradients that are there when it starts; later ones join the next.
 
     `quorum`: a round starts when so many workers have come, or one of them (`Start`). `staleness` C is how many results
     may wait for a worker: one whose queue is full does not join the next round, so no gradient is further behind than C
@@ -121,7 +121,7 @@ class Quorum(Closed):
 
     @property
     def takes_all(self) -> bool:
-        """Whether everything that a round averages is of this round: who has come in time is seen while the job runs."""
+        """Whether all that a round averages is of this round: who comes in time is seen while the job runs."""
         return False
 
     def needed(self, num_workers: int) -> int:
@@ -156,7 +156,7 @@ class Quorum(Closed):
         self._only("synchronise_every", latest, f"with missed {self.missed} parameters never part")
         self._only("seed", self.quorum is Start.MAJORITY, "only the quorum majority draws a worker")
 
-    def _only(self, name: str, has_it: bool, why: str) -> None:  # noqa: FBT001 - a condition, named by its caller
+    def _only(self, name: str, has_it: bool, why: str) -> None:
         """Refuse a member that means nothing here, unless it has its default."""
         default = next(field.default for field in fields(self) if field.name == name)
         if not has_it and getattr(self, name) != default:

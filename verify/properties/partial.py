@@ -45,7 +45,7 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
         NoDeadlock(),
         by_one("does what it may", lambda w, state: _does_what_it_may(machine, w, state)),
         by_two("one round at a time, with everybody", _one_round),
-        by_one("a quorum has come", lambda w, state: _quorum_has_come(machine, w, state)),
+        by_one("a quorum has come", lambda _, state: _quorum_has_come(machine, state)),
         by_one("an arrival is for its round", lambda w, state: _arrival_in_place(setting, w, state)),
         PerState("rests only for want of a quorum", lambda view: _rests_rightly(machine, view)),
         by_one("each gradient is in one place", _in_one_place),
@@ -80,7 +80,9 @@ def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | No
         allowed.add(Begin())
     if offered == allowed:
         return None
-    return f"worker {w} offers {sorted(map(str, offered - allowed))} too much, lacks {sorted(map(str, allowed - offered))}"
+    return (
+        f"worker {w} offers {sorted(map(str, offered - allowed))} too much, lacks {sorted(map(str, allowed - offered))}"
+    )
 
 
 def _has_room(setting: Quorum, state: PartialState) -> bool:
@@ -101,7 +103,7 @@ def _one_round(pair: Pair) -> str | None:
     return None
 
 
-def _quorum_has_come(machine: Partial, w: int, state: PartialState) -> str | None:
+def _quorum_has_come(machine: Partial, state: PartialState) -> str | None:
     """Whose arrivals a round asks for have a gradient in it, or their end."""
     if state.entered == state.done or not all(known and known[0].round == state.done for known in state.shares):
         return None
@@ -155,7 +157,9 @@ def _rests_rightly(machine: Partial, view: View) -> str | None:
     if held or any(state.last >= 0 for state in states):
         return None
     going_on = [w for w, ended in enumerate(states[0].ended) if not ended]
-    waiting = [w for w in going_on if states[w].resting or (states[w].stage == CALLED and states[w].done == states[w].version)]
+    waiting = [
+        w for w in going_on if states[w].resting or (states[w].stage == CALLED and states[w].done == states[w].version)
+    ]
     quorum = machine.setting.quorum
     if isinstance(quorum, int):
         is_enough = len(waiting) >= min(quorum, len(going_on))
@@ -235,7 +239,9 @@ def _same_end(pair: Pair) -> str | None:
     if b.last not in (-1, a.last) or a.entered > a.last + 1 or b.entered > a.last + 1:
         return f"worker {u} ends at round {a.last}, worker {v} at {b.last}; they have entered {a.entered}, {b.entered}"
     if not (a.resting and b.resting) or a.buffer or b.buffer:
-        return f"round {a.last} is the last one, and workers {u} and {v} have {a.buffer}, {b.buffer} left, or more to come"
+        return (
+            f"round {a.last} is the last one, and workers {u} and {v} have {a.buffer}, {b.buffer} left, or more to come"
+        )
     if a.counted[v] != b.calls:
         return f"worker {v} has computed {b.calls} gradients; {a.counted[v]} are in the sums"
     return None
@@ -268,5 +274,3 @@ def _synchronised(setting: Quorum, pair: Pair) -> str | None:
     if a.synchronised < due or (a.stage != MEETING and a.version // every * every > a.synchronised):
         return f"worker {u} has entered {a.entered} rounds, taken {a.version}, and is synchronised at {a.synchronised}"
     return None
-
-
