@@ -88,6 +88,10 @@ BENCHMARKS = (
         "--seeds 1 --random 2 --output {out}.json", "--random 20", 300,
     ),
     Benchmark(
+        "gap-steps", "neighbours that keep a gap need the steps that their replay says", "steps_to_loss.gaps",
+        "--seeds 1 --first 1 --output {out}.json", "--seeds 3 --mode shuffled", 300,
+    ),
+    Benchmark(
         "pilot", "a pilot's prices predict what it did not run", "steps_to_loss.pilot_check",
         "--workers 2 --seeds 2 --steps 24 --output {out}.json", "", 300,
     ),

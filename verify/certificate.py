@@ -26,7 +26,7 @@ def certificate_of(schedule: Schedule, claims: Iterable[Claim]) -> dict[str, Any
         "version": VERSION,
         "schedule_sha256": schedule_sha256(schedule),
         "num_workers": schedule.num_workers,
-        "period": schedule.period,
+        "period": schedule.period if schedule.is_mixing else len(schedule.strategy.graphs),
         "claims": [dict(c.entry) for c in claims if c.status is Status.PROVED and c.entry is not None],
     }
 

@@ -56,6 +56,25 @@ def prove_graph(schedule: Schedule) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim is not None)
 
 
+def out_tree_of(schedule: Schedule, *, counts_weights: bool) -> Claim:
+    """Consensus by a tree of edges alone; without `counts_weights` every edge weighs something, whatever the file says.
+
+    What follows from the tree is for the caller to say.
+    """
+    rounds = schedule.strategy.graphs
+    if counts_weights and min(own_weights(rounds[0]), *rounds[0].weights, Fraction(1)) < 0:
+        return not_proved(NAME, "a weight is negative.")
+    if counts_weights and own_weights(rounds[0]) == 0:
+        return not_proved(NAME, "a worker keeps no weight on itself.")
+    tree = _out_tree(schedule.num_workers, rounds, counts_weights=counts_weights)
+    if tree is None:
+        return not_proved(NAME, "no worker reaches all others.")
+    text = (
+        f"Every worker keeps a positive weight on itself, and {len(tree[1])} edges lead from worker {tree[0]} to all."
+    )
+    return proved(NAME, text, method="graph", root=tree[0], tree=tree[1])
+
+
 def _consensus(schedule: Schedule, rounds: Rounds) -> Claim:
     smallest, own = Fraction(0), Fraction(1)
     for listed in rounds:
@@ -78,13 +97,13 @@ def _consensus(schedule: Schedule, rounds: Rounds) -> Claim:
     )
 
 
-def _out_tree(num_workers: int, rounds: Rounds) -> tuple[int, list[list[int]]] | None:
+def _out_tree(num_workers: int, rounds: Rounds, *, counts_weights: bool = True) -> tuple[int, list[list[int]]] | None:
     """A root that reaches everyone over edges of positive weight, with the first edges of a breadth-first search."""
     onward: dict[int, list[tuple[int, int]]] = defaultdict(list)
     known: set[tuple[int, int]] = set()
     for t, listed in enumerate(rounds):
         for source, target, weight in listed.edges():
-            if weight > 0 and (source, target) not in known:
+            if (weight > 0 or not counts_weights) and (source, target) not in known:
                 known.add((source, target))
                 onward[source].append((t, target))
 

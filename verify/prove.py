@@ -22,6 +22,7 @@ from preduce.verify.drift import prove_drift
 from preduce.verify.equal_replicas import prove_equal_replicas
 from preduce.verify.exact_consensus import prove_exact
 from preduce.verify.graph import prove_graph
+from preduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
 from preduce.verify.lag import prove_lag
 from preduce.verify.membership import prove_membership
 from preduce.verify.memory import prove_memory
@@ -49,14 +50,14 @@ def prove(schedule: Schedule) -> Proof:
     Raises:
         ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
-    prover = BY_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
+    prover = PROVERS_OF_WHEN.get(schedule.strategy.when.word) or PROVERS.get(schedule.strategy.kind)
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
     essential = prover.essential | (prover.of_rules if schedule.rule() is not None else frozenset())
-    essential |= _of_payload(schedule)
+    essential |= _of_payload(schedule) | prover.more(schedule)
     certificate: dict[str, Any] = {}
     claims = prover.claims(schedule)
-    if schedule.is_mixing:
+    if schedule.is_mixing or prover.is_certified:
         certificate = certificate_of(schedule, claims)
     proof = Proof(schedule.name, claims, essential, certificate, budgets(schedule) if schedule.is_mixing else {})
     if not proof.absent:
@@ -131,6 +132,14 @@ def _graph_claims(schedule: Schedule) -> tuple[Claim, ...]:
     return (*claims, *_claims_of_runs(schedule, claims))
 
 
+def _kept_gap_claims(schedule: Schedule) -> tuple[Claim, ...]:
+    claims = prove_kept_gap(schedule)
+    if not schedule.is_mixing:
+        return claims
+    of_rounds = (claim for claim in _claims_of_runs(schedule, claims) if claim.claim not in {"queues", "memory"})
+    return (*claims, *of_rounds)
+
+
 def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
     """What a run of fixed rounds can rely on: ages, queues, its end, equal workers, errors, memory, a worker's loss."""
     agrees = any(claim.claim == "consensus" and claim.status is Status.PROVED for claim in claims)
@@ -148,12 +157,15 @@ def _claims_of_runs(schedule: Schedule, claims: tuple[Claim, ...]) -> tuple[Clai
 class Prover:
     """How a kind is proved: its claims, and those without which a schedule of that kind should not be run.
 
-    `of_rules` are essential as well where the groups come from rules.
+    `of_rules` are essential as well where the groups come from rules, and what `more` says of the schedule.
+    `is_certified`: what it proves is confirmed also where rounds are not fixed.
     """
 
     claims: Callable[[Schedule], tuple[Claim, ...]]
     essential: frozenset[str]
     of_rules: frozenset[str] = frozenset()
+    more: Callable[[Schedule], frozenset[str]] = lambda _: frozenset()
+    is_certified: bool = False
 
 
 MEANS = frozenset({DOUBLY, "consensus", "deadlock-free"})
@@ -169,7 +181,11 @@ PROVERS: dict[str, Prover] = {
 }
 """The prover of every kind. A new kind is one line here."""
 
-BY_PROTOCOL: dict[str, Prover] = {
+
+PROVERS_OF_WHEN: dict[str, Prover] = {
+    "gap": Prover(
+        _kept_gap_claims, frozenset({"deadlock-free", "queues"}), more=essential_of_kept_gap, is_certified=True
+    ),
     "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"})),
 }
-"""The prover of a protocol (`Strategy.protocol`) by which a kind goes instead of its fixed rounds."""
+"""The prover where the *when* axis says who waits for whom, whatever the kind."""

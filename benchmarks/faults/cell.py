@@ -100,13 +100,15 @@ class Record:
 
 def records_of(folder: Path, rank: int) -> list[Record]:
     """What a worker has written so far; a line that a kill cut short is left out."""
+    return records_after(folder, rank, 0)[0]
+
+
+def records_after(folder: Path, rank: int, place: int) -> tuple[list[Record], int]:
+    """What a worker has written from a byte of its file on, and where that ends."""
     path = folder / f"worker-{rank}.jsonl"
     if not path.exists():
-        return []
-    records = []
-    for line in path.read_text().split("\n")[:-1]:
-        try:
-            records.append(Record(*json.loads(line)))
-        except ValueError:
-            break
-    return records
+        return [], place
+    with path.open("rb") as file:
+        file.seek(place)
+        whole = file.read().rpartition(b"\n")[0]
+    return [Record(*json.loads(line)) for line in whole.split(b"\n") if line], place + len(whole) + bool(whole)

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_of
+from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_after
 from benchmarks.faults.kinds import WORKERS
 from benchmarks.faults.processes import belonging, command_of, look_at, runs
 
@@ -47,9 +47,16 @@ class Running:
     """When each worker's process was seen to be gone."""
     code: int | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
+    _read: dict[int, tuple[int, list[Record]]] = field(default_factory=dict)
+    """Of each worker's file, up to which byte it was read, and what it held."""
 
     def records(self, rank: int) -> list[Record]:
-        return records_of(self.folder, rank)
+        """What a worker has written; only what is new is read, since this is asked many times a second."""
+        place, known = self._read.get(rank, (0, []))
+        more, place = records_after(self.folder, rank, place)
+        known += more
+        self._read[rank] = place, known
+        return known
 
     def pid_of(self, rank: int) -> int | None:
         records = self.records(rank)

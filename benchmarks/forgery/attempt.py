@@ -60,7 +60,7 @@ def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
             kind = kind_of(entry)
             if name not in SCHEDULES and kind not in LARGE:
                 continue
-            first = [] if entry is certificate["claims"][0] else certificate["claims"][:1]
+            first = ground(certificate["claims"][: certificate["claims"].index(entry)])
             result.setdefault(kind, []).append((raw, {**certificate, "claims": [*first, entry]}))
     return result
 
@@ -71,9 +71,15 @@ LARGE = ("contraction/factor", "contraction/norms", "exact-consensus-probable")
 
 def single_claims(certificate: Document) -> Iterator[tuple[Document, Document]]:
     """Each entry with a certificate of it and of what it rests on, so that one refusal does not shield the others."""
-    for index, entry in enumerate(certificate["claims"]):
-        first = certificate["claims"][:1] if index else []
-        yield entry, {**certificate, "claims": [*first, entry]}
+    claims = certificate["claims"]
+    for index, entry in enumerate(claims):
+        yield entry, {**certificate, "claims": [*ground(claims[:index]), entry]}
+
+
+def ground(claims: list[Document]) -> list[Document]:
+    """What others rest on: that groups are disjoint, or who waits for whom where a gap is kept."""
+    disjoint = [entry for entry in claims[:1] if entry["claim"] == "conflict-free"]
+    return disjoint or [entry for entry in claims if kind_of(entry) in ("deadlock-free/events", "queues/events")]
 
 
 def reread(raw: Document) -> checker.schedule.Schedule | None:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.forgery.attempt import certified, kind_of, moved_to, objection, reread, single_claims
+from benchmarks.forgery.attempt import certified, ground, kind_of, moved_to, objection, reread, single_claims
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide
@@ -140,7 +140,8 @@ def _corrupted_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
 
 def _moved_entries(one: Honest, other: Honest) -> Iterator[Forgery]:
     """The claims of one schedule said of the other, each behind the other's own ground."""
-    ground = [entry for entry in other.certificate["claims"][:1] if entry["claim"] == "conflict-free"]
+    rests = ground(other.certificate["claims"])
+    names = {entry["claim"] for entry in rests}
     for entry, single in single_claims(moved_to(one.certificate, other.read)):
-        claims = [*ground, entry] if entry["claim"] != "conflict-free" else [entry]
+        claims = [*rests, entry] if entry["claim"] not in names else [entry]
         yield WAYS[2], kind_of(entry), other.raw, other.read, {**single, "claims": claims}

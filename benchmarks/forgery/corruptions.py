@@ -137,9 +137,22 @@ def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
         strategy["pace"] = draw.randrange(1, 4)
 
 
+def aimed_gap(draw: random.Random, gap: dict[str, Any]) -> None:
+    """Another setting for workers that keep a gap; it need not go together."""
+    changes: list[tuple[str, Any]] = [("max_ig", draw.randrange(1, 5)), ("staleness", draw.randrange(3))]
+    changes += [("backup", draw.randrange(3)), ("backup", [draw.randrange(2) for _ in range(5)])]
+    changes += [("skip", {"limit": draw.randrange(2, 6)}), ("order", "parallel"), ("notify_ack", True)]
+    changes += [("weights", draw.choice(["uniform", "iteration", "graph"])), ("skip", None), ("max_ig", None)]
+    name, value = draw.choice(changes)
+    gap[name] = value
+
+
 def aimed_schedule(draw: random.Random, raw: dict[str, Any]) -> None:
     """A well-formed change of one phase of a schedule."""
     strategy = raw["strategy"]
+    if isinstance(strategy.get("when"), dict) and "gap" in strategy["when"] and draw.random() < 0.5:
+        aimed_gap(draw, strategy["when"]["gap"])
+        return
     if draw.random() < 0.2 and strategy["kind"] != "neighbor":
         aimed_payload(draw, strategy)
         return

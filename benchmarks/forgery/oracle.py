@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.forgery import payloads, runs
+from benchmarks.forgery import kept_gaps, payloads, runs
 from benchmarks.forgery.dense import dense, steady_figures
 
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Document, Groups, Matrix
 
 JUDGES = runs.JUDGES | payloads.JUDGES
+OF_EVENTS = ("gap", "gap-of-pairs", "skip")
+"""Claims that are made of workers that keep a gap, and of nothing else."""
+
 STEADY = ("disagreement", "drift-worker", "drift-node")
 """Claims whose checks take milliseconds."""
 
@@ -25,16 +28,23 @@ STEADY = ("disagreement", "drift-worker", "drift-node")
 def is_true(entry: Document, raw: Document) -> bool:
     """Whether the statement that an entry makes about a schedule is true."""
     listed, matrices = dense(raw)
-    n, period = len(matrices[0]), len(matrices)
+    n, name = len(matrices[0]), entry["claim"]
+    if listed is not None and any(len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in listed):
+        return False
+    gap = kept_gaps.gap_of(raw)
+    if gap is not None and (entry.get("method") == "events" or name in OF_EVENTS or kept_gaps.is_lossy(gap)):
+        return kept_gaps.is_true(entry, raw, n)
+    if name in JUDGES:
+        return JUDGES[name](entry, raw, listed, matrices)
+    return _of_matrices(entry, raw, listed, matrices)
+
+
+def _of_matrices(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:
+    n, period, name = len(matrices[0]), len(matrices), entry["claim"]
     product = np.eye(n)
     for w in matrices:
         product = w @ product
     off = product - 1 / n
-    name = entry["claim"]
-    if listed is not None and any(len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in listed):
-        return False
-    if name in JUDGES:
-        return JUDGES[name](entry, raw, listed, matrices)
     if name in ("deadlock-free", "conflict-free"):
         return name == "deadlock-free" or listed is not None
     if name == "membership":

@@ -98,7 +98,10 @@ def delay_of(raw: dict[str, Any]) -> int:
 
 def mixes_late(raw: dict[str, Any]) -> bool:
     """Whether parameters are averaged a round late."""
-    return isinstance(raw["strategy"].get("when"), dict) and pipeline_of(raw) is None
+    when = raw["strategy"].get("when")
+    if isinstance(when, dict) and "gap" in when:
+        return when["gap"].get("order", "serial") == "parallel"
+    return isinstance(when, dict) and pipeline_of(raw) is None
 
 
 def takes_gradients(raw: dict[str, Any]) -> bool:

@@ -28,6 +28,7 @@ from preduce.topo.strategies.axes import (
     Total,
     Where,
 )
+from preduce.topo.strategies.gap import Gap, Order, Skip, Weights
 
 if TYPE_CHECKING:
     import random
@@ -50,6 +51,10 @@ def graph(n: int, *rounds: list[tuple[int, int, Fraction]]) -> Schedule:
     return Schedule("g", Cluster.regular(n, 1), Neighbor(rounds=tuple(Round.from_edges(n, r) for r in rounds)))
 
 
+def kept(n: int, edges: list[tuple[int, int, Fraction]], gap: Gap) -> Schedule:
+    return Schedule("k", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),), when=gap))
+
+
 def half(*pair: int, a: Fraction = Fraction(1, 2)) -> Group:
     return Group(pair, 2 * a)
 
@@ -59,6 +64,8 @@ def shift(n: int, weight: Fraction, step: int = 1) -> list[tuple[int, int, Fract
 
 
 SQUARE = [(i, j, Fraction(1, 3)) for i, j in ((0, 1), (1, 2), (2, 3), (3, 0)) for i, j in ((i, j), (j, i))]
+CIRCLE = [(i, (i + d) % 5, Fraction(1, 3)) for i in range(5) for d in (1, 4)]
+ALL_OF_5 = [(i, j, Fraction(1, 5)) for i in range(5) for j in range(5) if i != j]
 SCHEDULES = {
     "rule": build("prague-figure-10", Cluster.regular(4, 2)),
     "rule-exact": rule((2, 3), 2, (Block((0, 1)),), (Block((0,), (0, 1)), Block((1,), (0, 1)))),
@@ -94,6 +101,12 @@ SCHEDULES = {
         ),
     ),
     "coded": explicit(5, [[0, 1], [2, 3, 4]], [range(5)], prologue=1, how=How(codec=Codec.INT8, block=8)),
+    "gap-tokens": kept(5, CIRCLE, Gap(max_ig=2, order=Order.PARALLEL)),
+    "gap-stale": kept(5, CIRCLE, Gap(max_ig=3, staleness=1, skip=Skip(limit=4), weights=Weights.ITERATION)),
+    "gap-backup": kept(5, CIRCLE, Gap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=Skip(limit=2), inquire=True)),
+    "gap-robust": kept(5, ALL_OF_5, Gap(max_ig=2, backup=2)),
+    "gap-searched": kept(5, ALL_OF_5, Gap(max_ig=2, backup=(1, 3, 0, 2, 2))),
+    "gap-one-way": kept(4, [*shift(3, Fraction(1, 3)), (2, 3, Fraction(1, 2))], Gap(max_ig=1)),
     "graph": graph(4, SQUARE),
     "graph-lazy-shift": graph(5, shift(5, Fraction(1, 3)), shift(5, Fraction(1, 4), 2)),
     "graph-de-bruijn": graph(

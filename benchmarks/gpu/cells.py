@@ -14,6 +14,7 @@ from benchmarks.gpu.simulated import Fault, Shared, run_ranks
 from preduce.runtime.averaging import neighbor_reducer, reducer
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.strategies import gradient_means, group_means, pipeline
+from preduce.runtime.transport import updates
 from preduce.topo.cluster import Cluster
 from preduce.topo.phase import Group, Phase
 from preduce.topo.round import Round
@@ -21,6 +22,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Codec, GroupPhases, How, Late, Lockstep, Pipeline, Sending
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.base import Averaging
+from preduce.topo.strategies.gap import Gap, Order
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.static import Static
 
@@ -66,6 +68,12 @@ class Cell:
         if self.kind == "allreduce":
             how = How(codec=self.codec, sending=self.sending)
             strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how)
+        elif self.kind == "gap":
+            both = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
+            order = Order.PARALLEL if self.overlap else Order.SERIAL
+            strategy = Neighbor(
+                rounds=(Round.from_edges(RANKS, both),), pace=self.paces, when=Gap(max_ig=2, order=order)
+            )
         elif self.kind == "neighbor":
             ring = Round.from_edges(RANKS, [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)])
             half = Round.from_edges(RANKS, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))])
@@ -96,6 +104,8 @@ CELLS = [
     Cell("allreduce of parameters, overlap", kind="allreduce", paces=2, overlap=True),
     Cell("neighbor", kind="neighbor"),
     Cell("neighbor, overlap", kind="neighbor", overlap=True),
+    Cell("neighbor, gap", kind="gap"),
+    Cell("neighbor, gap, parallel", kind="gap", overlap=True),
     Cell("static, drift correction", drift=True, optimizer="plain sgd"),
     Cell("static, bfloat16", dtypes=(torch.bfloat16,)),
     Cell("static, overlap, mixed", overlap=True, dtypes=(torch.float32, torch.bfloat16)),
@@ -215,6 +225,7 @@ def late(place: str, seconds: float) -> Iterator[None]:
     if place == "fill":
         before(reducer.Reducer, "_launch")
         before(neighbor_reducer.PeerReducer, "_load")
+        before(updates.UpdateSender, "_take")
     elif place == "commit":
         for name in ("commit_mean", "commit_delayed"):
             before(group_means, name)

@@ -287,6 +287,16 @@ class _PretendedStreams(Streams):
         host.copy_(values)
         return host
 
+    def host_room(self, num_bytes: int) -> torch.Tensor:
+        """See Streams."""
+        host = super().host_room(num_bytes)
+        host.is_host = True  # type: ignore[attr-defined]
+        return host
+
+    def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:  # noqa: ARG002 - there is one
+        """See Streams."""
+        return values.clone()
+
     def mark(self, *, timed: bool = False) -> Marker:  # noqa: ARG002 - all are
         """See Streams."""
         return self._device.mark()

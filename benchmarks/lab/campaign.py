@@ -263,7 +263,7 @@ class Campaign:
                     for cell in self.cells
                     if cell.setting == setting.name and cell.contestant == contestant.name
                 ]
-                if schedule is not None and cells and _is_simulated(schedule):
+                if schedule is not None and cells and is_simulated(schedule):
                     found.append(
                         Point(
                             contestant.name,
@@ -314,7 +314,7 @@ class Campaign:
             return None
 
 
-def _is_simulated(schedule: Schedule) -> bool:
+def is_simulated(schedule: Schedule) -> bool:
     """Whether the prediction's stages know what it does: fixed rounds, in which everybody meets."""
     return schedule.strategy.kind in SIMULATED and not schedule.strategy.protocol
 

@@ -40,12 +40,12 @@ GAPS = {
     "backup 1": Gap(max_ig=5, **BACKUP),
     "s 5": Gap(**STALE),
     "backup 1, s 5": Gap(max_ig=5, **BOTH),
-    "backup 1, skip 2": Gap(max_ig=10, skip=Skip(limit=2), **BACKUP),
+    "backup 1, skip 2": Gap(max_ig=4, skip=Skip(limit=2), **BACKUP),
     "backup 1, skip 10": Gap(max_ig=10, skip=Skip(limit=10), **BACKUP),
     "s 5, skip 10": Gap(max_ig=10, skip=Skip(limit=10), **STALE),
     "backup 1, s 5, skip 10": Gap(max_ig=10, skip=Skip(limit=10), **BOTH),
 }
-"""Settings by name; `max_ig` is larger where a worker can skip, so that its neighbours go on while it is behind."""
+"""Settings by name; `max_ig` is larger where a worker can skip far, so that its neighbours go on while it is behind."""
 
 
 def joined_machines(num_nodes: int, size: int, *, own_gateways: bool) -> Graph:

@@ -25,9 +25,10 @@ FREE = Link(0.0, 1e-15)
 """A link that takes no time worth a name."""
 
 
-def physics_ms(name: str, setting: Setting, steps: int, repetition: int) -> float | None:
+def physics_ms(name: str, setting: Setting, steps: int, repetition: int, *, after: int = 0) -> float | None:
     """Milliseconds per step as the lab counts them in one of its repetitions; None where the engine does not know it.
 
+    The first steps, up to `after`, are left out.
     Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce.
     """
     listed = {contestant.name: contestant for contestant in contestants(lambda *_: None)}
@@ -44,4 +45,5 @@ def physics_ms(name: str, setting: Setting, steps: int, repetition: int) -> floa
         )
     except PreduceError:
         return None
-    return 1e3 * count / float((steps / timeline.finish[-1]).sum())
+    begun = timeline.finish[after - 1] if after else 0.0  # (num_workers,)
+    return 1e3 * count / float(((steps - after) / (timeline.finish[-1] - begun)).sum())

@@ -78,7 +78,8 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     end = max(curve.at[-1] for curve in curves)
     late = [loss for curve in curves for at, loss in zip(curve.at, curve.losses, strict=True) if at >= 2 / 3 * end]
     low, high = min(late), max(late)
-    axes[1].set(xlim=(2 / 3 * end, end), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
+    margin = 0.05 * (high - low) or 0.05 * high  # of a run that was ended early there may be one point
+    axes[1].set(xlim=(2 / 3 * end, end), ylim=(low - margin, high + margin))
     axes[0].set_yscale("log")
     axes[0].legend(loc="upper right")
     figure.savefig(path, dpi=80)

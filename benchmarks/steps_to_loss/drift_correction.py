@@ -23,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are too small
 
 import numpy as np
 
-from benchmarks.steps_to_loss.virtual_training import BATCH, HIDDEN, Data, _gradients, _loss, load_digits, shards
+from benchmarks.steps_to_loss.virtual_training import BATCH, HIDDEN, Data, gradients_of, load_digits, loss_of, shards
 from preduce.schedulers.registry import build
 from preduce.topo.document.cluster import load_cluster
 from preduce.topo.figures.correction import best_alpha, noise_factor
@@ -101,7 +101,7 @@ def steps_to_loss(
 
     for step in range(most):
         picks = np.stack([shard[rng.integers(0, len(shard), BATCH)] for shard in own])
-        found = _gradients(parts(x), pixels[picks], data.labels[picks])
+        found = gradients_of(parts(x), pixels[picks], data.labels[picks])
         gradients = np.concatenate([g.reshape(n, -1) for g in found], axis=1)
         if exact:
             gradients = np.broadcast_to(gradients.mean(axis=0), gradients.shape)
@@ -120,7 +120,7 @@ def steps_to_loss(
                 x[members] += np.float32(relax) * change
                 since[members] = 0
         if (step + 1) % 5 == 0:
-            loss = _loss([part[0] for part in parts(x.mean(axis=0)[None])], data)
+            loss = loss_of([part[0] for part in parts(x.mean(axis=0)[None])], data)
             if loss < TARGET or not np.isfinite(loss):
                 return step + 1 if loss < TARGET else None
     return None

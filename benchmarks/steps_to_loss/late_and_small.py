@@ -94,7 +94,7 @@ class Perceptron:
 
     def _gradient(self, at: Floats, picks: npt.NDArray[np.int64]) -> Floats:
         weights = [part[None] for part in self._parts(at)]
-        found = virtual_training._gradients(weights, self._data.pixels[picks][None], self._data.labels[picks][None])  # noqa: SLF001 - its own task
+        found = virtual_training.gradients_of(weights, self._data.pixels[picks][None], self._data.labels[picks][None])
         return np.concatenate([part.ravel() for part in found]).astype(np.float32)
 
     def gradient(self, worker: int, at: Floats) -> Floats:
@@ -102,7 +102,7 @@ class Perceptron:
         return self._gradient(at, shard[self._rng.integers(0, len(shard), virtual_training.BATCH)])
 
     def loss(self, at: Floats) -> float:
-        return virtual_training._loss(self._parts(at), self._data)  # noqa: SLF001 - as above
+        return virtual_training.loss_of(self._parts(at), self._data)
 
     def slope(self, at: Floats) -> Floats:
         return self._gradient(at, np.arange(len(self._data.labels)))

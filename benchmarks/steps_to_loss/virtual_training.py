@@ -78,7 +78,7 @@ def steps_to_loss(
     began = weights
     for step in range(most):
         picks = np.stack([shard[rng.integers(0, len(shard), BATCH)] for shard in own])
-        gradients = _gradients(weights, data.pixels[picks], data.labels[picks])
+        gradients = gradients_of(weights, data.pixels[picks], data.labels[picks])
         if averages_gradients:
             gradients = [np.broadcast_to(g.mean(axis=0), g.shape) for g in gradients]
         weights = [part - rate * gradient for part, gradient in zip(weights, gradients, strict=True)]
@@ -90,12 +90,12 @@ def steps_to_loss(
             else:
                 weights = [np.tensordot(w, part, axes=(1, 0)) for part in weights]
             began = weights
-        if (step + 1) % 5 == 0 and _loss([part.mean(axis=0) for part in weights], data) < target:
+        if (step + 1) % 5 == 0 and loss_of([part.mean(axis=0) for part in weights], data) < target:
             return step + 1
     return None
 
 
-def _gradients(
+def gradients_of(
     weights: list[npt.NDArray[np.float64]], pixels: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]
 ) -> list[npt.NDArray[np.float64]]:
     w1, b1, w2, b2 = weights
@@ -110,7 +110,7 @@ def _gradients(
     return [pixels.swapaxes(1, 2) @ back, back.sum(axis=1), hidden.swapaxes(1, 2) @ error, error.sum(axis=1)]
 
 
-def _loss(model: list[npt.NDArray[np.float64]], data: Data) -> float:
+def loss_of(model: list[npt.NDArray[np.float64]], data: Data) -> float:
     w1, b1, w2, b2 = model
     logits = np.maximum(data.pixels @ w1 + b1, 0) @ w2 + b2
     top = logits.max(axis=1, keepdims=True)

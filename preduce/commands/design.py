@@ -62,6 +62,10 @@ def command(
     period: Annotated[int, typer.Option(help="Most phases in a period.", min=1, max=512)] = 24,
     max_group: Annotated[int | None, typer.Option(help="Most workers in a group.")] = None,
     max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
+    max_queues: Annotated[
+        str | None,
+        typer.Option(help="Most memory for queues of neighbours that keep a gap, such as 4GB.", metavar="SIZE"),
+    ] = None,
     form: options.FormName = options.ANY,
     when: options.WhenName = options.ANY,
     codec: options.CodecName = options.NO_CODEC,
@@ -108,7 +112,7 @@ def command(
     from preduce.topo.document.cluster import load_cluster
     from preduce.topo.document.pilot import load_pilot
     from preduce.topo.strategies.axes import Codec, Form
-    from preduce.topo.units import parse_number, parse_time
+    from preduce.topo.units import parse_number, parse_size, parse_time
 
     place = load_cluster(cluster)
     hardware = options.hardware_of(
@@ -129,7 +133,9 @@ def command(
             max_distinct_phases=max_distinct,
         ),
         form=options.choice_or_any(Form, form, "--form"),
-        when=options.choice_or_any(Lateness, when, "--when"),
+        when=None if when == options.GAP else options.choice_or_any(Lateness, when, "--when"),
+        gap={options.ANY: None, options.GAP: True}.get(when, False),
+        max_queues=options.optional("--max-queues", parse_size, max_queues),
         codec=options.choice_or_any(Codec, codec, "--codec"),
         curvature=curvature,
         fastest=fastest,

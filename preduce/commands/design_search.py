@@ -98,26 +98,29 @@ def _print(planned: Plan, job: Job) -> None:
     from preduce.report.table import Column, table
     from preduce.report.terminal import switch_levels
 
-    hardware = job.hardware
+    hardware, shown = job.hardware, _shown(planned)
+    queues = [Column("queues", drop=3)] if any(option.gap for option in shown) else []
     rows = table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
         "schedule", Column("period", drop=3), "comm.", Column("step", drop=2), "disagr.", "drift",
-        Column("steps", drop=4), "time", Column("status", drop=1),
+        Column("steps", drop=4), "time", *queues, Column("status", drop=1),
     )  # fmt: skip
     baselines = {id(option) for option in planned.baselines}
-    for option in _shown(planned):
+    for option in shown:
+        held = [size(option.gap.memory_bytes) if option.gap else "-"] if queues else []
         rows.add(
             f"{option.name} {MARK}" if id(option) in baselines else option.name,
             str(option.period), seconds(option.communication), seconds(option.step_seconds),
             number(option.disagreement.value), number(option.drift.value), f"{option.stretch:.3f}",
-            seconds(option.time), option.status, style="bold green" if option is planned.pick else None,
+            seconds(option.time), *held, option.status, style="bold green" if option is planned.pick else None,
         )  # fmt: skip
     screen = console()
     screen.print(rows)
     screen.print(
         "Per step: communication, whole step with waiting. steps: predicted steps to a loss over All-Reduce's; time: "
-        f"step × steps. {MARK}: baselines, also where others beat them; nothing else here beats another in everything.",
+        f"step × steps. {MARK}: baselines, also where others beat them; nothing else here beats another in everything."
+        + (" queues: memory of the busiest worker, where neighbours keep a gap." if queues else ""),
         style="dim",
     )
     if len(planned.front) > MAX_ROWS:

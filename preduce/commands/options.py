@@ -70,12 +70,14 @@ FormName = Annotated[
         autocompletion=members(ANY, "ring", "tree", "hierarchical"),
     ),
 ]
-_WHENS = ("lockstep", "late", "pipeline")
+GAP = "gap"
+_WHENS = ("lockstep", "late", "pipeline", GAP)
 WhenName = Annotated[
     str,
     typer.Option(
         "--when",
-        help="Whether a round waits: any, lockstep, late by one round, or pipeline (All-Reduce's gradients come late).",
+        help="Whether a round waits: any, lockstep, late by one round, pipeline (All-Reduce's gradients come late), or "
+        "gap (workers go on by themselves, neighbours keep a gap).",
         autocompletion=members(ANY, *_WHENS),
     ),
 ]

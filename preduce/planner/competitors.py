@@ -56,11 +56,13 @@ def competitors(
     stop: float = inf,
     clock: Clock | None = None,
     left_out: Callable[[str], None] | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[Option]:
     """Every catalogue entry that fits the cluster, on all axes, measured; entries that cannot run are left out.
 
     Rules and All-Reduce are measured until the clock's position `stop`, All-Reduce in every step in any case, others,
-    baselines first, until `until`; the name of each that the time did not reach goes to `left_out`.
+    baselines first, until `until`; the name of each that the time did not reach goes to `left_out`. With `names` only
+    the entries of these names are measured.
     """
     clock = clock or Clock(seconds=MANY_SECONDS)
 
@@ -71,7 +73,7 @@ def competitors(
         return pay(work_of(schedule, job)) or not options
 
     options: list[Option] = []
-    kinds = {name: registry.entry(name).kind for name in registry.names()}
+    kinds = {name: registry.entry(name).kind for name in names or registry.names()}
     seen: set[object] = set()
     order = sorted(kinds, key=lambda name: (name != "allreduce", kinds[name] not in RULES_FIRST, name not in PUBLISHED))
     for name in order:

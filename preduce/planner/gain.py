@@ -80,7 +80,7 @@ def best_plain(options: Sequence[Option]) -> Option | None:
 
 def simplicity(option: Option) -> tuple[int, int, int]:
     """Less is simpler: All-Reduce every k steps, then few distinct phases (communicators), then a short period."""
-    return (0 if option.is_plain else 1, option.schedule.num_distinct_phases(), option.period)
+    return (0 if option.is_plain else 1, option.num_phases, option.period)
 
 
 def unbeaten(options: Sequence[Option]) -> list[Option]:
@@ -103,4 +103,4 @@ def simplest_as_good(options: Sequence[Option], data: Data) -> Option:
             return plain
         near = [option for option in near if gain(option, plain, data).is_certain or beats(option, plain)]
     # Of equally simple ones the fastest; times that differ by rounding are equal.
-    return min(near or [fastest], key=lambda option: (simplicity(option), f"{option.time:.9e}", option.name))
+    return min(near or [fastest], key=lambda option: (simplicity(option), float(f"{option.time:.9e}"), option.name))

@@ -73,7 +73,9 @@ class Job:
     `codec` is what sums may be written in, where a strategy allows it and it pays: nothing but numbers as they are, as
     long as nobody allows more; None allows float16 and int8. `curvature` is the learning rate times the largest
     curvature of the loss: it prices gradients that come late. `fastest` takes the least predicted time also where the
-    prediction cannot tell it from something simpler. A `pilot` of the user's own job brings the prices of
+    prediction cannot tell it from something simpler. `gap` asks for neighbours that keep a gap, and
+    for nothing else (True) or for none (False); None weighs a few of them where step times differ. `max_queues` is the
+    most bytes that their queues may take of a worker. A `pilot` of the user's own job brings the prices of
     disagreement, drift and lateness that stand in for the shipped ones.
     """
 
@@ -92,6 +94,8 @@ class Job:
     effort: float | None = None
     seed: int = 0
     pilot: Pilot | None = None
+    gap: bool | None = None
+    max_queues: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot be planned.
@@ -108,6 +112,12 @@ class Job:
         if self.effort is not None and not 0 < self.effort < float("inf"):
             raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
         self.limits.check(self.cluster)
+        if self.max_queues is not None and not 0 <= self.max_queues < float("inf"):
+            raise InputError(f"max-queues: is {self.max_queues} bytes; it is a finite number >= 0")
+        if self.gap and self.when is Lateness.PIPELINE:
+            raise InputError(
+                "when: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
+            )
         self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(

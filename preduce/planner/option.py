@@ -19,6 +19,35 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GapFacts:
+    """What is known of an option whose workers keep a gap, from its runs in virtual time.
+
+    `words` say the setting; `memory_bytes` is what the queues of the busiest worker hold at most, with its snapshots
+    and sums, as proved. `progress` is how far a step brings the mean where lockstep gives 1, `gradients` the part of
+    all workers whose gradients would leave as much noise in it, `computed` the part of the steps that were computed
+    rather than skipped, and `least_share` what the least heard worker's gradients count, where an even share is 1.
+    """
+
+    words: str
+    memory_bytes: float
+    progress: float
+    gradients: float
+    computed: float
+    least_share: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in an option's JSON."""
+        return {
+            "setting": self.words,
+            "memory_bytes": self.memory_bytes,
+            "progress": self.progress,
+            "gradients": self.gradients,
+            "computed": self.computed,
+            "least_share": self.least_share,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """A schedule on the job's cluster, as it is to be run: its pace, its form and codec, in lockstep or late.
 
@@ -26,7 +55,8 @@ class Option:
     communication, `step_error` is the relative standard error where it was sampled; `stretch` is the predicted number
     of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
     `catalogue`; `bound` the least disagreement that any schedule of `bound_class` can have at this communication, where
-    that is proved. `corrected` says that the stretch is the one with drift correction.
+    that is proved. `corrected` says that the stretch is the one with drift correction. `gap` is
+    there where workers go on by themselves.
     """
 
     name: str
@@ -48,6 +78,7 @@ class Option:
     bound: float | None = None
     bound_class: str = ""
     corrected: bool = False
+    gap: GapFacts | None = None
 
     @property
     def costs(self) -> Costs:
@@ -110,6 +141,11 @@ class Option:
         return "measured pipelines" if self.lateness is Lateness.PIPELINE else self.model.basis
 
     @property
+    def num_phases(self) -> int:
+        """Distinct phases in a period; of neighbours that keep a gap 1, their graph."""
+        return 1 if self.gap else self.schedule.num_distinct_phases()
+
+    @property
     def is_exact(self) -> bool:
         """Whether one period reaches exact consensus (up to rounding)."""
         return self.contraction.value is not None and self.contraction.value < 1e-9
@@ -122,7 +158,7 @@ class Option:
             "codec": str(self.how.codec),
             "where": str(self.how.where),
             "sending": str(self.how.sending),
-            "when": str(self.lateness),
+            "when": self.schedule.strategy.when.word if self.gap else str(self.lateness),
             "pace": self.pace if isinstance(self.pace, int) else list(self.pace),
             "communication_seconds_per_step": self.communication,
             "nic_bytes_per_step": self.nic_bytes,
@@ -137,6 +173,7 @@ class Option:
             "status": self.status,
             "bound": self.bound,
             **({"bound_class": self.bound_class} if self.bound_class else {}),
+            **({"gap": self.gap.to_json()} if self.gap else {}),
         }
 
 

@@ -47,9 +47,15 @@ def pick(options: Sequence[Option], job: Job) -> Option:
 
 
 def permitted(options: Sequence[Option], job: Job) -> list[Option]:
-    """The options that keep the job's limits and may be late, or in lockstep, as it says."""
-    able = [option for option in options if option.lateness in job.whens]
+    """The options that keep the job's limits, may be late, or in lockstep, as it says, and keep a gap if it asks so."""
+    able = [option for option in options if option.lateness in job.whens and (not job.gap or option.gap)]
+    able = [option for option in able if option.gap is None or option.gap.memory_bytes <= most_queues(job)]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
+
+
+def most_queues(job: Job) -> float:
+    """Bytes that queues may take."""
+    return math.inf if job.max_queues is None else job.max_queues
 
 
 def _exactly(option: Option) -> Fraction | None:
@@ -80,7 +86,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"it is predicted to need {chosen.stretch:.2f} times All-Reduce's steps on {job.data} data "
             f"({chosen.basis} lay within {chosen.stretch_error(job.data):.0%} of the prediction)"
         )
-    if chosen.lateness is Lateness.LATE:
+    if chosen.lateness is Lateness.LATE and not chosen.gap:
         said.append(
             "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
             "one more copy of the parameters, and --when lockstep leaves such schedules out"
@@ -150,7 +156,9 @@ def _sure(chosen: Option, against: Gain) -> str:
 def _phases(option: Option) -> str:
     if option.is_plain:
         return "one group of all workers"
-    distinct = option.schedule.num_distinct_phases()
+    if option.gap:
+        return "one graph"
+    distinct = option.num_phases
     return f"{distinct} distinct phase{'s' * (distinct != 1)} in a period of {option.period}"
 
 
@@ -185,6 +193,13 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
 
 
 def _nothing(options: Sequence[Option], job: Job) -> str:
+    if job.gap:
+        options = [option for option in options if option.gap]
+        sizes = [option.gap.memory_bytes for option in options if option.gap]
+        if not sizes:
+            return "no graph on which a gap could be kept was found within the limits; leave out --when gap"
+        if min(sizes) > most_queues(job):
+            return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
     usable = [option for option in options if math.isfinite(option.stretch)]
     if job.objective is Objective.EXACT:
         return "no schedule with exact consensus was found within the limits; raise --period or --max-group"

@@ -11,6 +11,8 @@ from preduce.planner.answer import Answer, answer_of, why_infeasible
 from preduce.planner.axes import Axes
 from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
+from preduce.planner.gap_words import gap_cautions, gap_reasons
+from preduce.planner.gaps import gap_options
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.payoff import late_and_small
@@ -19,7 +21,7 @@ from preduce.planner.searched import options_of
 from preduce.planner.shorter import shorter
 from preduce.planner.ways import timed
 from preduce.planner.work import SETTINGS, payer, work_of
-from preduce.schedulers.synthesis.problem import Objective
+from preduce.schedulers.synthesis.problem import Front, Objective, Status
 from preduce.topo.errors import InfeasibleError, UnknownError
 from preduce.topo.strategies.axes import LOCKSTEP
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from preduce.schedulers.exact_rounds.fewest import ExactAnswer
     from preduce.schedulers.synthesis.alphabet_search import SearchStage
     from preduce.schedulers.synthesis.clock import Clock
-    from preduce.schedulers.synthesis.problem import Candidate, Front
+    from preduce.schedulers.synthesis.problem import Candidate
     from preduce.topo.pilot import Pilot
     from preduce.topo.schedule import Schedule
     from preduce.verify.base import Proof
@@ -42,6 +44,9 @@ CATALOGUE_SHARE = 0.25
 
 RULES_SHARE = 0.5
 """Of the time, after which its rules are no longer measured either."""
+
+GAP_SHARE = 0.15
+"""Of the time, for neighbours that keep a gap, where they are one kind among others."""
 
 MEASURE_SHARE = 0.2
 """Of the time, kept at the most for measuring what the search found."""
@@ -62,6 +67,12 @@ LOADED = (
 
 MAX_EXACT_WORKERS = 512
 """Exact rounds come as explicit groups, whose figures need dense n×n work."""
+
+
+NOT_SEARCHED = Front(
+    candidates=(), best=None, status=Status.UNKNOWN, seconds=0.0, seed=0, reason="graphs and gaps are not searched for"
+)
+"""What the search says where only neighbours that keep a gap are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +136,12 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         stop=RULES_SHARE * clock.limit,
         clock=clock,
         left_out=left_out.append,
+        names=("allreduce",) if job.gap else None,
     )
-    searched = _search(job, clock, options, say)
+    not_run: list[str] = []
+    keeping = _keeping_a_gap(job, clock, not_run, say)
+    searched = NOT_SEARCHED if job.gap else _search(job, clock, options, say)
+    options += keeping
     unmeasured = _measure(searched, job, clock, options)
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
     chosen = _pick(options, job, searched, clock, rounds)
@@ -140,8 +155,16 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     return Plan(
         pick=chosen,
         proof=proof,
-        reasons=[*reasons(chosen, options, job), *late_and_small(chosen, options, job)],
-        cautions=[*cautions(chosen, job, answer.ended), *_unmeasured(left_out, unmeasured)],
+        reasons=[
+            *reasons(chosen, options, job),
+            *gap_reasons(chosen, options, job),
+            *late_and_small(chosen, options, job),
+        ],
+        cautions=[
+            *cautions(chosen, job, answer.ended),
+            *gap_cautions(chosen, job),
+            *_unmeasured(left_out, not_run, unmeasured),
+        ],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         baselines=baselines(options),
         options=options,
@@ -151,6 +174,14 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         search_proof=searched.proof,
         pilot=job.pilot,
     )
+
+
+def _keeping_a_gap(job: Job, clock: Clock, left_out: list[str], say: Callable[[str], None]) -> list[Option]:
+    """Neighbours that keep a gap, within their part of the time; all of it but the proof's if nothing else is asked."""
+    say("letting neighbours keep a gap in virtual time")
+    last = clock.limit - _for_proof(clock)
+    until = last if job.gap else min(last, clock.position() + GAP_SHARE * clock.limit)
+    return gap_options(job, clock, until, left_out.append)
 
 
 def load_searchers() -> None:
@@ -218,10 +249,12 @@ def _asked_first(answer: Front) -> list[Candidate]:
     return rest if answer.best is None else [answer.best, *rest]
 
 
-def _unmeasured(names: list[str], found: int) -> list[str]:
+def _unmeasured(names: list[str], gaps: list[str], found: int) -> list[str]:
     said = []
     if names:
         said.append(f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); more of it does")
+    if gaps:
+        said.append(f"the time did not reach {len(gaps)} graphs and settings of a gap ({'; '.join(gaps)})")
     if found:
         said.append(f"the time did not reach the figures of {found} schedules that the search found")
     return said

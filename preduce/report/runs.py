@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def runs(pace: Pace, when: When, how: How, form: Form | None = None) -> str:
     """What differs from float32 sums around rings, in one piece, in lockstep, after every step; may be empty."""
     words = [] if pace == 1 else [f"every {pace}" if isinstance(pace, int) else "paced"]
-    if when.lag:
-        words.append(when.word if when.lag == 1 else f"{when.word} {when.lag} late")
+    words += [when.in_words] if when.in_words else []
     if (form or how.form) is not Form.RING:
         words.append(str(form or how.form))
     if how.codec is not Codec.NONE:

@@ -29,6 +29,10 @@ BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
 """A worker that gave up says why within this time, which is a little longer than it takes to find out."""
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
+SKIPPED = (
+    "a worker that skips steps has their batches left when the others have ended; loop over "
+    "`optimizer.batches(loader)`, and where the workers' data lengths differ, inside `with optimizer.join():`"
+)
 
 
 class Heartbeat:
@@ -38,6 +42,8 @@ class Heartbeat:
         self.rank = rank
         self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Notes(root_store(store), DEATHS)
         self._closed, self._lifelines = closed_notes(store, key), lifelines
+        self.unequal = UNEQUAL
+        """Why workers end after different numbers of rounds, and the way out."""
         self._doing = "has not started a round"
         self._waits: tuple[int, ...] = ()
         self._changes = 0
@@ -92,18 +98,18 @@ class Heartbeat:
         problem = self._notes.problem
         return None if problem is None else StoreLostError(problem)
 
-    def gather(self, what: str, round_: int, advice: str = UNEQUAL) -> None:
+    def gather(self, what: str, round_: int, advice: str | None = None) -> None:
         """Say that this worker now waits for all others, in `what`, after `round_` rounds; `advice` is for who is late.
 
         All workers count their gatherings alike, so one that waits for this worker in a group's operation knows by the
         number whether this gathering is over or can never begin.
         """
         self._gatherings += 1
-        text = json.dumps([self._gatherings, round_, what, advice])
+        text = json.dumps([self._gatherings, round_, what, advice or self.unequal])
         self._try(lambda: self._notes.write(f"gathering/{self.rank}", text))
 
     @contextlib.contextmanager
-    def gathering(self, what: str, round_: int, advice: str = UNEQUAL) -> Iterator[None]:
+    def gathering(self, what: str, round_: int, advice: str | None = None) -> Iterator[None]:
         """As `gather`, around operations of all workers: inside, who waits in a later gathering has been in this one.
 
         Two gatherings may fall into one round (of several steps), so the round alone would not tell.
@@ -150,7 +156,7 @@ class Heartbeat:
                 return f"worker {rank} {left}"
             ended = self.read("finished", rank) if round_ is not None else None
             if ended is not None and round_ is not None and int(ended) <= round_:
-                return f"worker {rank} finished after {ended} rounds: {UNEQUAL}"
+                return f"worker {rank} finished after {ended} rounds: {self.unequal}"
         for rank in others:
             if (closed := self._get(self._closed, str(rank))) is not None and self.read("failed", rank) is None:
                 return f"worker {rank} {closed}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from preduce.runtime.liveness.heartbeat import UNEQUAL
 from preduce.runtime.transport.notes import Notes
 from preduce.runtime.transport.waiting import Lookout
 from preduce.topo.errors import PeerLostError, UnavailableError
@@ -103,7 +102,7 @@ class UnevenInputs:
                 if int(text) != round_:
                     raise PeerLostError(
                         f"finish: this worker {self.rank} ended after {round_} rounds and worker {rank} after {text}: "
-                        f"{UNEQUAL}"
+                        f"{self.heartbeat.unequal}"
                     )
                 waiting.remove(rank)
             if waiting and lookout.is_due() and lost is None:

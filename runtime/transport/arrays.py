@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from preduce.runtime.transport.streams import Streams
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,9 +43,14 @@ class Snapshots:
     A snapshot's memory is free when nobody has its frames any more: not the sender, no message that waits, not libzmq
     (of which pyzmq's `MessageTracker` would tell, but of nobody else), and nobody who got it as a message to itself. So
     however long a peer takes, what is on its way does not change.
+
+    Args:
+        streams: of the arrays' device. On one that runs ahead copies are only queued, in the current stream: a snapshot
+            is complete once a mark that is set after `take` was passed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Streams | None = None) -> None:
+        self._streams = streams or Streams()
         self._taken: list[_Snapshot] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
@@ -51,7 +58,7 @@ class Snapshots:
 
         All calls of one instance give arrays of the same sizes. Not to be called by two threads at a time.
         """
-        snapshot = self._free() or _Snapshot([tensor.nbytes for tensor in tensors])
+        snapshot = self._free() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
         self._taken.append(snapshot)
         return snapshot.of(tensors)
 
@@ -75,8 +82,9 @@ class Snapshots:
 class _Snapshot:
     """The memory of one snapshot, and who has it."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._homes = [np.empty(size, dtype=np.uint8) for size in sizes]
+    def __init__(self, sizes: Sequence[int], streams: Streams) -> None:
+        self._rooms = [streams.host_room(size) for size in sizes]
+        self._homes: list[npt.NDArray[np.uint8]] = [room.numpy() for room in self._rooms]
         self.num_bytes = sum(sizes)
         self._lent: list[weakref.ref[npt.NDArray[np.uint8]]] = []
 
@@ -86,9 +94,9 @@ class _Snapshot:
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
         """Copy these arrays in. A frame, and whatever is made from it, keeps a view alive that is only its own."""
-        for home, tensor in zip(self._homes, tensors, strict=True):
-            if len(home):
-                torch.frombuffer(home, dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+        for room, tensor in zip(self._rooms, tensors, strict=True):
+            if len(room):
+                room.view(tensor.dtype).copy_(tensor.detach().reshape(-1), non_blocking=True)
         views = [home.view() for home in self._homes]
         self._lent = [weakref.ref(view) for view in views]
         return [view.data for view in views]

@@ -176,6 +176,10 @@ class Mailbox:
         else:
             self._send_when_room(to, message)
 
+    def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
+        """A frame that messages to several workers carry: libzmq then says once, and not for each, that it has left."""
+        return self._zmq.Frame(frame, copy=False)
+
     def _addressed(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> Message:
@@ -187,7 +191,7 @@ class Mailbox:
             self._addresses[to] = self._address(to)
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
-    def send_newest(self, to: int, kind: str, numbers: Sequence[int]) -> None:
+    def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
         """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
 
         It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
@@ -196,7 +200,7 @@ class Mailbox:
         Raises:
             UnavailableError: the receiver never left its address, or the side thread has ended.
         """
-        message = self._addressed(to, kind, numbers)
+        message = self._addressed(to, kind, numbers, urgent=urgent)
         with self._changed:
             account = self._account(to)
             if account.has_room(0):
@@ -204,10 +208,6 @@ class Mailbox:
                 self._go(to, message)
             else:
                 account.hold_newest(message, lambda other: other.kind == kind)
-
-    def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
-        """A frame that messages to several workers carry: libzmq then says once, and not for each, that it has left."""
-        return self._zmq.Frame(frame, copy=False)
 
     @property
     def has_failed(self) -> bool:
@@ -412,14 +412,14 @@ class Mailbox:
         return peer
 
     def _receive(self) -> None:
-        while True:
-            try:
-                frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
-            except self._zmq.Again:
-                return
-            message = self._message_in(frames)
-            if message is not None and message.kind != GRANT:
-                self._hand_over(message)
+        """Deal with one message: libzmq looks for connections with news when it is polled, not between messages."""
+        try:
+            frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
+        except self._zmq.Again:
+            return
+        message = self._message_in(frames)
+        if message is not None and message.kind != GRANT:
+            self._hand_over(message)
 
     def _hand_over(self, message: Message) -> None:
         """Let the strategy deal with a message, and tell the sender in time that it has."""

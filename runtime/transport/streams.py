@@ -50,6 +50,14 @@ class Streams:
         """A copy in host memory, valid once a mark that is set after it was passed."""
         return values.cpu()
 
+    def host_room(self, num_bytes: int) -> torch.Tensor:
+        """Host memory that is written from the device without the host waiting for it."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """An array of the host on the device; the host may change it at once, but does not wait for the device."""
+        return values.to(device)
+
     def mark(self, *, timed: bool = False) -> Marker:
         """A mark after everything that the current stream has queued."""
         raise NotImplementedError
@@ -91,6 +99,14 @@ class CudaStreams(Streams):
         """See Streams."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return host.copy_(values, non_blocking=True)
+
+    def host_room(self, num_bytes: int) -> torch.Tensor:
+        """See Streams; pinned."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """See Streams; through pinned memory, which torch keeps until the copy is done."""
+        return values.pin_memory().to(device, non_blocking=True)
 
     def mark(self, *, timed: bool = False) -> Marker:
         """See Streams."""

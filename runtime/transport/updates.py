@@ -15,6 +15,7 @@ Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is kept of an updat
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,14 @@ import torch
 
 from preduce.runtime.transport.arrays import Snapshots
 from preduce.runtime.transport.credit import Bound
+from preduce.runtime.transport.streams import Streams
+from preduce.runtime.transport.waiting import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from preduce.runtime.transport.mailbox import Mailbox
+    from preduce.runtime.transport.streams import Marker
 
 PART_BYTES = 4 * 2**20
 """The most that one message holds of an update."""
@@ -98,12 +102,14 @@ class UpdateSender:
     """What sends a worker's updates; one snapshot for all neighbours.
 
     Snapshots have memory for at most one update more than the largest capacity among the out-neighbours' rings: an
-    older update has left, or its receiver would have been that far behind.
+    older update has left, or its receiver would have been that far behind. From a device they are copied into pinned
+    memory on a side stream, and the host waits for that copy and for nothing else of the device.
     """
 
-    def __init__(self, mailbox: Mailbox, layout: Layout) -> None:
+    def __init__(self, mailbox: Mailbox, layout: Layout, streams: Streams | None = None) -> None:
         self.mailbox, self.layout = mailbox, layout
-        self._snapshots = [Snapshots() for _ in layout.parts]
+        self._streams = streams or Streams()
+        self._snapshots = [Snapshots(self._streams) for _ in layout.parts]
 
     @property
     def num_bytes(self) -> int:
@@ -118,12 +124,38 @@ class UpdateSender:
         Raises:
             UnavailableError, GoneError: as `Mailbox.send`.
         """
-        for index, (part, snapshots) in enumerate(zip(self.layout.parts, self._snapshots, strict=True)):
-            views = snapshots.take([arrays[piece.array][piece.start : piece.end] for piece in part])
+        for index, views in enumerate(self._copied(arrays)):
             frames = [self.mailbox.shared(view) for view in views]
             del views
             for neighbor, own in numbers.items():
                 self.mailbox.send(neighbor, kind, (index, *own), frames)
+
+    def _copied(self, arrays: Sequence[torch.Tensor]) -> Iterator[list[memoryview]]:
+        """The parts of a snapshot, each as soon as it is there."""
+        streams = self._streams
+        if not streams.runs_ahead:
+            for index in range(len(self.layout)):
+                yield self._take(index, arrays)
+            return
+        with streams.side():
+            queued = [(self._take(index, arrays), streams.mark()) for index in range(len(self.layout))]
+        streams.rejoin()
+        queued.reverse()
+        while queued:
+            views, mark = queued.pop()
+            _passed(mark)
+            yield views
+
+    def _take(self, index: int, arrays: Sequence[torch.Tensor]) -> list[memoryview]:
+        part = self.layout.parts[index]
+        return self._snapshots[index].take([arrays[piece.array][piece.start : piece.end] for piece in part])
+
+
+def _passed(mark: Marker) -> None:
+    """Wait until a stream has come to a mark."""
+    start = time.monotonic()
+    while not mark.query():
+        time.sleep(pause_after(time.monotonic() - start))
 
 
 def add_updates(
@@ -132,14 +164,19 @@ def add_updates(
     updates: Sequence[Sequence[torch.Tensor]],
     weights: Sequence[float],
     layout: Layout,
+    *,
+    streams: Streams | None = None,
 ) -> None:
     """Make each array own_weight times itself plus the weighted updates, in place.
 
-    `updates` are what `PayloadRings.take` or `look` gave: of each, the pieces in the order of the layout.
+    `updates` are what `PayloadRings.take` or `look` gave: of each, the pieces in the order of the layout, on the host.
+    On a device the sums run on a side stream, for which the user's then waits; the host runs ahead.
     """
-    with torch.no_grad():
+    streams = streams or Streams()
+    with torch.no_grad(), streams.side():
         for place, piece in enumerate(layout.pieces()):
             target = arrays[piece.array][piece.start : piece.end]
             target.mul_(own_weight)
             for update, weight in zip(updates, weights, strict=True):
-                target.add_(update[place], alpha=weight)
+                target.add_(streams.stage(update[place], target.device), alpha=weight)
+    streams.rejoin()

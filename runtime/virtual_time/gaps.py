@@ -12,7 +12,7 @@ instant of the skip. Nobody sends an update of step num_rounds, and nobody needs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from preduce.topo.timing.cost import round_seconds
 from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     import numpy.typing as npt
 
@@ -41,6 +41,19 @@ if TYPE_CHECKING:
     from preduce.topo.timing.compute import ComputeTimes
 
 
+class Listener(Protocol):
+    """Told of what workers do, in the order in which they do it. Every worker is in step 0 when a run begins."""
+
+    def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
+        """A worker sends its update of a step, which holds the step's own progress or not."""
+
+    def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
+        """A worker averages updates (source, step) with its own parameters; of a later step before it skips to that."""
+
+    def enters(self, worker: int, step: int) -> None:
+        """A worker has entered a step."""
+
+
 class GapTiming(Timing):
     """How long the steps of a `Hop` take; records them.
 
@@ -49,7 +62,7 @@ class GapTiming(Timing):
         seconds: that each worker computes in each step, shape (num_rounds, num_workers); after them it rests.
         links: what updates and tokens travel on.
         num_bytes: of an update.
-        told: followed, if given: how old what workers average is.
+        listeners: told of every update, reduce and step.
 
     All records have shape (num_rounds, num_workers): when a step was entered, its computing had ended, it was reduced
     and left, and the number of that last instant. `fill` (num_workers,) is the most updates that a queue held.
@@ -59,9 +72,15 @@ class GapTiming(Timing):
     keeps_order = True  # whatever stands in line stays in it, and tokens overtake updates, as they do at run time
 
     def __init__(
-        self, hop: Hop, seconds: npt.NDArray[np.float64], links: InTurn, *, num_bytes: float, told: Told | None = None
+        self,
+        hop: Hop,
+        seconds: npt.NDArray[np.float64],
+        links: InTurn,
+        *,
+        num_bytes: float,
+        listeners: Sequence[Listener] = (),
     ) -> None:
-        self.hop, self._links, self._num_bytes, self.told = hop, links, num_bytes, told
+        self.hop, self._links, self._num_bytes, self._listeners = hop, links, num_bytes, listeners
         self._seconds: list[list[float]] = seconds.tolist()
         self._is_parallel = hop.setting.order is Order.PARALLEL
         self.begun, self.computed, self.reduced, self.finish = np.full((4, *seconds.shape), np.nan)
@@ -99,14 +118,13 @@ class GapTiming(Timing):
                 self.begun[row, worker] = self._entered[worker]
                 if not self._is_parallel:
                     self.computed[row, worker] = step.work_end
-                if self.told is not None:
-                    self.told.sends(worker, row, adds_own=not self._is_parallel)
+                for listener in self._listeners:
+                    listener.sends(worker, row, adds_own=not self._is_parallel)
             case Reduce():
                 if self._is_parallel:
                     self.computed[row, worker] = self._entered[worker] + self._seconds[row][worker]
                 self.reduced[row, worker] = now
-                if self.told is not None:
-                    self._follow(step, adds_own=self._is_parallel)
+                self._follow(step, adds_own=self._is_parallel)
             case Advance(by):
                 self._leaves(step, by)
 
@@ -122,10 +140,10 @@ class GapTiming(Timing):
         self._entered[worker] = now
         held = max(map(int.bit_count, step.before.updates), default=0)  # nothing leaves a queue before this
         self.fill[worker] = max(self.fill[worker], held)
-        if self.told is not None:
-            if by > 1:
-                self._follow(step, adds_own=False)
-            self.told.enters(worker, row + by)
+        if by > 1:
+            self._follow(step, adds_own=False)
+        for listener in self._listeners:
+            listener.enters(worker, row + by)
 
     def check_ended(self, machine: VirtualMachine) -> None:
         """Refuse a run that stands still before its end.
@@ -142,11 +160,13 @@ class GapTiming(Timing):
             )
 
     def _follow(self, step: Step, *, adds_own: bool) -> None:
-        assert self.told is not None, "asked before"
+        if not self._listeners:
+            return
         for action in step.actions:
             match action:
                 case Note((("reduced" | "renewed"), int(row), tuple(used))):
-                    self.told.averages(step.process, row, used, adds_own=adds_own)
+                    for listener in self._listeners:
+                        listener.averages(step.process, row, used, adds_own=adds_own)
 
 
 def run_gaps(
@@ -158,6 +178,7 @@ def run_gaps(
     seed: int,
     model_bytes: int | None,
     form: Form,  # noqa: ARG001 - neighbours send whole models
+    listeners: Sequence[Listener] = (),
 ) -> Timeline:
     """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges).
 
@@ -172,7 +193,8 @@ def run_gaps(
     hop = hop_of(graph, setting)
     links = InTurn(schedule.cluster, hardware)
     told = Told(paces, hop.graph.targets, setting.staleness) if count <= MAX_WORKERS else None
-    timing = GapTiming(hop, seconds, links, num_bytes=size, told=told)
+    listeners = listeners if told is None else (told, *listeners)
+    timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
     machine = VirtualMachine(hop, timing, seed=seed, keep_notes=False)
     machine.run()
     timing.check_ended(machine)

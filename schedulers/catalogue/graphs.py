@@ -71,6 +71,42 @@ GRAPHS = (
         figures="hop gaps 2/3, 0.268192, 0.268848",
     ),
     _graph(
+        name="clustered",
+        summary="Everybody talks to everybody inside a node, and few edges join the nodes.",
+        source="after Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019, section 7.3.6",
+        make=fixed.clustered_nodes,
+        refuse=fixed.clustered_refusal,
+        parameters=(
+            Parameter(
+                name="inside",
+                kind="text",
+                default="complete",
+                choices=("complete", "ring"),
+                help="how the workers of a node are joined",
+            ),
+            Parameter(
+                name="across",
+                kind="text",
+                default="ring",
+                choices=("ring", "complete"),
+                help="how the nodes are joined",
+            ),
+            Parameter(name="links", default=1, minimum=1, maximum=1024, help="edges between two nodes that are joined"),
+            Parameter(
+                name="ends",
+                kind="text",
+                default="spread",
+                choices=("spread", "gateway"),
+                help="spread: each edge across ends at workers of its own, as far as there are any; gateway: all "
+                "edges across at the first worker of each node",
+            ),
+            WEIGHTS,
+        ),
+        condition="at least 2 nodes",
+        degree="workers of the node − 1, and the edges across",
+        figures="nodes of 4, 2 and 2 workers: hop gap 0.268848, with gateways 0.268192",
+    ),
+    _graph(
         name="torus",
         summary="Workers on a grid that closes in both directions: four neighbours each.",
         source="folklore; figures as in Ying et al., NeurIPS 2021",

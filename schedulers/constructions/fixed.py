@@ -10,6 +10,7 @@ from preduce.schedulers.constructions import sizes
 from preduce.schedulers.constructions.matcha import likely_connected
 from preduce.topo.arithmetic.whole_numbers import ceil_log
 from preduce.topo.graphs.classic import hypercube
+from preduce.topo.graphs.clustered import clustered
 from preduce.topo.graphs.directed import de_bruijn, kautz
 from preduce.topo.graphs.hop import hop_figure_21
 from preduce.topo.graphs.random_graphs import erdos_renyi
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 MAX_COMPLETE = 5000
 """A complete graph has n²/2 edges; all-reduce gives the same mean."""
+
+MAX_EDGES = MAX_COMPLETE**2 // 2
+"""What that many workers have; graphs of cliques stop there, too."""
 
 
 def weighed(graph_of: Callable[..., Graph]) -> Callable[..., Neighbor]:
@@ -62,6 +66,27 @@ def figure_21_refusal(cluster: Cluster, **_: object) -> str | None:
     if cluster.num_workers == 8:
         return None
     return f"the figure shows 8 workers, not {cluster.num_workers}; use ring-based for other sizes"
+
+
+def clustered_nodes(cluster: Cluster, *, inside: str, across: str, links: int, ends: str, weights: str) -> Neighbor:
+    """Dense inside the cluster's nodes, few edges across."""
+    nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
+    graph = clustered(nodes, inside=inside, across=across, links=links, ends=ends)
+    return Neighbor(rounds=(weigh(graph, weights),))
+
+
+def clustered_refusal(cluster: Cluster, *, inside: str, across: str, links: int, ends: str, **_: object) -> str | None:
+    """There are nodes to join, and not too many edges."""
+    if cluster.num_nodes < 2:
+        return "1 node has no edges across; use complete, or ring-based for fewer edges"
+    sizes_ = cluster.node_sizes()
+    if inside == "complete" and (edges := int((sizes_ * (sizes_ - 1) // 2).sum())) > MAX_EDGES:
+        return f"{edges} edges inside nodes; use inside=ring"
+    if across == "complete" and (edges := cluster.num_nodes * (cluster.num_nodes - 1) // 2 * links) > MAX_EDGES:
+        return f"{edges} edges between nodes; use across=ring"
+    if ends == "gateway" and links > 1:
+        return f"links {links}: gateways have 1 edge between each two nodes; use ends=spread"
+    return None
 
 
 def complete_refusal(cluster: Cluster, **_: object) -> str | None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,12 +75,13 @@ def spoil(diaries, how):
     entry = diaries[2][4]
     assert (entry[0], entry[2]) == ("leaves", 1)
     rows = entry[3]
+    one = next(row for row in range(WORKERS) if rows[row][0])  # on a ring not every worker is in every other by then
     if how == "a partial sum":
-        rows[0] = [rows[0][0] / 2, rows[0][1]]
+        rows[one] = [rows[one][0] / 2, rows[one][1]]
     elif how == "weights that do not sum to 1":
         rows[WORKERS] = [0.75, 0.75]
     elif how == "a member that did not enter":
-        rows[0] = [0.0, 0.0]
+        rows[one] = [0.0, 0.0]
     elif how == "a member that entered twice":
         rows[1] = [2 * value + 0.5 for value in rows[1]]
     elif how == "not a number":
@@ -171,6 +173,17 @@ def test_a_survivor_that_never_ends_is_seen(judged):
 def test_an_innocent_that_is_blamed_is_seen(judged):
     (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(12.0, "waits for worker 1"), ending(12.0)], **FAULT)
     assert text == "unnamed: {1: 'waits for worker 1'}"
+
+
+def test_a_survivor_of_a_gap_who_does_not_say_what_it_lacked_is_seen(judged):
+    def killed(running):
+        running.cell = replace(running.cell, fault="kill worker")
+        verdicts.judge_ends(running)
+
+    lack = "worker 3 was killed (worker 0 waited in step 7 for a token to enter step 8 from worker 3)"
+    assert judged(killed, [ending(12.0, lack)] * 3, "gap tokens", **FAULT) == []
+    (text,) = judged(killed, [ending(12.0, lack), ending(12.0), ending(12.0, lack)], "gap tokens", **FAULT)
+    assert text == "vague: {1: 'worker 3 was killed'}"
 
 
 def test_a_run_that_should_have_gone_on_is_seen(judged):

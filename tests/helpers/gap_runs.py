@@ -129,15 +129,11 @@ def gap_problems(case, results):
     """Where two workers were further apart than was proved, by the instants at which they entered their steps."""
     machine = hop_of(case.schedule.strategy)
     bounds = exact_bounds(machine.graph, case.gap)
-    entered = sorted(
-        (event.seconds, v, event.step)
-        for v, result in enumerate(results)
-        for event in result["events"]
-        if event.kind == "entered"
-    )
     steps, problems = [0] * machine.num_processes, []
-    for _, v, step in entered:
-        steps[v] = step
+    for v, event, _ in in_order(results):
+        if event.kind != "entered":
+            continue
+        steps[v] = step = event.step
         for u, other in enumerate(steps):
             bound = bounds[v][u]
             if bound is not None and step - other > bound:
@@ -167,69 +163,79 @@ def run_gap_case(case, world):
     return {"values": values, "ended": ended, "events": list(log.events), "log": log, "calls": calls}
 
 
-def replay(case, results):
-    """What a fresh protocol object and NumPy say of what all workers recorded: sentences about deviations, if any."""
-    machine = hop_of(case.schedule.strategy)
-    n = machine.num_processes
-    states, transit, problems = {}, Counter(), []
-    for v in range(n):
-        states[v], actions = machine.start(v)
-        assert not actions
+def in_order(results):
+    """(worker, event, the worker's next event) for the events of all workers in the order of their times."""
+    listed = [(event.seconds, v, i) for v, result in enumerate(results) for i, event in enumerate(result["events"])]
+    for _, v, i in sorted(listed):
+        events = results[v]["events"]
+        yield v, events[i], events[i + 1] if i + 1 < len(events) else None
 
-    def carry(v, event, when):
-        states[v], actions = machine.step(v, states[v], event)
-        notes = []
+
+class Replay:
+    """A fresh protocol object that is led through what all workers recorded, and remembers what it did not allow."""
+
+    def __init__(self, schedule):
+        self.machine = hop_of(schedule.strategy)
+        self.states = [self.machine.start(v)[0] for v in range(self.machine.num_processes)]
+        self.transit = Counter()  # (from, to, what) -> sent and not received; tokens are counted one by one
+        self.begun = set()
+        self.problems = []
+
+    def carry_out(self, v, event):
+        """Let an event happen; its notes."""
+        self.states[v], actions = self.machine.step(v, self.states[v], event)
         for action in actions:
             if isinstance(action, Send):
-                transit[v, action.to, action.message] += 1
-            elif isinstance(action, Note):
-                notes.append(action.what)
-        return notes
+                what, count = self.counted(action.message)
+                self.transit[v, action.to, what] += count
+        return [action.what for action in actions if isinstance(action, Note)]
 
-    merged = sorted((event.seconds, v, i) for v in range(n) for i, event in enumerate(results[v]["events"]))
-    entered_first = set()
-    for seconds, v, i in merged:
-        event = results[v]["events"][i]
-        if event.kind == "entered" and v not in entered_first:
-            entered_first.add(v)
-            continue
-        received = {
-            "update": lambda e=event: Update(e.step),
-            "tokens": lambda e=event: Token(e.by),
-            "ack": lambda: Ack(),
-        }
-        if event.kind in received:
-            message = received[event.kind]()
-            if transit[event.source, v, message] < 1:
-                problems.append(f"worker {v} received {message} from {event.source}, which nobody sent")
-            transit[event.source, v, message] -= 1
-            carry(v, Received(event.source, message), seconds)
-            continue
-        if event.kind == "renewed":
-            following = results[v]["events"][i + 1]
-            wanted = Advance(following.by)
-            if wanted not in machine.ready(v, states[v]):
-                problems.append(f"worker {v} may not skip by {following.by} in {states[v]}")
-                continue
-            notes = carry(v, wanted, seconds)
-            if ("renewed", event.step, event.used) not in notes:
-                problems.append(f"worker {v}: renewed {event.step} with {event.used}, protocol {notes}")
-            continue
-        if event.kind == "entered" and event.by > 1:
-            continue  # with what was renewed before
-        wanted = {"sent": SendUpdate(), "reduced": Reduce(), "entered": Advance()}[event.kind]
-        if wanted not in machine.ready(v, states[v]):
-            problems.append(f"worker {v}: {event} is not ready in {states[v]}")
-            continue
-        step = states[v].step
-        notes = carry(v, wanted, seconds)
-        if event.kind == "reduced" and notes != [("reduced", event.step, event.used)]:
-            problems.append(f"worker {v}: reduced {event.step} with {event.used}, protocol {notes}")
-        if event.kind == "entered" and states[v].step != event.step:
-            problems.append(f"worker {v}: entered {event.step}, protocol {states[v].step}")
-        if event.kind == "sent" and step != event.step:
-            problems.append(f"worker {v}: sent {event.step}, protocol {step}")
-    return problems
+    @staticmethod
+    def counted(message):
+        return (Token, message.count) if isinstance(message, Token) else (message, 1)
+
+    def receive(self, v, source, message):
+        what, count = self.counted(message)
+        if self.transit[source, v, what] < count:
+            self.problems.append(f"worker {v} received {message} from {source}, which nobody sent")
+        self.transit[source, v, what] -= count
+        self.carry_out(v, Received(source, message))
+
+    def raised(self, v, event, wanted):
+        """An event of the worker's own, and what is among its notes, if anything."""
+        if event not in self.machine.ready(v, self.states[v]):
+            self.problems.append(f"worker {v}: {event} is not allowed in {self.states[v]}")
+        elif wanted not in (notes := [None, *self.carry_out(v, event)]):
+            self.problems.append(f"worker {v}: {wanted} is recorded, the protocol says {notes}")
+
+    def follow(self, v, event, following):
+        match event.kind:
+            case "update":
+                self.receive(v, event.source, Update(event.step))
+            case "tokens":
+                self.receive(v, event.source, Token(event.by))
+            case "ack":
+                self.receive(v, event.source, Ack())
+            case "sent" if event.step != self.states[v].step:
+                self.problems.append(f"worker {v}: sent {event.step} in {self.states[v]}")
+            case "sent":
+                self.raised(v, SendUpdate(), None)
+            case "reduced":
+                self.raised(v, Reduce(), ("reduced", event.step, event.used))
+            case "renewed":
+                self.raised(v, Advance(following.by), ("renewed", event.step, event.used))
+            case "entered" if v not in self.begun:
+                self.begun.add(v)
+            case "entered" if event.by == 1:
+                self.raised(v, Advance(), ("entered", event.step))
+
+
+def replay(case, results):
+    """What a fresh protocol object does not allow of what all workers recorded: sentences, if any."""
+    protocol = Replay(case.schedule)
+    for v, event, following in in_order(results):
+        protocol.follow(v, event, following)
+    return protocol.problems
 
 
 def replayed_values(case, results):
@@ -241,9 +247,7 @@ def replayed_values(case, results):
     sent = {}  # (worker, step) -> array
     begun = x.copy()
     own = [0] * n
-    merged = sorted((event.seconds, v, i) for v in range(n) for i, event in enumerate(results[v]["events"]))
-    for _, v, i in merged:
-        event = results[v]["events"][i]
+    for v, event, _ in in_order(results):
         if event.kind == "entered":
             begun[v] = x[v]
         if event.kind == "sent":

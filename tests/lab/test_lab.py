@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import compact
 from benchmarks.lab import predict
+from benchmarks.lab.campaign import is_simulated
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import Network, why_not
@@ -150,7 +151,7 @@ def test_a_host_that_costs_nothing_leaves_the_simulators_step_times():
     nic = Link(1e-4, 1.1 * 8e-6 / PLAIN.megabits)
     for contestant in contestants(lambda *_: None):
         schedule = contestant.make(FOUR, SLOW) if contestant.how == "preduce" else None
-        if schedule is not None and schedule.strategy.kind in ("static", "allreduce", "neighbor"):
+        if schedule is not None and is_simulated(schedule):
             point = Point(contestant.name, SLOW, schedule, contestant.form, 1.0, 2_000_000)
             free = simulated_ms(point, Hardware(nic=nic, codec=ON_HOST, model_bytes=2_000_000))
             assert predicted_ms(point, np.array([1e-4, 1.1, 0, 0, 0, 0])) == pytest.approx(free), contestant.name

@@ -193,7 +193,7 @@ def twice(tmp_path_factory):
     try:
         done = subprocess.run(
             [sys.executable, "-c", QUICK, *arguments], env=environment, text=True, pass_fds=[theirs],
-            stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=100,
+            stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=110,
         )  # fmt: skip
     finally:
         os.close(theirs)

@@ -13,7 +13,7 @@ from preduce.runtime.averaging.p_reduce import p_reduce
 from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.strategies import gradient_means, group_means
-from preduce.runtime.transport import rendezvous
+from preduce.runtime.transport import rendezvous, updates
 from preduce.runtime.transport.nccl import OVER_GLOO, refuse_equal_places
 from preduce.topo.errors import InputError, PeerLostError
 
@@ -43,6 +43,8 @@ def one_thread():
         ("allreduce of gradients, layers", "sum"),
         ("allreduce of gradients, pipeline of 3, Adam", "commit"),
         ("neighbor, overlap", "fill"),
+        ("neighbor, gap", "fill"),
+        ("neighbor, gap, parallel", "fill"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:preduce. schedule .* has a pipeline of 3")
@@ -54,6 +56,11 @@ def test_a_device_that_is_late_changes_no_bit(name, place):
 def test_without_waiting_for_fills_a_late_one_sends_other_numbers(monkeypatch, name):
     monkeypatch.setattr(Reducer, "_fills_first", lambda _: None)
     assert compare(BY_NAME[name], "pretended", place="fill", seconds=LATE) > 1e-3
+
+
+def test_without_waiting_for_copies_neighbours_get_other_numbers(monkeypatch):
+    monkeypatch.setattr(updates, "_passed", lambda _: None)
+    assert compare(BY_NAME["neighbor, gap"], "pretended", place="fill", seconds=LATE) > 1e-3
 
 
 def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):

@@ -423,3 +423,29 @@ def test_what_waits_for_room_goes_out_when_the_mailbox_closes():
         gate.set()
         soon(lambda: len(came) == 4)
     assert came == [0, 1, 2, 3]
+
+
+def test_what_is_urgent_overtakes_arrays_and_each_connection_keeps_its_order():
+    """Six arrays and three urgent messages after them, while the receiver deals with the first array."""
+    heard, held = [], threading.Event()
+
+    def take(message):
+        heard.append((message.kind, *message.numbers))
+        assert message.kind == "hello" or held.wait(20)
+
+    with Boxes(ignore, take, bound=Bound(64, 20 * MB)) as (sender, _):
+        sender.send(1, "hello", (), urgent=True)  # the connection is there
+        soon(lambda: heard)
+        array = frame_of(torch.zeros(MB // 4))
+        for number in range(6):
+            sender.send(1, "array", (number,), [array])
+        soon(lambda: len(heard) == 2)
+        for number in range(2):
+            sender.send(1, "token", (number,), urgent=True)
+        sender.send_newest(1, "token", (2,), urgent=True)
+        time.sleep(0.1)
+        held.set()
+        soon(lambda: len(heard) == 10)
+    for kind, count in (("array", 6), ("token", 3)):
+        assert [place[1] for place in heard if place[0] == kind] == list(range(count))
+    assert heard[-1] == ("array", 5)

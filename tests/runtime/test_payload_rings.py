@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.gpu.devices import PretendedDevice
 from preduce.runtime.transport.arrays import frame_of
 from preduce.runtime.transport.mailbox import Mailbox
 from preduce.runtime.transport.payload_rings import Arrival, PayloadRings, PlaceTakenError
@@ -189,6 +190,48 @@ def test_a_checkpoint_of_a_ring_is_its_steps_and_numbers():
     rings.clear()
     assert (rings.num_bytes, rings.steps(1)) == (0, ())
     assert [again.take(1, step)[0].tolist() for step in again.steps(1)] == [[4.0] * 3, [5.0] * 3]
+
+
+def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_than_its_copy():
+    """Copied, sent and averaged on a pretended device whose side stream is late; live arrays change at once."""
+    pytest.importorskip("zmq")
+    store, came = dist.HashStore(), queue.SimpleQueue()
+    numbers = torch.arange(2000, dtype=torch.float32)
+    layout = Layout([numbers], 4096)
+    rings = PayloadRings(1, {0: 2}, layout)
+
+    def deliver(message):
+        part, step = message.numbers
+        if rings.receive(0, step, part, message.payload) is Arrival.KEPT:
+            came.put(step)
+
+    boxes = [Mailbox(store, rank, "d", deliver, max_bytes=8000, timeout=20) for rank in (0, 1)]
+    for box in boxes:
+        box.start()
+    device = PretendedDevice("late")
+    try:
+        with device.running():
+            streams = device.streams()
+            sender = UpdateSender(boxes[0], layout, streams)
+            live = numbers.clone()
+            for step in range(4):
+                with streams.side():
+                    device.sleep(0.02)
+                sender.send("update", [live], {1: (step,)})
+                live.add_(1)
+                assert came.get(timeout=20) == step
+                mean = torch.zeros(2000)
+                with streams.side():
+                    device.sleep(0.02)
+                add_updates([mean], 1.0, [rings.take(0, step)], [0.5], layout, streams=streams)
+                rings.retire(step + 1)
+                mean.mul_(2)
+                assert device.host_waits == step
+                assert mean.tolist() == [place + step for place in range(2000)]
+    finally:
+        device.end()
+        for box in boxes:
+            box.abandon()
 
 
 def test_one_snapshot_serves_all_neighbours_and_parameters_may_change_as_soon_as_it_is_sent():

@@ -1,5 +1,6 @@
 """Hop's workers at their end, and when a neighbour is gone: who needs it says what is missing, others go on."""
 
+import threading
 import time
 
 import numpy as np
@@ -41,11 +42,17 @@ LOST = [
 
 @pytest.mark.parametrize(("gap", "step", "lack"), LOST)
 def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
-    """Each goes on as far as its setting lets it."""
+    """Each goes on as far as its setting lets it, once what worker 1 sent has come."""
+    together, last = threading.Barrier(3), 2 + (gap.order is Order.PARALLEL)
 
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=20)
+        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=60)
+        log = optimizer.runner.log
+        log.is_on = True
         train(model, optimizer, 3)
+        while world.rank != 1 and not any((e.kind, e.step, e.source) == ("update", last, 1) for e in list(log.events)):
+            time.sleep(0.002)
+        together.wait(30)
         if world.rank == 1:
             lose(optimizer)
             return
@@ -53,7 +60,7 @@ def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
 
     start = time.monotonic()
     errors = ranks.run(3, work, catch=PeerLostError)
-    assert time.monotonic() < start + 10
+    assert time.monotonic() < start + 40
     texts = [str(errors[0]), str(errors[2])]
     assert all("worker 1 stopped in round 3 with ValueError: a bug" in text for text in texts)
     first = [text for rank, text in zip((0, 2), texts, strict=True) if f"(worker {rank} waited" in text]
@@ -124,7 +131,8 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace)
             for batch in optimizer.batches(range(rounds * pace // 2)):
                 seen.append(epoch * rounds * pace // 2 + batch)
                 assert optimizer.steps == seen[-1], "the batch belongs to the step"
-                time.sleep(0.004 if world.rank == 0 else 0)
+                while world.rank == 0 and batch == 3 and min(optimizer.runner.status().tokens) < gap.max_ig + 2:
+                    time.sleep(0.002)  # until its neighbours are two steps ahead
                 model.set_gradient(0.0, np.ones(3))
                 optimizer.step()
             with optimizer.mean_model():  # nobody skips past a place where all meet
@@ -137,6 +145,22 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace)
     assert all(taken + skipped == steps == rounds * pace for taken, steps, skipped, _ in results)
     assert results[0][2] > 0
     assert all(means == results[0][3] for *_, means in results)
+
+
+def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
+    gap = Gap(max_ig=4, backup=1, skip=Skip(limit=10))
+
+    def work(world):
+        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=20)
+        for batch in range(12):
+            while world.rank == 0 and batch == 3 and min(optimizer.runner.status().tokens) < gap.max_ig + 2:
+                time.sleep(0.002)
+            model.set_gradient(0.0, np.ones(3))
+            optimizer.step()
+        optimizer.finish()
+
+    for error in ranks.run(3, work, catch=PeerLostError):
+        assert "loop over `optimizer.batches(loader)`" in str(error)
 
 
 def test_state_that_would_travel_is_refused(ranks):

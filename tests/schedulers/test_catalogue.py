@@ -17,7 +17,7 @@ from preduce.schedulers.constructions.shifts import draw_shifts, matching, mean_
 from preduce.schedulers.imports import one_peer
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
-from preduce.topo.figures import n_eff
+from preduce.topo.figures import figures, n_eff
 from preduce.topo.strategies import Neighbor
 
 
@@ -316,3 +316,29 @@ def test_a_refuted_import_says_which_law_it_breaks():
     assert proof.verdict == "refuted"
     refuted = {claim.claim for claim in proof.claims if claim.status == "refuted"}
     assert any("stochastic" in claim for claim in refuted)
+
+
+@pytest.mark.parametrize(("ends", "setting", "gap"), [("spread", "c", 0.268848), ("gateway", "b", 0.268192)])
+def test_clustered_graphs_hold_two_of_hops_figure_21(ends, setting, gap):
+    cluster = Cluster.parse("4,2,2")
+    ours = registry.build("clustered", cluster, ends=ends)
+    theirs = registry.build("hop-figure-21", cluster, setting=setting)
+    assert figures(ours).spectral_gap.hop.value == pytest.approx(gap, abs=1e-6)
+    graphs = [nx.Graph([(a, b) for a, b, _ in schedule.strategy.rounds[0].edges()]) for schedule in (ours, theirs)]
+    assert nx.is_isomorphic(*graphs)
+
+
+@pytest.mark.parametrize("text", ["2x1", "3x2", "4x4", "3,3,2", "1,5"])
+@pytest.mark.parametrize("links", [1, 2, 5])
+def test_clustered_graphs_have_the_links_that_were_asked_for(text, links):
+    cluster = Cluster.parse(text)
+    node_of, sizes = cluster.node_of(), cluster.node_sizes()
+    for across in ("ring", "complete"):
+        ((round_),) = registry.build("clustered", cluster, across=across, links=links).strategy.rounds
+        between = np.zeros((cluster.num_nodes,) * 2, dtype=int)
+        np.add.at(between, (node_of[round_.targets], node_of[round_.sources]), 1)
+        for a in range(cluster.num_nodes):
+            assert between[a, a] == sizes[a] * (sizes[a] - 1)
+            for b in range(cluster.num_nodes):
+                joined = across == "complete" or abs(a - b) in (1, cluster.num_nodes - 1)
+                assert a == b or between[a, b] == (min(links, sizes[a] * sizes[b]) if joined else 0)

@@ -102,6 +102,7 @@ def test_what_it_says_of_itself():
     made = schedule(quorum=3, staleness=2)
     when = made.strategy.when
     assert (when.lag, when.bound, when.keeps_equal, when.needed(4), when.needed(2)) == (2, 2, True, 3, 2)
+    assert when.in_words == "quorum 3 2 late"
     assert made.strategy.averages_gradients
     assert made.strategy.protocol == "quorum"
     assert AllReduce().protocol == ""
@@ -109,6 +110,7 @@ def test_what_it_says_of_itself():
     with pytest.raises(ScheduleError, match=r"when\.quorum: which updates a round averages is decided while the job"):
         _ = made.period
     latest = Quorum(quorum=Start.SOLO, missed=Missed.LATEST)
+    assert latest.in_words == "solo latest"
     assert (latest.bound, latest.lag, latest.keeps_equal, latest.needed(9)) == (None, 1, False, 1)
     assert Quorum(quorum=Start.SOLO, missed=Missed.LATEST, synchronise_every=7).bound == 7
 

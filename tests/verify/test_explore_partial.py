@@ -447,5 +447,5 @@ def test_names_are_told_apart():
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_seeded_bug_is_killed(bug):
     configuration = BY_NAME[BUGS[bug]]
-    found = replace(configuration, max_states=8_000).run(configuration.machine(bug))
+    found = replace(configuration, max_states=6_000).run(configuration.machine(bug))
     assert "fails" in [finding.verdict for finding in found.findings], f"{bug.__doc__} went unnoticed"

@@ -21,6 +21,11 @@ class Lockstep:
     word: ClassVar[str] = "lockstep"
 
     @property
+    def in_words(self) -> str:
+        """What differs from lockstep, in a few words."""
+        return ""
+
+    @property
     def lag(self) -> int:
         """Rounds by which an averaging is late."""
         return 0
@@ -51,6 +56,11 @@ class Late:
     word: ClassVar[str] = "late"
 
     rounds: int = 1
+
+    @property
+    def in_words(self) -> str:
+        """What differs from lockstep, in a few words."""
+        return self.word
 
     @property
     def lag(self) -> int:
@@ -119,6 +129,11 @@ class Pipeline(Closed):
     drain: Drain = Drain.APPLY
     total: Total = Total.MEAN
     wider: bool = False
+
+    @property
+    def in_words(self) -> str:
+        """What differs from lockstep, in a few words."""
+        return self.word if self.lag == 1 else f"{self.word} {self.lag} late"
 
     @property
     def lag(self) -> int:

@@ -103,6 +103,23 @@ class Gap(Closed):
     order: Order = Order.SERIAL
 
     @property
+    def in_words(self) -> str:
+        """What differs from lockstep, in a few words: the settings that are not those of the plain gap."""
+        words = [self.word]
+        if self.max_ig is not None:
+            words.append(f"max_ig {self.max_ig}")
+        if self.staleness:
+            words.append(f"staleness {self.staleness}")
+        if self.has_backup:
+            words.append(f"backup {self.backup}" if isinstance(self.backup, int) else f"backup 0-{max(self.backup)}")
+        words += ["notify-ack"] * self.notify_ack
+        if self.skip is not None:
+            words.append(f"skip {self.skip.limit}")
+        plain = Gap()
+        words += [str(one) for one in (self.reduce, self.order) if one not in (plain.reduce, plain.order)]
+        return " ".join(words)
+
+    @property
     def lag(self) -> int:
         """Rounds by which an averaging is late: one in the parallel order."""
         return int(self.order is Order.PARALLEL)

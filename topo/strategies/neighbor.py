@@ -11,7 +11,7 @@ from preduce.topo.errors import ScheduleError
 from preduce.topo.round import Round
 from preduce.topo.strategies.axes import Late, Lockstep, When
 from preduce.topo.strategies.base import Mixing
-from preduce.topo.strategies.gap import Gap
+from preduce.topo.strategies.gap import Gap, Weights
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -54,6 +54,11 @@ class Neighbor(Mixing):
             )
         graph = self.rounds[0]
         gap.check_neighbours(np.bincount(graph.targets, minlength=graph.num_workers).tolist())
+        if gap.takes_all and gap.weights is Weights.UNIFORM and (edge := _uneven(graph)) is not None:
+            raise ScheduleError(
+                f"when.gap.weights: is uniform, but edge {edge[0]}→{edge[1]} of rounds[0] has another weight; every "
+                "update of every round is taken, so give the graph uniform weights"
+            )
         if gap.max_ig == 0:
             raise ScheduleError("when.gap.max_ig: is 0; without a token nobody ever enters step 1")
         if gap.max_ig is not None:
@@ -96,6 +101,15 @@ class Neighbor(Mixing):
     def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - as above
         """Distinct graphs."""
         return len(set(self.rounds))
+
+
+def _uneven(graph: Round) -> tuple[int, int] | None:
+    """An edge whose weight is not that of every other one into its target and of the target itself. O(edges)."""
+    number = np.bincount(graph.targets, minlength=graph.num_workers) + 1
+    for source, target, weight in graph.edges():
+        if weight * int(number[target]) != 1:
+            return source, target
+    return None
 
 
 def _one_way(graph: Round) -> tuple[int, int] | None:

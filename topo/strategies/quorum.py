@@ -105,6 +105,16 @@ class Quorum(Closed):
         return self.bound or 1
 
     @property
+    def in_words(self) -> str:
+        """What differs from lockstep, in a few words: who starts a round, and what is not as usual."""
+        words = [str(self.quorum) if isinstance(self.quorum, Start) else f"{self.word} {self.quorum}"]
+        words += ["by call"] * (self.count is Counting.CALL)
+        words += [str(self.missed)] * (self.missed is not Missed.EACH)
+        if self.bound is not None:
+            words.append(f"{self.bound} late")
+        return " ".join(words)
+
+    @property
     def delays_gradients(self) -> bool:
         """Gradients may come late."""
         return True

@@ -1,13 +1,14 @@
 """Reading two axes of a strategy: `when`, how late what an average gives may be, and `how` it travels.
 
-A pipeline (`when`) delays gradients by `width` - 1 steps, after `warm_up` steps in lockstep. Of `how` the `codec` says
-what the numbers of a sum are rounded to, and `where` in which of its stages.
+A gap (`when`) is read in `kept_gap`. A pipeline delays gradients by `width` - 1 steps, after `warm_up` steps in
+lockstep. Of `how` the `codec` says what the numbers of a sum are rounded to, and `where` in which of its stages.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from .kept_gap import KeptGap, read_gap
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_object
 
@@ -38,21 +39,25 @@ CHOICES: dict[str, tuple[object, ...]] = {
 """What a member of `when.pipeline` or of `how` may be; the others are numbers."""
 
 
-def read_when(raw: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """(whether averages of parameters are late, all members of a pipeline of gradients or none)."""
+def read_when(raw: dict[str, Any]) -> tuple[bool, dict[str, Any], KeptGap | None]:
+    """(whether averages of parameters are late, all members of a pipeline of gradients or none, a gap that is kept)."""
     when = raw.get("when", "lockstep")
     if not isinstance(when, dict):
         as_choice(when, "strategy.when", ("lockstep",))
-        return False, {}
+        return False, {}, None
+    if "gap" in when:
+        as_object(when, "strategy.when", ("gap",))
+        gap = read_gap(when["gap"], "strategy.when.gap")
+        return gap.order == "parallel", {}, gap
     if "pipeline" not in when:
         as_object(when, "strategy.when", ("late",))
         as_choice(when["late"], "strategy.when.late", (1,))
-        return True, {}
+        return True, {}, None
     as_object(when, "strategy.when", ("pipeline",))
     pipeline = PIPELINE | _read_members(when["pipeline"], "strategy.when.pipeline", PIPELINE)
     width = as_integer(pipeline["width"], "strategy.when.pipeline.width", 2, LIMIT)
     require(width == 2 or pipeline["wider"], "strategy.when.pipeline.width", "2, or more with wider")
-    return False, pipeline
+    return False, pipeline, None
 
 
 def read_how(raw: dict[str, Any], *, averages_gradients: bool) -> dict[str, Any]:

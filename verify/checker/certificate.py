@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .claims import (
     after_a_loss,
+    apart,
     codec_error,
     conflict_free,
     consensus,
@@ -25,6 +26,7 @@ from .claims import (
     spectral_gap,
     staleness,
     stochastic,
+    without_backup,
 )
 from .refusal import confirm, confirm_equal, require
 from .strict_json import as_choice, as_list, as_object, as_text
@@ -38,10 +40,24 @@ FORMAT = "preduce.certificate"
 
 
 class Claim(NamedTuple):
-    """The check of one kind of claim, and the members that its entry must have."""
+    """The check of one kind of claim, and the members that its entry must, or may, have.
+
+    `of_events`: it speaks about workers that keep a gap, and about nothing else. `of_rounds`: it speaks about rounds in
+    which all meet. `of_any`: it needs no matrix that is known before the job runs, as all others do.
+    """
 
     check: Callable[[Schedule, dict[str, Any], str], None]
     members: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    of_events: bool = False
+    of_rounds: bool = False
+    of_any: bool = False
+
+    def fits(self, schedule: Schedule) -> bool:
+        """Whether it can be claimed of a schedule at all."""
+        if schedule.gap is None:
+            return not self.of_events
+        return not self.of_rounds and (self.of_events or self.of_any or schedule.has_matrices)
 
 
 DRIFT_MEMBERS = ("at_most", "squared", "bits", "state")
@@ -53,9 +69,12 @@ CLAIMS: dict[str, Claim] = {
     "doubly-stochastic": Claim(stochastic.check_doubly_stochastic, ("smallest_weight",)),
     "unit-sums": Claim(stochastic.check_unit_sums, ("smallest_weight",)),
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
-    "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree")),
+    "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), of_any=True),
+    "consensus/degrees": Claim(without_backup.check_by_degrees, (), of_events=True),
+    "consensus/search": Claim(without_backup.check_by_search, (), of_events=True),
     "consensus/power": Claim(consensus.check_by_power, ("periods", "squared", "classes", "pivots")),
-    "deadlock-free": Claim(deadlock_free.check, ("ticks", "height", "prologue")),
+    "deadlock-free": Claim(deadlock_free.check, ("ticks", "height", "prologue"), of_rounds=True),
+    "deadlock-free/events": Claim(apart.check_live, ("ticks",), of_events=True),
     "end": Claim(end.check, ("steps", "behind")),
     "contraction/pivots": Claim(contraction.check_by_pivots, ("squared", "classes", "pivots", "operator")),
     "contraction/factor": Claim(contraction.check_by_factor, ("squared", "operator")),
@@ -72,10 +91,16 @@ CLAIMS: dict[str, Claim] = {
     "lag": Claim(lag.check, ("lag", "warm_up", "idle", "in_flight", "left_out")),
     "equal-replicas": Claim(equal_replicas.check, ("of", "rounds")),
     "codec-error": Claim(codec_error.check, ("relative", "absolute", "roundings")),
-    "queues": Claim(queues.check, ("gap", "capacities")),
+    "queues": Claim(queues.check, ("gap", "capacities"), of_rounds=True),
+    "queues/events": Claim(apart.check_queues, ("bounds", "support", "update"), ("token",), of_events=True),
+    "gap": Claim(apart.check_gap, ("bound",), of_events=True),
+    "gap-of-pairs": Claim(apart.check_pair, ("from", "to", "bound", "distances"), of_events=True),
+    "skip": Claim(apart.check_skip, ("longest",), of_events=True),
+    "staleness/events": Claim(apart.check_staleness, ("steps", "ahead"), of_events=True),
+    "memory/events": Claim(apart.check_memory, ("places", "connections"), of_events=True),
     "consensus-after-a-loss/order": Claim(after_a_loss.check_by_order, ("order",)),
     "consensus-after-a-loss/roots": Claim(after_a_loss.check_by_roots, ("roots",)),
-    "memory": Claim(memory.check, ("groups", "connections", "splits", "arrays")),
+    "memory": Claim(memory.check, ("groups", "connections", "splits", "arrays"), of_rounds=True),
     "spectral-gap-hop": Claim(spectral_gap.check, GAP_MEMBERS),
     "spectral-gap-slem": Claim(spectral_gap.check, GAP_MEMBERS),
     "spectral-gap-sigma": Claim(spectral_gap.check, GAP_MEMBERS),
@@ -112,7 +137,9 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
         require(is_known, place, "is unknown or repeated")
         has_ground = proved or schedule.form == "graph" or name == "conflict-free"
         confirm(has_ground, place, name, "conflict-free, on which all else rests")
-        as_object(entry, place, ("claim", *CLAIMS[name].members), ("method",))
+        fits = CLAIMS[name].fits(schedule)
+        confirm(fits, place, name, "a claim about workers that keep such a gap" if schedule.gap else "one about rounds")
+        as_object(entry, place, ("claim", *CLAIMS[name].members), ("method", *CLAIMS[name].optional))
         CLAIMS[name].check(schedule, entry, place)
         proved.add(claim)
         yield claim

@@ -19,11 +19,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .axes import HOW, read_how, read_when
+from .kept_gap import event_graph, require_own_weights
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from .gaps.events import EventGraph
+    from .kept_gap import KeptGap
 
 LIMIT = 2**31
 """No rank, number of workers, radix or pace reaches this."""
@@ -71,7 +75,7 @@ class Schedule:
     `workers_per_node` is 0 where nodes are unequal. `paces` holds one number, or one a worker. Where it
     `averages_gradients` these come late in a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round
     late where `is_late`. `nodes` are the nodes as the file lists them, empty where it says only that each has
-    `node_size` workers, in the order of ranks.
+    `node_size` workers, in the order of ranks. `gap` is what workers keep that go on by themselves, None in rounds.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -90,6 +94,18 @@ class Schedule:
     how: dict[str, Any] = field(default_factory=lambda: dict(HOW))
     nodes: list[list[int]] = field(default_factory=list)
     node_size: int = 0
+    gap: KeptGap | None = None
+
+    @property
+    def has_matrices(self) -> bool:
+        """Whether what a round averages is known before the job runs."""
+        return self.gap is None or self.gap.takes_all
+
+    @cached_property
+    def events(self) -> EventGraph:
+        """The events of workers that keep a gap, with the bounds that were proved of them."""
+        assert self.gap is not None, "asked of nothing else"
+        return event_graph(self.gap, self.num_workers, self.rounds[0])
 
     @property
     def period(self) -> int:
@@ -164,6 +180,7 @@ class _Options(NamedTuple):
     pipeline: dict[str, Any]
     is_step_normalised: bool
     how: dict[str, Any]
+    gap: KeptGap | None
 
 
 def read_schedule(document: object) -> Schedule:
@@ -193,6 +210,12 @@ def read_schedule(document: object) -> Schedule:
         **options._asdict(),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
+    if schedule.gap is not None:
+        has_one_pace = len(schedule.paces) == 1 and not isinstance(raw["strategy"].get("pace"), list)
+        is_fixed = schedule.form == "graph" and len(schedule.rounds) == 1 and has_one_pace
+        require(is_fixed, "strategy.when.gap", "goes with 1 weighted graph, and 1 pace for all")
+        require_own_weights(schedule.gap, schedule.num_workers, schedule.rounds[0])
+        schedule.events  # noqa: B018 - reads it, and refuses what does not fit the graph
     may_round = schedule.how["codec"] == "none" or schedule.averages_of_all()
     require(may_round, "strategy.how.codec", "parameters are rounded where a round of the period averages over all")
     return schedule
@@ -265,7 +288,7 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
     raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
-    is_late, pipeline = read_when(raw)
+    is_late, pipeline, gap = read_when(raw)
     averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late
     require(averages_gradients or not pipeline, "strategy.when.pipeline", "goes with allreduce at pace 1")
     how = read_how(raw, averages_gradients=averages_gradients)
@@ -274,7 +297,7 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
         if raw.get(name) == default:
             del raw[name]
     is_step_normalised = raw.get("averaging", "mean") != "mean"
-    return _Options(prologue, paces, is_late, averages_gradients, pipeline, is_step_normalised, how)
+    return _Options(prologue, paces, is_late, averages_gradients, pipeline, is_step_normalised, how, gap)
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

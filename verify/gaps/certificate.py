@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from preduce.schedulers.protocols.hop import check_setting
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.exact import Distances
 from preduce.verify.gaps.liveness import dead_cycle
+from preduce.verify.gaps.one_worker import events_near
 from preduce.verify.gaps.skip import longest_skips
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from preduce.schedulers.protocols.digraph import Digraph
     from preduce.topo.strategies.gap import Gap
@@ -41,8 +43,8 @@ def gap_certificate(graph: Digraph, setting: Gap, *, every_pair: bool = False) -
     distances = Distances(events)
     columns = [distances.from_event(j) for j in range(n)]
     is_live = dead_cycle(events) is None
-    claims: list[dict[str, Any]] = [{"claim": "live", "ticks": _ticks(events)}] if is_live else []
-    claims.append(_queues(graph, setting, events, columns))
+    claims: list[dict[str, Any]] = [{"claim": "live", "ticks": ticks(events)}] if is_live else []
+    claims.append(queues_entry(graph, setting, events))
     if setting.skip is not None:
         ahead = tuple(zip(*columns, strict=True))[:n]  # ahead[i][j] bounds Step(i) − Step(j)
         claims.append({"claim": "skip", "longest": list(longest_skips(graph, setting, ahead))})
@@ -76,16 +78,19 @@ def _height(length: Length) -> float:
     return float("inf") if length is None else length
 
 
-def _queues(graph: Digraph, setting: Gap, events: EventGraph, columns: Sequence[Sequence[Length]]) -> dict[str, Any]:
-    """The gaps over every edge (u, v), [Step(u) − Step(v), Step(v) − Step(u)], and the capacities of its queues."""
-    bounds = [[_number(columns[v][u]), _number(columns[u][v])] for u, v in graph.edges]
+def _queues(graph: Digraph, setting: Gap, events: EventGraph, columns: Sequence[Mapping[int, int]]) -> dict[str, Any]:
+    """The gaps over every edge (u, v), [Step(u) − Step(v), Step(v) − Step(u)], and the capacities of its queues.
+
+    `columns[j]` has the finite distances from worker j's enter, of all events that are no further than its neighbours.
+    """
+    bounds = [[columns[v].get(u, NONE), columns[u].get(v, NONE)] for u, v in graph.edges]
     needs: list[list[Need]] = [[] for _ in range(events.num_events)]
     for need in events.needs:
         needs[need.event].append(need)
     support = []
     for j, column in enumerate(columns):
         ends = {*graph.sources[j], *graph.targets[j]}
-        listed = _support(needs, column, j, (end for end in ends if column[end] is not None))
+        listed = _support(needs, column, j, (end for end in ends if end in column))
         support.append([[event, column[event]] for event in sorted(listed)])
     entry: dict[str, Any] = {"claim": "queues", "bounds": bounds, "support": support}
     entry["update"] = [NONE if ahead == NONE else ahead + 1 for ahead, _ in bounds]
@@ -94,7 +99,7 @@ def _queues(graph: Digraph, setting: Gap, events: EventGraph, columns: Sequence[
     return entry
 
 
-def _support(needs: Sequence[Sequence[Need]], column: Sequence[Length], start: int, ends: Iterable[int]) -> set[int]:
+def _support(needs: Sequence[Sequence[Need]], column: Mapping[int, int], start: int, ends: Iterable[int]) -> set[int]:
     """The events that the distances of `ends` rest on: of each, spare + 1 sources of the first need that limits it."""
     found: set[int] = set()
     waiting = list(ends)
@@ -104,14 +109,37 @@ def _support(needs: Sequence[Sequence[Need]], column: Sequence[Length], start: i
             continue
         found.add(event)
         for need in needs[event]:
-            nearest = sorted((_height(column[y]) + tokens, y) for y, tokens in need.sources)[: need.spare + 1]
+            nearest = sorted((column.get(y, inf) + tokens, y) for y, tokens in need.sources)[: need.spare + 1]
             if nearest[-1][0] == column[event]:
                 waiting += [y for _, y in nearest]
                 break
     return found
 
 
-def _ticks(events: EventGraph) -> list[int]:
+def worst_pair(graph: Digraph, events: EventGraph) -> dict[str, Any]:
+    """The entry of the two workers that can be furthest apart. O(n · arcs · log)."""
+    distances = Distances(events)
+    worst: tuple[float, int, int, list[Length]] = (-1.0, 0, 0, [])
+    for j in range(graph.num_workers):
+        column = distances.from_event(j)
+        i = max(range(graph.num_workers), key=lambda v, column=column: _height(column[v]))  # type: ignore[misc]
+        if _height(column[i]) > worst[0]:
+            worst = (_height(column[i]), j, i, column)
+    _, j, i, column = worst
+    return {"claim": "pair", "from": j, "to": i, "bound": _number(column[i]), "distances": list(map(_number, column))}
+
+
+def queues_entry(graph: Digraph, setting: Gap, events: EventGraph) -> dict[str, Any]:
+    """The entry of all gaps over edges and their queues, from the distances near each worker: near-linear in edges."""
+    n, spare = graph.num_workers, setting.backups(graph.num_workers)
+    columns: list[dict[int, int]] = []
+    for j in range(n):
+        near = events_near(graph, setting, j, {*graph.sources[j], *graph.targets[j]}, spare)
+        columns.append({kind * n + worker: distance for (kind, worker), distance in near.items()})
+    return _queues(graph, setting, events, columns)
+
+
+def ticks(events: EventGraph) -> list[int]:
     """For every event 1 + the largest tick among its sources without tokens, 0 without such sources."""
     before: list[list[int]] = [[] for _ in range(events.num_events)]
     after: list[list[int]] = [[] for _ in range(events.num_events)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preduce.schedulers.protocols.digraph import Digraph
     from preduce.topo.strategies.gap import Gap
@@ -72,21 +72,30 @@ def _bounded(length: Length, source: int, target: int) -> int:
 
 def distances_near(graph: Digraph, gap: Gap, start: int, ends: Iterable[int]) -> dict[int, Length]:
     """For each end the most that Step(end) − Step(start) can be, None without a limit."""
-    spare = gap.backups(graph.num_workers)
+    near = events_near(graph, gap, start, ends)
+    return {end: near.get((ENTER, end)) for end in {start, *ends}}
+
+
+def events_near(
+    graph: Digraph, gap: Gap, start: int, ends: Iterable[int], spare: Sequence[int] | None = None
+) -> dict[Event, int]:
+    """The distances from a worker's enter of all events up to the furthest end, and of some beyond.
+
+    `spare` are the workers' backups, for who asks of many workers.
+    """
+    spare = spare or gap.backups(graph.num_workers)
     missing = set(ends) - {start}
-    found: dict[int, Length] = {end: None for end in missing} | {start: 0}
-    settled: set[Event] = set()
+    settled: dict[Event, int] = {}
     left: dict[int, int] = {}  # for a reducing worker, the sources that must still settle before it does
     heap = [(0, (ENTER, start))]
     while heap and missing:
         distance, event = heapq.heappop(heap)
         if event in settled:
             continue
-        settled.add(event)
+        settled[event] = distance
         kind, worker = event
-        if kind == ENTER and worker in missing:
-            missing.remove(worker)
-            found[worker] = distance
+        if kind == ENTER:
+            missing.discard(worker)
         if kind == SEND:
             for v in graph.targets[worker]:
                 left[v] = left.get(v, spare[v] + 1) - 1
@@ -95,7 +104,7 @@ def distances_near(graph: Digraph, gap: Gap, start: int, ends: Iterable[int]) ->
         for tokens, after in _single(graph, gap, kind, worker):
             if after not in settled:
                 heapq.heappush(heap, (distance + tokens, after))
-    return found
+    return settled
 
 
 def _single(graph: Digraph, gap: Gap, kind: int, worker: int) -> Iterator[tuple[int, Event]]:

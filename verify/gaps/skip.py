@@ -23,11 +23,15 @@ to a step for whose last reduce enough in-neighbours can have sent.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from preduce.schedulers.protocols.digraph import Digraph
     from preduce.topo.strategies.gap import Gap
+    from preduce.verify.gaps.lengths import Length
     from preduce.verify.gaps.paper import Matrix
 
 
@@ -38,14 +42,31 @@ def longest_skips(graph: Digraph, setting: Gap, bounds: Matrix) -> tuple[int, ..
 
 def longest_skip(graph: Digraph, setting: Gap, bounds: Matrix, worker: int) -> int:
     """The same for one worker; of `bounds` only the rows of its neighbours are read, at the worker's column."""
-    if setting.skip is None or not graph.targets[worker]:
+    spare = setting.backups(graph.num_workers)[worker]
+    targets = [_height(bounds[v][worker]) for v in graph.targets[worker]]
+    return _longest(setting, spare, targets, [_height(bounds[u][worker]) for u in graph.sources[worker]])
+
+
+def longest_skips_by_edges(graph: Digraph, setting: Gap, bounds: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The same for every worker, from [Step(u) − Step(v), Step(v) − Step(u)] of every edge (u, v), −1 for no bound."""
+    targets: list[list[float]] = [[] for _ in range(graph.num_workers)]
+    sources: list[list[float]] = [[] for _ in range(graph.num_workers)]
+    for (u, v), (ahead, back) in zip(graph.edges, bounds, strict=True):
+        sources[v].append(_height(None if ahead < 0 else ahead))
+        targets[u].append(_height(None if back < 0 else back))
+    backups = setting.backups(graph.num_workers)
+    return tuple(map(_longest, [setting] * graph.num_workers, backups, targets, sources))
+
+
+def _longest(setting: Gap, spare: int, targets: Sequence[float], sources: Sequence[float]) -> int:
+    """By how far out- and in-neighbours can be ahead."""
+    if setting.skip is None or not targets:
         return 0
-    longest = setting.skip.limit
-    for v in graph.targets[worker]:
-        ahead = bounds[v][worker]
-        longest = longest if ahead is None else min(longest, ahead)
-    needed = len(graph.sources[worker]) - setting.backups(graph.num_workers)[worker]
-    if needed:
-        sent = sorted(float("inf") if (b := bounds[u][worker]) is None else b for u in graph.sources[worker])
-        longest = int(min(longest, sent[-needed] + 1 + setting.staleness))
-    return longest if longest >= setting.skip.trigger else 0
+    longest = min(setting.skip.limit, *targets)
+    if needed := len(sources) - spare:
+        longest = min(longest, sorted(sources)[-needed] + 1 + setting.staleness)
+    return int(longest) if longest >= setting.skip.trigger else 0
+
+
+def _height(length: Length) -> float:
+    return inf if length is None else length

@@ -9,6 +9,7 @@ cannot be replaced by a newer one meanwhile.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,10 @@ class Missing:
     needed: int
 
 
+Totals = Counter[tuple[int, str]]
+"""By the other worker, and `token` or `ack`."""
+
+
 @dataclass(slots=True)
 class _Part:
     """The state of one generation, as the object and the messages have it."""
@@ -84,10 +89,10 @@ class _Part:
     state: HopState
     step: int
     """Counted by the events that were raised; what goes into messages and into the log."""
-    given: dict[int, int] = field(default_factory=dict)
-    """Tokens for each in-neighbour since the beginning; messages carry these totals, so that the last one says all."""
-    taken: dict[int, int] = field(default_factory=dict)
-    """The total that each out-neighbour said last."""
+    given: Totals = field(default_factory=Counter)
+    """Tokens and acknowledgements for each in-neighbour since the beginning; messages carry these totals."""
+    taken: Totals = field(default_factory=Counter)
+    """The totals that each out-neighbour said last."""
     is_offered: bool = False
     """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
 
@@ -223,8 +228,11 @@ class GapDriver:
         """Marks for all neighbours; what came before the mark of each is everything that it sent until now."""
         with self.condition:
             self._paused += 1
-            numbers = (self._generation, self._paused)
-            return tuple(Letter(to, "mark", numbers) for to in self.neighbours)
+            given: Totals = Counter() if self._part is None else self._part.given
+            return tuple(
+                Letter(to, "mark", (self._generation, self._paused, given[to, "token"], given[to, "ack"]))
+                for to in self.neighbours
+            )
 
     def unmarked(self) -> tuple[int, ...]:
         """The neighbours whose mark of the present pause has not come."""
@@ -248,6 +256,9 @@ class GapDriver:
         part, source = self._part, message.source
         if generation == self._generation and message.kind == "mark":
             self._marks[source] = message.numbers[1]
+            if part is not None:  # what was urgent may come later than the mark that was sent after it
+                self._count(part, source, "token", message.numbers[2])
+                self._count(part, source, "ack", message.numbers[3])
             return
         if generation > self._generation or part is None:
             self._early.append(message)
@@ -255,29 +266,33 @@ class GapDriver:
         match message.kind:
             case "update":
                 self._take_in(part, message)
-            case "token":
-                self._count(part, source, message.numbers[1])
-            case "ack":
-                self._step(part, Received(source, Ack()))
-                self.log.add("ack", part.step, source=source)
-                if self._may_send(part):
-                    self._send(self._fire(SendUpdate()).update)
+            case "token" | "ack":
+                self._count(part, source, message.kind, message.numbers[1])
 
     def _take_in(self, part: _Part, message: Message) -> None:
         """A part of an update; tokens ride on the first, and with the last the update is here."""
         place, _, step, total = message.numbers
         if place == 0:
-            self._count(part, message.source, total)
+            self._count(part, message.source, "token", total)
         if self.rings.receive(message.source, step, place, message.payload) is not Arrival.MORE:
             self._step(part, Received(message.source, Update(step)))
             self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
 
-    def _count(self, part: _Part, source: int, total: int) -> None:
-        tokens = total - part.taken.get(source, 0)
-        if tokens > 0:
-            part.taken[source] = total
-            self._step(part, Received(source, Token(tokens)))
-            self.log.add("tokens", part.step, by=tokens, source=source)
+    def _count(self, part: _Part, source: int, kind: str, total: int) -> None:
+        """Tokens or an acknowledgement, of which the neighbour says how many it ever gave."""
+        new = total - part.taken[source, kind]
+        if new <= 0:
+            return  # it came on another way before
+        part.taken[source, kind] = total
+        if kind == "token":
+            self._step(part, Received(source, Token(new)))
+            self.log.add("tokens", part.step, by=new, source=source)
+            return
+        assert new == 1, "the update of a step leaves when that of the step before is acknowledged"
+        self._step(part, Received(source, Ack()))
+        self.log.add("ack", part.step, source=source)
+        if self._may_send(part):
+            self._send(self._fire(SendUpdate()).update)
 
     def _step(self, part: _Part, event: object) -> tuple[Action, ...]:
         part.state, actions = self.machine.step(self.rank, part.state, event)
@@ -304,14 +319,17 @@ class GapDriver:
                 case Send(to, Update()):
                     update[to] = (self._generation, part.step, 0)
                 case Send(to, Token(count)):
-                    total = part.given[to] = part.given.get(to, 0) + count
-                    letters.append(Letter(to, "token", (self._generation, total)))
+                    letters.append(self._given(part, to, "token", count))
                 case Send(to, Ack()):
-                    letters.append(Letter(to, "ack", (self._generation,)))
+                    letters.append(self._given(part, to, "ack", 1))
         if isinstance(event, SendUpdate):
             part.is_offered = False
             self.log.add("sent", part.step)
         return Outcome(tuple(letters), update, averaged)
+
+    def _given(self, part: _Part, to: int, kind: str, count: int) -> Letter:
+        part.given[to, kind] += count
+        return Letter(to, kind, (self._generation, part.given[to, kind]))
 
     def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> Averaged:
         """The arrays of the updates that a step uses; the rings compare the steps."""

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.liveness.heartbeat import SKIPPED
 from preduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
 from preduce.runtime.strategies.gap.log import GapLog
 from preduce.runtime.strategies.gap.patience import LackError, wait_until
 from preduce.runtime.strategies.gap.sizes import hop_of, message_bound
 from preduce.runtime.strategies.gap.state import PLACE, packed, unpacked
-from preduce.runtime.strategies.gap.weights import weights_of
 from preduce.runtime.strategies.one_sided import OneSided
 from preduce.runtime.transport.payload_rings import PayloadRings
 from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from preduce.runtime.transport.waiting import GoneError
 from preduce.runtime.watch.status import GapStatus
 from preduce.schedulers.protocols.hop import Advance, Reduce
+from preduce.schedulers.protocols.hop_weights import weights_of
 from preduce.topo.strategies.gap import Gap, Order, Reducing
 from preduce.verify.gaps.one_worker import capacities_of
 
@@ -74,9 +75,11 @@ class GapMeans(OneSided):
             self.driver.deliver,
             bound=message_bound(machine, self.layout),
         )
-        self._sender = UpdateSender(self._mailbox, self.layout)
+        self._sender = UpdateSender(self._mailbox, self.layout, run.reducer.streams)
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
+        if self.gap.skip is not None:
+            run.reducer.heartbeat.unequal = SKIPPED
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
         self._start: list[torch.Tensor] = []
         """In the parallel order: the parameters with which the round was entered."""
@@ -119,14 +122,14 @@ class GapMeans(OneSided):
         operation = self._begin("pause of updates", self._round, self._round)
         driver = self.driver
         if not driver.has_left:
-            self._until(operation, lambda: driver.has_left, driver.missing)
+            self._until(operation, lambda: driver.has_left, driver.missing, pausing=True)
         self._post(operation, Outcome(driver.pause()))
 
         def unmarked() -> Missing | None:
             of = driver.unmarked()
             return Missing("the end of what was sent before all paused", of, len(of)) if of else None
 
-        self._until(operation, lambda: not driver.unmarked(), unmarked)
+        self._until(operation, lambda: not driver.unmarked(), unmarked, pausing=True)
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> None:
@@ -211,17 +214,14 @@ class GapMeans(OneSided):
         if not averaged.used:
             return
         own, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
-        live = self._live()
-        device = live[0].device
-        updates = averaged.arrays
-        if device.type != "cpu":
-            updates = tuple([piece.to(device) for piece in pieces] for pieces in updates)
+        live, streams = self._live(), self.run.reducer.streams
         with torch.no_grad():
             if since_start:
                 for now, begun in zip(live, self._start, strict=True):
                     now.sub_(begun)
             arrays = self._start if since_start else live
-            add_updates(arrays, float(own), updates, [float(weight) for weight in weights], self.layout)
+            as_floats = [float(weight) for weight in weights]
+            add_updates(arrays, float(own), averaged.arrays, as_floats, self.layout, streams=streams)
             if since_start:
                 for now, mean in zip(live, self._start, strict=True):
                     now.add_(mean)
@@ -246,8 +246,10 @@ class GapMeans(OneSided):
         """
         try:
             for letter in outcome.letters:
-                send = self._mailbox.send_newest if letter.kind == "token" else self._mailbox.send
-                send(letter.to, letter.kind, letter.numbers)
+                if letter.kind == "mark":  # which comes after all parts of updates that were sent before
+                    self._mailbox.send(letter.to, letter.kind, letter.numbers)
+                else:
+                    self._mailbox.send_newest(letter.to, letter.kind, letter.numbers, urgent=True)
             if outcome.update:
                 arrays = self._start if self.is_parallel else self._live()
                 self._sender.send("update", arrays, outcome.update)
@@ -277,7 +279,14 @@ class GapMeans(OneSided):
         with driver.condition:
             return next(event for event in driver.ready() if isinstance(event, kind))
 
-    def _until(self, operation: Operation, done: Callable[[], bool], missing: Callable[[], Missing | None]) -> None:
+    def _until(
+        self,
+        operation: Operation,
+        done: Callable[[], bool],
+        missing: Callable[[], Missing | None],
+        *,
+        pausing: bool = False,
+    ) -> None:
         reducer = self.run.reducer
 
         def refuse_failure() -> None:
@@ -293,6 +302,7 @@ class GapMeans(OneSided):
                 step=self._round,
                 timeout=reducer.timeout,
                 failed=refuse_failure,
+                pausing=pausing,
             )
         except GoneError as error:
             if isinstance(error, LackError):

@@ -36,6 +36,7 @@ def wait_until(
     step: int,
     timeout: float,
     failed: Callable[[], None],
+    pausing: bool = False,
 ) -> None:
     """Wait until `done`, which is asked under the condition's lock; `missing` says what for, None if for nothing.
 
@@ -49,6 +50,7 @@ def wait_until(
         step: that this worker is in.
         timeout: seconds.
         failed: raises if no message can come any more.
+        pausing: whether all meet, so that one who has taken his last step still sends what is waited for.
 
     Raises:
         LackError: as said, with the worker whose message is missing.
@@ -72,7 +74,7 @@ def wait_until(
         if lookout is None or known != lack:
             heartbeat.doing(f"waits in step {step} for {lack.what}", lack.of)
             lookout = Lookout(heartbeat, lack.of)
-        if lookout.is_due() and (why := _hopeless(heartbeat, lack, step)) is not None:
+        if lookout.is_due() and (why := _hopeless(heartbeat, lack, None if pausing else step)) is not None:
             raise LackError(_told(why, heartbeat.rank, step, lack), lack)
         if waited > silent_since:
             silent_since = timeout + DIAGNOSE_SECONDS
@@ -80,11 +82,15 @@ def wait_until(
                 raise LackError(_told(heartbeat.waits_for(lack.of, timeout), heartbeat.rank, step, lack), lack)
 
 
-def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int) -> str | None:
-    """Why too few of those that are waited for can still come, as a clause; None while enough can, or may."""
+def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
+    """Why too few of those that are waited for can still come, as a clause; None while enough can, or may.
+
+    Who took his last step before `step` cannot; without it, having finished is no reason.
+    """
     if (problem := heartbeat.store_lost()) is not None:
         return str(problem)
-    ended = {rank for rank in lack.of if (text := heartbeat.read("finished", rank)) is not None and int(text) <= step}
+    last_steps = {rank: heartbeat.read("finished", rank) for rank in lack.of} if step is not None else {}
+    ended = {rank for rank, last in last_steps.items() if last is not None and step is not None and int(last) <= step}
     gone = heartbeat.lost(lack.of) | ended
     if len(lack.of) - len(gone) >= lack.needed:
         return None

@@ -11,7 +11,6 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import (
     AllReduce,
     Division,
-    Gap,
     Generated,
     GroupPhases,
     How,
@@ -24,7 +23,7 @@ from preduce.topo.strategies import (
     Server,
     Static,
 )
-from preduce.topo.strategies.gap import Order
+from preduce.topo.strategies.gap import Gap, Order
 
 N = 3
 MEAN = [[1 / 3] * 3] * 3

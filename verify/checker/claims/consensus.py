@@ -22,6 +22,17 @@ positive weight on oneself in every round, and a root from which edges of positi
 power of P has a positive column: own weights are positive, so what was reached stays reached, and each period follows
 at least one more edge of the tree. Such a power shrinks max − min by a factor below 1.
 
+*Under staleness* (`when.gap`) the updates that a reduce averages are of different steps, and in some steps none of an
+in-neighbour is. *Theorem:* the same tree suffices. A reduce of step k needs of every in-neighbour u an update of step
+k − s or later. The newest that it holds has been averaged, in this reduce or in an earlier one since it came, with a
+positive weight; it is not older than s steps, and not newer than the gap allows; so in every stretch of so many steps
+as staleness, gap and longest skip are together each edge of the tree is followed at least once, with a delay bounded
+likewise, and own weights stay positive. The weights are one of finitely many: those of the file and what is left of
+them, 1/(number taken + 1), or quotients of ages, which the gap bounds. Write the values of the last so many steps of
+all workers into one vector: a stretch is a row-stochastic matrix of finitely many, and n successive ones have a
+positive column, that of the root, so max − min of the vector shrinks by a factor below 1 (with delays: Cao, Morse and
+Anderson, Agreeing asynchronously, IEEE Transactions on Automatic Control 53, 2008). Not the mean, but one common value.
+
 **Method `power`.** *Theorem:* if M = Pᵏ − J has ‖M‖₂ < 1 for some k, then P contracts everything off the mean. Rows of
 P sum to 1, so with Q = I − J for what is off the mean Q·Pᵏ·x = Q·Pᵏ·Q·x = Q·M·Q·x, because Q·J = 0: k periods shrink
 ‖Q·x‖ by the factor ‖M‖₂ or more.
@@ -131,9 +142,15 @@ class Components:
 def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`root`, and `tree`: n − 1 edges [round, source, target], each from a reached worker to a new one."""
     confirm(schedule.form == "graph", place, "graph", "trees")
-    are_positive = all(map(keeps_something, schedule.rounds))
+    needs_all = schedule.gap is None or not schedule.gap.has_backup
+    confirm(needs_all, place, "graph", "search or degrees, where workers do without some of their in-neighbours")
+    counts_weights = schedule.has_matrices or schedule.gap is None or schedule.gap.weights == "graph"
+    are_positive = not counts_weights or all(map(keeps_something, schedule.rounds))
     confirm(are_positive, "schedule", "a weight", "positive weights on oneself, and none negative")
-    positive = [{(source, target) for target, source, weight in edges if weight > 0} for edges in schedule.rounds]
+    positive = [
+        {(source, target) for target, source, weight in edges if weight > 0 or not counts_weights}
+        for edges in schedule.rounds
+    ]
     reached = {as_integer(entry["root"], f"{place}.root", 0, schedule.num_workers)}
     tree = entry["tree"]
     as_long = isinstance(tree, list) and len(tree) == schedule.num_workers - 1

@@ -91,6 +91,7 @@ class EventGraph:
 
         self.staleness, self.backup, self.skip = staleness, backup, self._skip_of(options, notify_ack=notify_ack)
         self.proved_bounds: dict[tuple[int, ...], list[int]] | None = None
+        self.is_live = False
 
         self.needs = self._needs_of_every_setting()
         self._add_updates(staleness, backup)

@@ -1,0 +1,214 @@
+"""Checks the planner's steps model on neighbours that keep a gap, whose averaging is decided while they run.
+
+    python -m benchmarks.steps_to_loss.gaps [--seeds 3] [--mode per-worker]
+
+Every setting runs in virtual time under two slowdowns of Hop's paper (a step takes 6 times as long with probability
+1/n; one worker always takes 4 times as long), and the same reduces train the digits' network (`virtual_training`): each
+worker computes its gradient when it enters a step and averages what the protocol object gave it. Asked is whether the
+figures that the replay measures on noise (`runtime.virtual_time.replay`) predict the steps: the steps model's stretch,
+divided by the progress of a step where that is below 1. Written to benchmarks/results/steps_to_loss_gaps.json. Some
+five minutes; on sorted data four times as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks import compact
+from benchmarks.steps_to_loss.virtual_training import (
+    BATCH,
+    HIDDEN,
+    Data,
+    gradients_of,
+    load_digits,
+    loss_of,
+    shards,
+    steps_to_loss,
+)
+from preduce.planner.steps_model import FITTED
+from preduce.runtime.virtual_time.gaps import run_gaps
+from preduce.runtime.virtual_time.replay import Replay
+from preduce.schedulers import registry
+from preduce.schedulers.protocols.hop_weights import weights_of
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Gap, Skip
+from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.gap import Order, Reducing, Weights
+from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    import numpy.typing as npt
+
+CLUSTER = Cluster.parse("4x4")
+TARGET, RATE, EVERY = 0.15, 0.4, 5
+STEPS = {"shuffled": 400, "per-worker": 1600}
+"""Steps of a run, as many as the slowest setting needs."""
+RANDOM = ComputeTimes(base=1.0, jitter=0.02, disturbance=RandomSlowdown(6.0))
+SLOW = ComputeTimes(base=1.0, jitter=0.02, slowdown=((5, 4.0),))
+BESIDE_5 = tuple(int(worker in (4, 6, 13)) for worker in range(16))
+"""The neighbours of worker 5 in the ring-based graph."""
+SETTINGS: tuple[tuple[str, str, ComputeTimes, Gap], ...] = (
+    ("random", "ring-based", RANDOM, Gap()),
+    ("random", "ring-based", RANDOM, Gap(max_ig=6, backup=1)),
+    ("random", "ring-based", RANDOM, Gap(staleness=5)),
+    ("random", "ring-based", RANDOM, Gap(staleness=5, reduce=Reducing.NEWEST)),
+    ("random", "ring-based", RANDOM, Gap(staleness=5, weights=Weights.ITERATION)),
+    ("random", "ring-based", RANDOM, Gap(max_ig=6, staleness=5, backup=1)),
+    ("random", "clustered", RANDOM, Gap(max_ig=6, backup=1)),
+    ("random", "clustered", RANDOM, Gap(staleness=5)),
+    ("slow", "ring-based", SLOW, Gap(max_ig=6, backup=1)),
+    ("slow", "ring-based", SLOW, Gap(max_ig=5, backup=BESIDE_5, skip=Skip(limit=4))),
+    ("slow", "ring-based", SLOW, Gap(max_ig=5, staleness=4, backup=BESIDE_5, skip=Skip(limit=4))),
+    ("slow", "ring-based", SLOW, Gap(max_ig=8, staleness=5, skip=Skip(limit=8))),
+)
+RESULT = Path(__file__).parents[1] / "results" / "steps_to_loss_gaps.json"
+
+
+class Training:
+    """A listener of `run_gaps`: every worker trains the digits' network with the updates that it is told to average."""
+
+    def __init__(self, schedule: Schedule, data: Data, mode: str, seed: int) -> None:
+        gap = schedule.strategy.when
+        assert isinstance(gap, Gap)
+        self.gap, self.data, self.rng = gap, data, np.random.default_rng(seed)
+        self.own = shards(data, schedule, mode, self.rng)
+        one = [
+            self.rng.normal(0, 64**-0.5, (64, HIDDEN)),
+            np.zeros(HIDDEN),
+            self.rng.normal(0, HIDDEN**-0.5, (HIDDEN, 10)),
+            np.zeros(10),
+        ]
+        self.shapes = [part.shape for part in one]
+        self.cuts = np.cumsum([part.size for part in one])[:-1]
+        count = schedule.num_workers
+        self.now = np.repeat(np.concatenate([part.ravel() for part in one])[None], count, axis=0)
+        self.update = np.zeros_like(self.now)
+        self.step = [0] * count
+        self.sent: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
+        self.weight: list[dict[int, Fraction]] = [{} for _ in range(count)]
+        for source, target, weight in schedule.strategy.graphs[0].edges():
+            self.weight[target][source] = weight
+        self.checked, self.reached = 0, float("nan")
+        for worker in range(count):
+            self._compute(worker)
+
+    def _parts(self, flat: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
+        return [part.reshape(shape) for part, shape in zip(np.split(flat, self.cuts), self.shapes, strict=True)]
+
+    def _compute(self, worker: int) -> None:
+        picks = self.own[worker][self.rng.integers(0, len(self.own[worker]), BATCH)]
+        weights = [part[None] for part in self._parts(self.now[worker])]
+        found = gradients_of(weights, self.data.pixels[picks][None], self.data.labels[picks][None])
+        self.update[worker] = -RATE * np.concatenate([part.ravel() for part in found])
+
+    def enters(self, worker: int, step: int) -> None:
+        self.step[worker] = step
+        if not np.isnan(self.reached):
+            return
+        self._compute(worker)
+        passed = sum(self.step) / len(self.step)  # skipped steps count
+        if passed >= (self.checked + 1) * EVERY:
+            self.checked += 1
+            if loss_of(self._parts(self.now.mean(axis=0)), self.data) < TARGET:
+                self.reached = passed
+
+    def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
+        if adds_own:
+            self.now[worker] += self.update[worker]
+        self.sent[worker][step] = self.now[worker].copy()
+        self.sent[worker].pop(step - 40, None)  # no gap here is as large
+
+    def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
+        own, weights = weights_of(self.gap, self.weight[worker], step, self.step[worker], used)
+        mean = float(own) * self.now[worker]
+        for (source, taken), weight in zip(used, weights, strict=True):
+            mean += float(weight) * self.sent[source][taken]
+        parallel = adds_own and self.gap.order is Order.PARALLEL
+        self.now[worker] = mean + self.update[worker] if parallel else mean
+
+
+def run(schedule: Schedule, times: ComputeTimes, steps: int, seed: int, listener: Training | Replay) -> float:
+    """Seconds of a step."""
+    timeline = run_gaps(
+        schedule, Hardware(), times, num_rounds=steps, seed=seed, model_bytes=1, form=Form.RING, listeners=(listener,)
+    )
+    return timeline.per_step(warm_up=steps // 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--mode", choices=tuple(STEPS), action="append", help="default: shuffled")
+    parser.add_argument("--first", type=int, default=len(SETTINGS), help="so many settings only")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args()
+    data, started, rows = load_digits(), time.time(), []
+    base = Schedule("allreduce", CLUSTER, AllReduce())
+    for mode in options.mode or ["shuffled"]:
+        reference = [
+            steps_to_loss(base, data, mode, seed=seed, rate=RATE, target=TARGET) for seed in range(options.seeds)
+        ]
+        for kind, graph, times, setting in SETTINGS[: options.first]:
+            for order in Order:
+                gap = replace(setting, order=order)
+                built = registry.build(graph, CLUSTER)
+                schedule = replace(built, strategy=replace(built.strategy, when=gap))
+                replay = Replay(schedule.strategy.graphs[0], gap)
+                seconds = run(schedule, times, 120, 0, replay)
+                found = replay.replayed(CLUSTER.node_of())
+                ratios = []
+                for seed, steps in enumerate(reference):
+                    training = Training(schedule, data, mode, seed)
+                    run(schedule, times, STEPS[mode], seed, training)
+                    ratios.append(training.reached / (steps or np.nan))
+                pushed = 0.0 if mode == "shuffled" else found.drift_worker
+                model = FITTED.stretch(found.disagreement, pushed, late=order is Order.PARALLEL)
+                rows.append(
+                    {
+                        "data": mode, "slowdown": kind, "graph": graph, "order": str(order), "staleness": gap.staleness,
+                        "backup": "beside 5" if gap.backup == BESIDE_5 else gap.backup, "reduce": str(gap.reduce),
+                        "weights": str(gap.weights), "skip": gap.skip is not None, "step": round(seconds, 3),
+                        "disagreement": round(found.disagreement, 3), "drift": round(pushed, 2),
+                        "progress": round(found.progress, 3), "gradients": round(found.gradients, 1),
+                        "predicted": round(model / min(1.0, found.progress), 3),
+                        "stretch": round(float(np.median(ratios)), 3),
+                        "spread": [round(float(min(ratios)), 3), round(float(max(ratios)), 3)],
+                    }
+                )  # fmt: skip
+                print(rows[-1], file=sys.stderr, flush=True)
+    errors = {}
+    for mode in options.mode or ["shuffled"]:
+        for order in Order:
+            mine = [row for row in rows if row["data"] == mode and row["order"] == str(order)]
+            # A larger learning rate in effect is no error of the prediction, which does not count on it.
+            off = [max(row["predicted"], 1e-9) / row["stretch"] - 1 for row in mine if row["progress"] <= 1.02]
+            errors[f"{mode}, {order}"] = {
+                "settings": len(off),
+                "median": round(float(np.median(np.abs(off))), 3),
+                "worst": round(float(np.abs(off).max()), 3),
+                "too few steps predicted, at the most": round(float(-min(off)), 3),
+            }
+    result = {
+        "command": "python -m benchmarks.steps_to_loss.gaps " + " ".join(sys.argv[1:]),
+        "seconds": round(time.time() - started, 1),
+        "relative error where a step brings the mean no further than lockstep": errors,
+        "rows": rows,
+    }
+    options.output.write_text(compact.text(result))
+    print(compact.text(errors))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What a gap's reduces do to training, measured by carrying them out on vectors of which the outcome is known.
+
+Where a gap lets workers do without updates, or takes old ones, no mixing matrix says beforehand what is averaged. A run
+in virtual time says it: for each reduce, whose updates of which steps. So the same reduces are carried out here with
+stand-ins for gradients: fresh noise (disagreement), and one unit vector for each worker, in each of its steps (drift,
+and how far the mean gets). Where every update is taken, this gives the figures of the graph's matrix (`topo.figures`)
+up to its sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.schedulers.protocols.hop_weights import weights_of
+from preduce.topo.strategies.gap import Order
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    import numpy.typing as npt
+
+    from preduce.topo.round import Round
+    from preduce.topo.strategies.gap import Gap
+
+COLUMNS = 96
+"""Columns of noise: of 16 workers and 60 steps the disagreement then has an error of some percent."""
+WARM_UP = 1 / 3
+"""Part of the steps in which the vectors come into their steady state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a run did, after its warm-up.
+
+    `disagreement` and the drifts are those of the figures, over the parameters with which workers enter one and the
+    same step. `progress` is how far a step brings the mean if every gradient is 1, where lockstep gives 1: less where
+    what is averaged is old, more where newer updates are taken than one's own. `gradients` is the number of workers
+    whose gradients, averaged in lockstep, would leave as much noise in the mean: below n where some count more than
+    others. `shares` (num_workers,) is how much of the progress is each worker's, and `computed` the part of all steps
+    in which gradients were computed, rather than skipped.
+    """
+
+    disagreement: float
+    drift_worker: float
+    drift_node: float
+    progress: float
+    gradients: float
+    shares: npt.NDArray[np.float64]
+    computed: float
+
+
+class Replay:
+    """A listener of `run_gaps` that carries out what it is told. O(degree · n) for a reduce.
+
+    Every worker has `COLUMNS` numbers of noise and then n, in place i what worker i's gradients left.
+
+    Args:
+        round_: the graph with its weights.
+        gap: the setting, whose order and weights count here.
+        seed: of the noise.
+    """
+
+    def __init__(self, round_: Round, gap: Gap, *, seed: int = 0) -> None:
+        self._gap, self._rng = gap, np.random.default_rng(seed)
+        count = round_.num_workers
+        self._weight: list[dict[int, Fraction]] = [{} for _ in range(count)]
+        self._targets: list[list[int]] = [[] for _ in range(count)]
+        for source, target, weight in round_.edges():
+            self._weight[target][source] = weight
+            self._targets[source].append(target)
+        self._now = np.zeros((count, COLUMNS + count))
+        self._update = np.zeros((count, COLUMNS + count))  # of everybody's own step
+        self._step = [0] * count
+        self._sent: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
+        self._entered: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
+        for worker in range(count):
+            self.enters(worker, 0)
+
+    def enters(self, worker: int, step: int) -> None:
+        """A worker has entered a step and computes its update."""
+        count = len(self._step)
+        self._step[worker] = step
+        self._entered[worker][step] = self._now[worker].copy()
+        self._update[worker, :COLUMNS] = self._rng.standard_normal(COLUMNS)
+        self._update[worker, COLUMNS:] = np.arange(count) == worker
+
+    def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
+        """A worker sends its parameters, with its update in the serial order."""
+        if adds_own:
+            self._now[worker] += self._update[worker]
+        sent = self._sent[worker]
+        needed = min((self._step[v] for v in self._targets[worker]), default=step) - self._gap.staleness
+        for old in [old for old in sent if old < needed]:
+            del sent[old]
+        sent[step] = self._now[worker].copy()
+
+    def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
+        """A worker averages; in the parallel order it adds its update then, but not once more before a skip."""
+        own, weights = weights_of(self._gap, self._weight[worker], step, self._step[worker], used)
+        now = self._now[worker]
+        now *= float(own)
+        for (source, taken), weight in zip(used, weights, strict=True):
+            now += float(weight) * self._sent[source][taken]
+        if adds_own and self._gap.order is Order.PARALLEL:
+            now += self._update[worker]
+
+    def replayed(self, node_of: npt.NDArray[np.int32]) -> Replayed:
+        """What was found in the steps that all workers have reached; `node_of` (num_workers,) is everybody's node."""
+        count, last = len(self._step), min(self._step)
+        on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
+        steps = range(int(last * WARM_UP), last + 1)
+        means = np.empty((len(steps), COLUMNS + count))
+        squares = np.zeros((3, len(steps)))
+        for index, step in enumerate(steps):
+            rows = np.array([entered[step] for entered in self._entered if step in entered])  # who did not skip it
+            means[index] = rows.mean(axis=0)
+            off = rows - means[index]
+            pushed = off[:, COLUMNS:] - off[:, COLUMNS:].mean(axis=1, keepdims=True)  # by pushes whose mean is 0
+            squares[:, index] = (
+                (off[:, :COLUMNS] ** 2).sum() / COLUMNS,
+                (pushed**2).sum(),
+                ((pushed @ on_node) ** 2).sum(),
+            )
+            squares[:, index] /= len(rows)
+        centred = np.arange(len(steps)) - (len(steps) - 1) / 2
+        gained = centred @ means[:, COLUMNS:] / max(float(centred @ centred), 1.0)  # the slope by each worker's push
+        progress = float(gained.sum())
+        walked = float(((means[-1] - means[0])[:COLUMNS] ** 2).mean()) / max(len(steps) - 1, 1)
+        noise, by_worker, by_node = squares.mean(axis=1).tolist()
+        return Replayed(
+            disagreement=noise,
+            drift_worker=by_worker,
+            drift_node=by_node,
+            progress=progress,
+            gradients=min(progress**2 / walked, float(count)) if walked else float(count),
+            shares=gained / progress if progress else gained,
+            computed=sum(map(len, self._entered)) / (sum(self._step) + count),
+        )

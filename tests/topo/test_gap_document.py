@@ -1,0 +1,131 @@
+"""`when.gap` in documents: every member round trips, has one hash, and is refused in one line with place and rule."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from fractions import Fraction
+
+import pytest
+
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.canonical import schedule_sha256
+from preduce.topo.document.schedule import dump_schedule, parse_schedule
+from preduce.topo.document.schema import schedule_schema
+from preduce.topo.errors import InputError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Neighbor, Round
+from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from preduce.verify import checker
+
+RING = [(i, (i + d) % 4, Fraction(1, 3)) for i in range(4) for d in (1, 3)]
+ONE_WAY = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (1, 2, Fraction(1, 2)), (2, 3, Fraction(1, 2))]
+
+GAPS = {
+    "standard": (Gap(), {}),
+    "tokens": (Gap(max_ig=4), {"max_ig": 4}),
+    "paper": (
+        Gap(max_ig=4, staleness=5, skip=Skip(limit=10), weights=Weights.ITERATION, order=Order.PARALLEL),
+        {"max_ig": 4, "staleness": 5, "skip": {"limit": 10}, "weights": "iteration", "order": "parallel"},
+    ),
+    "backups": (
+        Gap(max_ig=1, backup=(1, 0, 2, 0), inquire=True, weights=Weights.UNIFORM),
+        {"max_ig": 1, "backup": [1, 0, 2, 0], "inquire": True, "weights": "uniform"},
+    ),
+    "newest": (
+        Gap(max_ig=2, staleness=1, reduce=Reducing.NEWEST, skip=Skip(limit=5, trigger=3)),
+        {"max_ig": 2, "staleness": 1, "reduce": "newest", "skip": {"limit": 5, "trigger": 3}},
+    ),
+    "notify-ack": (Gap(notify_ack=True, weights=Weights.UNIFORM), {"notify_ack": True, "weights": "uniform"}),
+}
+
+
+def document(gap, edges=RING, n=4, **members):
+    rounds = [{"edges": [[s, t] for s, t, _ in edges], "weights": [str(w) for _, _, w in edges]}]
+    strategy = {"kind": "neighbor", "rounds": rounds, "when": {"gap": gap}, **members}
+    cluster = {"num_nodes": n, "workers_per_node": 1}
+    return {"format": "preduce.schedule", "version": 1, "name": "g", "cluster": cluster, "strategy": strategy}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
+    gap, raw = GAPS[name]
+    schedule = Schedule("g", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, RING),), when=gap))
+    dumped = dump_schedule(schedule)
+    assert dumped["strategy"]["when"] == {"gap": raw}
+    assert parse_schedule(json.dumps(dumped).encode()).strategy == schedule.strategy
+    every = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None, "reduce": "received"}
+    spelled = every | {"weights": "graph", "inquire": False, "order": "serial"} | raw
+    if "skip" in raw:
+        spelled["skip"] = {"trigger": 2, **raw["skip"]}
+    for written in (raw, spelled):
+        loaded = parse_schedule(json.dumps(document(written)).encode())
+        assert loaded.strategy == schedule.strategy
+        read = checker.read_schedule(json.loads(json.dumps(document(written))))
+        assert read.sha256 == schedule_sha256(loaded) == schedule_sha256(schedule)
+        assert (read.has_matrices, read.is_late) == (gap.takes_all, gap.order is Order.PARALLEL)
+
+
+REFUSED = [
+    ({"max_ig": 0}, {}, r"when\.gap\.max_ig: is 0; without a token nobody"),
+    ({"max_ig": -1}, {}, "max_ig"),
+    ({"max_ig": 1.0}, {}, "max_ig"),
+    ({"max_ig": True}, {}, "max_ig"),
+    ({"staleness": -1}, {}, "staleness"),
+    ({"staleness": "1"}, {}, "staleness"),
+    ({"backup": 1}, {}, r"when\.gap\.backup: without token queues a worker that others do without"),
+    ({"backup": 3, "max_ig": 1}, {}, r"when\.gap\.backup\[0\]: is 3, but worker 0 has only 2"),
+    ({"backup": [1, 0], "max_ig": 1}, {}, r"when\.gap\.backup: has 2 numbers; give 1 number or 1 for each of 4"),
+    ({"backup": [0, 0, -1, 0], "max_ig": 1}, {}, "backup"),
+    ({"notify_ack": True, "staleness": 1}, {}, r"when\.gap\.notify_ack: needs every update"),
+    ({"notify_ack": 1}, {}, "notify_ack"),
+    ({"skip": {"limit": 3}, "staleness": 1}, {}, r"when\.gap\.skip: tokens say where"),
+    ({"skip": {"limit": 3}, "max_ig": 1}, {}, r"when\.gap\.skip: never happens"),
+    ({"skip": {"limit": 3, "trigger": 1}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.trigger: is 1"),
+    ({"skip": {"limit": 2, "trigger": 3}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.limit: is 2"),
+    ({"skip": {}, "max_ig": 1, "staleness": 1}, {}, "limit"),
+    ({"skip": {"limit": 3, "far": 1}, "max_ig": 1, "staleness": 1}, {}, "far"),
+    ({"reduce": "newest"}, {}, r"when\.gap\.reduce: is newest; without staleness"),
+    ({"reduce": "oldest"}, {}, "reduce"),
+    ({"weights": "iteration"}, {}, r"when\.gap\.weights: is iteration; without staleness"),
+    ({"weights": "uniform"}, {"edges": RING[:-1]}, r"when\.gap\.weights: is uniform, but edge"),
+    ({"inquire": True, "backup": 1}, {}, "backup|inquire"),
+    ({"inquire": True, "max_ig": 2, "staleness": 1}, {}, r"when\.gap\.inquire: leaves nothing out"),
+    ({"order": "other"}, {}, "order"),
+    ({"gaps": 1}, {}, "gaps"),
+    ([], {}, r"when\.gap"),
+    ({}, {"edges": ONE_WAY}, r"rounds\[0\]: no path leads back along edge 1→2"),
+    ({}, {"pace": [1, 1, 2, 1]}, "pace: has one number for each worker"),
+]
+
+
+@pytest.mark.parametrize(("gap", "members", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_makes_no_sense_is_refused_by_loader_and_checker(gap, members, message):
+    edges = members.pop("edges", RING) if "edges" in members else RING
+    raw = document(gap, edges, **members)
+    with pytest.raises(InputError, match=message) as caught:
+        parse_schedule(json.dumps(raw).encode())
+    assert "\n" not in str(caught.value)
+    if edges is not ONE_WAY:  # that gap has no bound, which claims say
+        with pytest.raises(checker.Refusal):
+            checker.read_schedule(json.loads(json.dumps(raw)))
+
+
+def test_a_gap_goes_with_one_graph_of_neighbours():
+    two = document({})
+    two["strategy"]["rounds"] *= 2
+    with pytest.raises(InputError, match=r"rounds: has 2; a gap is kept over the edges of 1 fixed graph"):
+        parse_schedule(json.dumps(two).encode())
+    everybody = {**document({}), "strategy": {"kind": "allreduce", "when": {"gap": {}}}}
+    with pytest.raises(InputError, match="has no gap between neighbours"):
+        parse_schedule(json.dumps(everybody).encode())
+    for raw in (two, everybody):
+        with pytest.raises(checker.Refusal, match="goes with 1 weighted graph"):
+            checker.read_schedule(raw)
+
+
+def test_the_schema_has_every_member_of_a_gap():
+    text = json.dumps(schedule_schema())
+    for value in (Gap, Skip):
+        for field in fields(value):
+            assert f'"{field.name}"' in text

@@ -1,0 +1,218 @@
+"""Claims about neighbours that keep a gap: proved as a setting allows, confirmed by the checker, refused elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from preduce.graph_input import load_graph
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import dump_schedule
+from preduce.topo.graphs.hop import ring_based
+from preduce.topo.graphs.weights import METHODS
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Neighbor, Round
+from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from preduce.verify import checker, prove
+from preduce.verify.base import Status
+from preduce.verify.gaps import capacities_of, gaps
+from preduce.verify.without_backup import Closing
+
+MATRICES = {"doubly-stochastic", "contraction", "disagreement", "drift-worker", "drift-node", "limit"}
+PAPER = {
+    "standard": Gap(),
+    "parallel": Gap(max_ig=4, order=Order.PARALLEL),
+    "notify-ack": Gap(notify_ack=True),
+    "backup": Gap(max_ig=4, backup=1),
+    "staleness": Gap(max_ig=4, staleness=5, weights=Weights.ITERATION),
+    "staleness alone": Gap(staleness=2, reduce=Reducing.NEWEST),
+    "hybrid": Gap(max_ig=4, backup=1, staleness=5, weights=Weights.UNIFORM),
+    "skips": Gap(max_ig=4, backup=1, skip=Skip(limit=10), inquire=True),
+    "stale skips": Gap(max_ig=4, staleness=5, skip=Skip(limit=10)),
+}
+
+
+def kept(rounds, gap, n):
+    return Schedule("kept", Cluster.regular(n, 1), Neighbor(rounds=(rounds,), when=gap))
+
+
+def ring_based_16(gap):
+    return kept(METHODS["metropolis"](ring_based(16)), gap, 16)
+
+
+def confirmed(schedule, certificate):
+    read = checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule))))
+    return list(checker.check(json.loads(json.dumps(certificate)), read))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_settings_are_proved_and_confirmed(name):
+    """Hop's graph of 16 workers: essentials hold; what a setting cannot have is a property that is refuted."""
+    gap = PAPER[name]
+    schedule = ring_based_16(gap)
+    proof = prove(schedule)
+    assert proof.verdict is Status.PROVED
+    entries = [entry["claim"] for entry in proof.certificate["claims"]]
+    assert confirmed(schedule, proof.certificate) == entries
+    assert {"deadlock-free", "queues", "gap", "gap-of-pairs", "memory", "staleness"} <= set(entries)
+    assert ("skip" in entries) == (gap.skip is not None)
+    assert (set(entries) >= MATRICES) == gap.takes_all
+    assert not (set(entries) & MATRICES) or gap.takes_all
+    if not gap.takes_all:
+        assert proof["mean-preserved"].status is Status.REFUTED
+        assert proof["mean-preserved"].is_property
+        assert proof["consensus"].status is (Status.REFUTED if gap.has_backup else Status.PROVED)
+    graph = load_graph("ring-based:16")
+    found = gaps(graph, gap, max_states=0)
+    entry = next(e for e in proof.certificate["claims"] if e["claim"] == "queues")
+    assert entry["update"] == [found.update_queue_capacity[v][u] for u, v in graph.edges]
+    pair = next(e for e in proof.certificate["claims"] if e["claim"] == "gap-of-pairs")
+    assert pair["bound"] == max(bound for row in found.exact_bound for bound in row)
+    memory = next(e for e in proof.certificate["claims"] if e["claim"] == "memory")
+    assert memory["places"] == max(sum(capacities_of(graph, gap, w).slots.values()) for w in range(16))
+
+
+def test_the_program_confirms_a_schedule_that_keeps_a_gap(tmp_path):
+    schedule = ring_based_16(PAPER["skips"])
+    (tmp_path / "s.json").write_text(json.dumps(dump_schedule(schedule)))
+    (tmp_path / "c.json").write_text(json.dumps(dict(prove(schedule).certificate)))
+    line = [sys.executable, "-I", "-S", str(Path(checker.__file__).parent), "c.json", "s.json"]
+    result = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stdout
+    assert [row.split(":")[0] for row in result.stdout.splitlines()][:2] == ["deadlock-free", "queues"]
+
+
+def test_a_setting_without_matrices_gets_no_claim_about_them():
+    """What holds of the same graph in lockstep is refused, claim by claim; so is the other way round."""
+    plain = Schedule("kept", Cluster.regular(16, 1), Neighbor(rounds=ring_based_16(Gap()).strategy.rounds))
+    lockstep = dict(prove(plain).certificate)
+    lossy = ring_based_16(PAPER["skips"])
+    kept_claims = dict(prove(lossy).certificate)
+    for certificate, schedule, allowed in ((lockstep, lossy, {"consensus"}), (kept_claims, plain, set())):
+        own = dict(prove(schedule).certificate)
+        for entry in certificate["claims"]:
+            moved = {**own, "claims": [entry]}
+            if entry["claim"] in allowed:
+                continue
+            with pytest.raises(checker.Refusal, match="expected"):
+                confirmed(schedule, moved)
+    tree = next(entry for entry in lockstep["claims"] if entry["claim"] == "consensus")
+    with pytest.raises(checker.Refusal, match="do without some of their in-neighbours"):
+        confirmed(lossy, {**kept_claims, "claims": [tree]})
+    assert confirmed(ring_based_16(PAPER["staleness"]), dict(prove(ring_based_16(PAPER["staleness"])).certificate))
+
+
+def test_claims_that_rest_on_queues_stand_behind_them():
+    schedule = ring_based_16(PAPER["skips"])
+    certificate = dict(prove(schedule).certificate)
+    for name in ("gap", "skip", "staleness", "memory"):
+        alone = [entry for entry in certificate["claims"] if entry["claim"] == name]
+        with pytest.raises(checker.Refusal, match="stands behind the claim queues"):
+            confirmed(schedule, {**certificate, "claims": alone})
+
+
+@pytest.mark.parametrize("name", ["gap", "skip", "staleness", "memory"])
+def test_numbers_that_differ_by_one_are_refused(name):
+    gap = Gap(max_ig=2, staleness=1, backup=1, skip=Skip(limit=3))
+    schedule = ring_based_16(gap)
+    certificate = json.loads(json.dumps(dict(prove(schedule).certificate)))
+    at = next(i for i, entry in enumerate(certificate["claims"]) if entry["claim"] == name)
+    for key, value in certificate["claims"][at].items():
+        if not isinstance(value, int | list):
+            continue
+        for change in (-1, 1):
+            forged = copy.deepcopy(certificate)
+            entry = forged["claims"][at]
+            if isinstance(value, list):
+                entry[key][3] += change
+            else:
+                entry[key] += change
+            with pytest.raises(checker.Refusal, match=rf"claims\[{at}\] \({name}(/events)?\)\.{key}"):
+                confirmed(schedule, forged)
+
+
+def closed_pairs(sources, spare):
+    """Two disjoint sets that can close themselves, by trying all sets."""
+    n = len(sources)
+    closed = [
+        set(members)
+        for size in range(1, n)
+        for members in itertools.combinations(range(n), size)
+        if all(len(set(sources[v]) - set(members)) <= spare[v] for v in members)
+    ]
+    return [(a, b) for a, b in itertools.combinations(closed, 2) if not a & b]
+
+
+def test_two_closing_sets_are_found_if_and_only_if_there_are_two():
+    """Searched by the prover, confirmed by the checker, against all sets of all workers."""
+    rng = random.Random("closing sets")
+    answers = {True: 0, False: 0}
+    for _ in range(120):
+        n = rng.randrange(2, 8)
+        edges = {(v, (v + 1) % n) for v in range(n)} | {(v, (v - 1) % n) for v in range(n)}
+        edges |= {tuple(rng.sample(range(n), 2)) for _ in range(rng.randrange(n * n))}
+        sources = [sorted(s for s, t in edges if t == v) for v in range(n)]
+        spare = [rng.randrange(min(3, len(listed)) + 1) for listed in sources]
+        expected = closed_pairs(sources, spare)
+        closing = Closing(sources, spare)
+        found = closing.two_sets()
+        assert (found is None) == (not expected)
+        for pair in filter(None, (found, closing.halves())):
+            assert not pair[0] & pair[1]
+            for half in pair:
+                assert all(len(set(sources[v]) - half) <= spare[v] for v in half)
+        answers[found is None] += 1
+        if not any(spare):
+            continue
+        weights = [(s, t, Fraction(1, n + 1)) for s, t in sorted(edges)]
+        schedule = kept(Round.from_edges(n, weights), Gap(max_ig=1, backup=tuple(spare)), n)
+        proof = prove(schedule)
+        assert (proof["consensus"].status is Status.PROVED) == (not expected)
+        claims = proof.certificate["claims"]
+        assert confirmed(schedule, proof.certificate) == [entry["claim"] for entry in claims]
+        if expected:  # whatever is claimed, the checker finds the sets
+            for method in ("search", "degrees"):
+                forged = {**proof.certificate, "claims": [{"claim": "consensus", "method": method}]}
+                with pytest.raises(checker.Refusal, match="expected"):
+                    confirmed(schedule, forged)
+    assert min(answers.values()) > 15
+
+
+def test_workers_of_two_closing_sets_may_never_agree_and_others_do():
+    """The recursion with the latest updates left out: the sets keep their values; without such sets all agree."""
+    rng = random.Random("worst case")
+    everyone = 5
+    for spare, agrees in ((2, True), (3, False)):
+        sources = [[u for u in range(everyone) if u != v] for v in range(everyone)]
+        pair = Closing(sources, [spare] * everyone).two_sets()
+        assert (pair is None) == agrees
+        values = [float(v) for v in range(everyone)] if agrees else [float(v in pair[0]) for v in range(everyone)]
+        for _ in range(400):
+            taken = []
+            for v in range(everyone):
+                late = rng.sample(sources[v], spare)
+                if not agrees:
+                    home = next((half for half in pair if v in half), set())
+                    late = [u for u in sources[v] if u not in home][:spare]
+                taken.append([u for u in sources[v] if u not in late])
+            values = [values[v] + sum(0.2 * (values[u] - values[v]) for u in taken[v]) for v in range(everyone)]
+        assert (max(values) - min(values) < 1e-6) == agrees
+
+
+def test_many_workers_are_certified_by_what_is_near_them():
+    n = 600
+    gap = Gap(max_ig=4, backup=1, staleness=2, skip=Skip(limit=10))
+    schedule = kept(METHODS["metropolis"](ring_based(n)), gap, n)
+    proof = prove(schedule)
+    assert proof.verdict is Status.PROVED
+    assert "gap-of-pairs" not in proof
+    assert len(json.dumps(proof.certificate)) < 120 * n
+    assert confirmed(schedule, proof.certificate)
