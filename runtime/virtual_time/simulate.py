@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from preduce.runtime.virtual_time.gaps import run_gaps
 from preduce.runtime.virtual_time.groups import run_groups
 from preduce.runtime.virtual_time.pairs import run_pairs
+from preduce.runtime.virtual_time.partial import run_quorum
 from preduce.runtime.virtual_time.rounds import run_rounds
 from preduce.runtime.virtual_time.servers import run_servers
-from preduce.topo.errors import InputError, MissingFeatureError
+from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.pairwise import Pairwise
@@ -22,18 +23,12 @@ if TYPE_CHECKING:
     from preduce.topo.strategies.axes import Form
 
 MAX_CELLS = 50_000_000
-
-
-def _refuse_quorum(schedule: Schedule, *_: object, **__: object) -> Timeline:
-    raise MissingFeatureError(f"schedule {schedule.name!r}: when.quorum cannot be simulated by this version")
-
-
 PROTOCOLS = {
     Generated.kind: run_groups,
     Pairwise.kind: run_pairs,
     Server.kind: run_servers,
     "gap": run_gaps,
-    "quorum": _refuse_quorum,
+    "quorum": run_quorum,
 }
 """What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
 

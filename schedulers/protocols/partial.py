@@ -146,8 +146,8 @@ class Partial:
     """All workers of a job under one setting; a `Machine`.
 
     Its notes say what a driver has to carry out: `("begun", round, gradients)` snapshots and empties the send buffer;
-    `("finished", round, counts)` has its sum; `("taken", rounds)` applies these results, ascending, or their sum;
-    `("synchronised", round)` takes the mean of the models.
+    `("finished", round, counts)` has its sum; `("taken", rounds, version)` applies these results, ascending, or their
+    sum, and is then so many rounds far; `("synchronised", round)` takes the mean of the models.
 
     How it ends: a worker without data counts as come once more, and says in all its shares that it has ended. Everybody
     learns that from the results, in the same round, so a quorum asks for those only that go on, and the first round in
@@ -281,7 +281,7 @@ class Partial:
             else:
                 taken, left = state.results[:1], state.results[1:]
         state = replace(state, stage=COMPUTING, results=left, version=version)
-        note = Note(("taken", tuple(result.round for result in taken)))
+        note = Note(("taken", tuple(result.round for result in taken), version))
         every = self.setting.synchronise_every
         if not every or version % every:
             return state, (note,)

@@ -39,7 +39,7 @@ def test_a_late_gradient_joins_the_next_round():
     slow, actions = machine.step(1, slow, Finish())
     assert actions == (Note(("finished", 0, (1, 0))),)
     slow, actions = machine.step(1, slow, Take())
-    assert actions == (Note(("taken", (0,))),)
+    assert actions == (Note(("taken", (0,), 1)),)
     slow, actions = machine.step(1, slow, Begin())
     assert actions == (Send(0, Share(1, (0,), oldest=0)), Note(("begun", 1, (0,))))
 
