@@ -76,6 +76,10 @@ BENCHMARKS = (
         "--output {out}.md", "", 300,
     ),
     Benchmark(
+        "gaps", "which graph and setting of Hop's: steps, gaps and queues from 16 to 10,000 workers", "gaps.scale",
+        "--sizes 16 -o {out}", "", 300,
+    ),
+    Benchmark(
         "steps-to-loss", "how many more steps a schedule needs, by its figures", "steps_to_loss.fit",
         "--seeds 1 --random 2 --output {out}.json", "", 300,
     ),

@@ -46,8 +46,8 @@ def _decided(schedule: Schedule, gap: Gap) -> Claim:
     if all(len(listed) - b >= n // 2 for listed, b in zip(sources, spare, strict=True)):
         text = (
             f"Every worker hears of {n // 2} others or more besides its backup workers, so of two disjoint sets one "
-            f"has a member that must hear of the other workers: all come to one common value {late}. It need not be the "
-            "mean."
+            f"has a member that must hear of the other workers: all come to one common value {late}. It need not be "
+            "the mean."
         )
         return proved(NAME, text, method="degrees")
     search = Closing(sources, spare)

@@ -89,6 +89,9 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
         )
         return
     paths = [path for path in leaves(entry) if path[0] not in ("claim", "method")]
+    if not paths and "classes" not in entry:
+        entry["method"] = draw.choice(["search", "degrees", "graph", "trees"])
+        return
     if not paths:
         entry["classes"].append([draw.randrange(3)])
         return

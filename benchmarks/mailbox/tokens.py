@@ -63,7 +63,7 @@ def measure(rank: int, port: int, megabytes: float, updates: int) -> None:
     box = Mailbox(store, rank, "t", deliver, max_bytes=layout.num_bytes, timeout=60, bound=bound)
     box.start()
     if rank == 0:
-        sender = UpdateSender(box, layout)
+        sender = UpdateSender(box, layout, capacity=CAPACITY)
         for step in range(2 * updates):
             room.acquire()
             sender.send("update", arrays, {1: (step,)})

@@ -1,8 +1,9 @@
-"""Seconds of one update of Hop, from the live parameters to the numbers at its neighbours, beside bare transfers.
+"""What one update of Hop costs, from the live parameters to the numbers at its neighbours, beside bare transfers.
 
 One worker and `neighbors` others, each in a process of its own, over loopback. A turn moves the worker's parameters to
 all neighbours; each answers with a few bytes as soon as it has the numbers, and time is until the last answer is there.
-Contestants take turns in an order that changes from turn to turn, and ratios are taken within a turn.
+Contestants take turns in an order that changes from turn to turn, and ratios are taken within a turn. CPU seconds are
+those of all processes; unlike time, they do not depend on what else the machine does.
 
 * zmq: a bare ZeroMQ `send(array, copy=False)` to each, `recv(copy=False)`: no copy is taken, so that the array must not
   change before the answers are there.
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.torch_api import Store
 
 CONTESTANTS = ("zmq", "tcp", "update")
+Seconds = dict[str, tuple[float, float]]
+"""By contestant: seconds of a turn, and CPU seconds in it."""
 WARM_UP = 6
 CAPACITY = 5
 
 
-def measure(rank: int, port: int, neighbors: int, megabytes: float, turns: list[list[str]]) -> list[dict[str, float]]:
-    """One of the processes; rank 0 returns the seconds of each turn."""
+def measure(rank: int, port: int, neighbors: int, megabytes: float, turns: list[list[str]]) -> list[Seconds]:
+    """One of the processes: its seconds of each turn, by contestant."""
     import torch
     import torch.distributed as dist
 
@@ -56,9 +59,9 @@ def measure(rank: int, port: int, neighbors: int, megabytes: float, turns: list[
     for turn in turns:
         row = {}
         for name in turn:
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             contestants[name].move()
-            row[name] = time.perf_counter() - start
+            row[name] = (time.perf_counter() - start, time.process_time() - busy)
         seconds.append(row)
     store.set(f"done{rank}", "")
     store.wait([f"done{other}" for other in range(neighbors + 1)])
@@ -107,7 +110,7 @@ class Bare:
 
 
 class Sockets:
-    """TCP and nothing else; the sending worker has a thread for each neighbour, as libzmq's has none to wait for."""
+    """TCP and nothing else, one neighbour after the other."""
 
     def __init__(self, store: Store, rank: int, neighbors: int, array: torch.Tensor) -> None:
         self.rank, self.data = rank, memoryview(array.numpy()).cast("B")
@@ -149,13 +152,13 @@ class Updates:
         from preduce.runtime.transport.updates import Layout, UpdateSender
 
         self.rank, self.arrays, self.neighbors, self.step = rank, [array], neighbors, 0
-        layout = Layout(self.arrays, int(os.environ.get("PART", str(4 << 20))))
+        layout = Layout(self.arrays)
         self.complete = Arrival.KEPT
         self.rings = PayloadRings(rank, {0: CAPACITY} if rank else {}, layout)
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
         bound = layout.bound([CAPACITY], 16)
         self.box = Mailbox(store, rank, "m", self.deliver, max_bytes=array.nbytes, timeout=60, bound=bound)
-        self.sender = UpdateSender(self.box, layout)
+        self.sender = UpdateSender(self.box, layout, capacity=CAPACITY)
         self.box.start()
         self.kept: Any = None
 
@@ -177,7 +180,7 @@ class Updates:
             self.came.get()
             self.kept = self.rings.take(0, self.step)
             self.rings.retire(self.step + 1)
-            self.box.send(0, "token", (1,))
+            self.box.send(0, "token", (1,), urgent=True)
         self.step += 1
 
     def close(self) -> None:
@@ -185,8 +188,8 @@ class Updates:
         self.box.close()
 
 
-def run(neighbors: int, megabytes: float, turns: list[list[str]]) -> list[dict[str, float]]:
-    """The seconds of each turn."""
+def run(neighbors: int, megabytes: float, turns: list[list[str]]) -> list[Seconds]:
+    """The first process's seconds of each turn, and the CPU seconds of all."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -211,7 +214,10 @@ def run(neighbors: int, megabytes: float, turns: list[list[str]]) -> list[dict[s
         thread.start()
     for thread in threads:
         thread.join()
-    return results[0]
+    return [
+        {name: (first[name][0], sum(row[name][1] for row in rows)) for name in first}
+        for first, rows in zip(results[0], zip(*results, strict=True), strict=True)
+    ]
 
 
 def rows_of(neighbors: int, megabytes: float, repetitions: int) -> list[dict[str, Any]]:
@@ -222,9 +228,11 @@ def rows_of(neighbors: int, megabytes: float, repetitions: int) -> list[dict[str
     rows = []
     for name in CONTESTANTS:
         row: dict[str, Any] = {"megabytes": megabytes, "neighbors": neighbors, "contestant": name}
-        row["ms"] = _spread([row[name] * 1e3 for row in seconds])
+        row["ms"] = _spread([turn[name][0] * 1e3 for turn in seconds])
         for base in ("zmq", "tcp"):
-            row[base] = _spread([row[name] / row[base] for row in seconds])
+            row[base] = _spread([turn[name][0] / turn[base][0] for turn in seconds])
+        row["cpu"] = statistics.fmean(turn[name][1] * 1e3 for turn in seconds)
+        row["cpu ratio"] = row["cpu"] / statistics.fmean(turn["zmq"][1] * 1e3 for turn in seconds)
         rows.append(row)
     return rows
 
@@ -238,12 +246,13 @@ def _spread(values: list[float]) -> list[float]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| MB | neighbours | contestant | ms [quartiles] | ÷ zmq [quartiles] | ÷ tcp [quartiles] |",
-        "|---|---|---|---|---|---|",
+        "| MB | neighbours | contestant | ms [quartiles] | ÷ zmq [quartiles] | ÷ tcp [quartiles] | CPU ms | ÷ zmq |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         cells = " | ".join("{1:.2f} [{0:.2f}-{2:.2f}]".format(*row[key]) for key in ("ms", "zmq", "tcp"))
-        lines.append(f"| {row['megabytes']:g} | {row['neighbors']} | {row['contestant']} | {cells} |")
+        busy = f"{row['cpu']:.2f} | {row['cpu ratio']:.2f}"
+        lines.append(f"| {row['megabytes']:g} | {row['neighbors']} | {row['contestant']} | {cells} | {busy} |")
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.plots import pyplot
@@ -60,30 +61,39 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
         known = [(place, row.predicted) for place, row in zip(places, shown, strict=True) if row.predicted]
         if known:
             axis.plot([at for _, at in known], [place for place, _ in known], "k|", markersize=9, label="predicted")
-            axis.legend(loc="lower right")
         axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown], title=where)
         axis.invert_yaxis()
+    drawn.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
     drawn.savefig(path, dpi=80)
     plt.close(drawn)
 
 
 def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
-    """All of the run on the left, its last third on the right, where the ends can be told apart."""
+    """All of the run on the left. On the right the same over steps where they are known, else its last third."""
     plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
     figure.suptitle(plot)
+    by_steps = all(curve.steps for curve in curves)
+    _lines(axes[0], curves)
+    _lines(axes[1], [replace(curve, at=curve.steps) for curve in curves] if by_steps else curves)
     for axis in axes:
-        _lines(axis, curves)
         axis.set(xlabel="seconds" if "seconds" in plot else "steps", ylabel="training loss of the mean model")
-    end = max(curve.at[-1] for curve in curves)
-    late = [loss for curve in curves for at, loss in zip(curve.at, curve.losses, strict=True) if at >= 2 / 3 * end]
-    low, high = min(late), max(late)
-    margin = 0.05 * (high - low) or 0.05 * high  # of a run that was ended early there may be one point
-    axes[1].set(xlim=(2 / 3 * end, end), ylim=(low - margin, high + margin))
     axes[0].set_yscale("log")
+    if by_steps:
+        axes[1].set(xlabel="steps", yscale="log")
+    else:
+        _show_the_end(axes[1], curves)
     axes[0].legend(loc="upper right")
     figure.savefig(path, dpi=80)
     plt.close(figure)
+
+
+def _show_the_end(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - matplotlib has no stubs
+    """The last third alone, where ends can be told apart."""
+    end = max(curve.at[-1] for curve in curves)
+    late = [loss for curve in curves for at, loss in zip(curve.at, curve.losses, strict=True) if at >= 2 / 3 * end]
+    low, high = min(late), max(late)
+    axis.set(xlim=(2 / 3 * end, end), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
 
 
 def _lines(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - matplotlib has no stubs

@@ -73,12 +73,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Losses over steps or seconds, for a picture: `plot` names it (pictures.py)."""
+    """Losses over steps or seconds, for a picture: `plot` names it (pictures.py). `steps` are there beside seconds."""
 
     plot: str
     name: str
     at: tuple[float, ...]
     losses: tuple[float, ...]
+    steps: tuple[float, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Steps only where they are known."""
+        return {key: value for key, value in asdict(self).items() if key != "steps" or value}
+
+    @classmethod
+    def of_json(cls, content: dict[str, Any]) -> Curve:
+        """What `to_json` made."""
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in content.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +136,14 @@ class Results:
         if self.bars:
             content["bars"] = list(self.bars)
         if self.curves:
-            content["curves"] = [asdict(curve) for curve in self.curves]
+            content["curves"] = [curve.to_json() for curve in self.curves]
         return compact.text(content, digits=5)
 
     @classmethod
     def of_text(cls, text: str) -> Results:
         """What `to_text` wrote."""
         content = json.loads(text)
-        curves = [Curve(**{**c, "at": tuple(c["at"]), "losses": tuple(c["losses"])}) for c in content.get("curves", ())]
+        curves = [Curve.of_json(curve) for curve in content.get("curves", ())]
         return cls(
             paper=content["paper"],
             commit=content["commit"],

@@ -152,9 +152,10 @@ def pipeline_of(schedule: "Schedule") -> dict[str, Any]:
 def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
     """The gaps of a run against the proved ones, and what was skipped; shares are of all workers' time or steps.
 
-    All pairs are proved for at most 256 workers: their matrix takes O(n · edges).
+    All pairs are proved for at most 256 workers, since their matrix takes O(n · edges); edges wherever they can be.
     """
     from preduce.runtime.virtual_time.gaps import hop_of
+    from preduce.topo.errors import UnknownError
     from preduce.topo.strategies.gap import Gap
     from preduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
 
@@ -162,11 +163,15 @@ def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
     assert isinstance(gap, Gap), "nothing else records gaps"
     graph, shares = hop_of(schedule.strategy.graphs[0], gap).graph, record.distribution()
     passed = float(record.finish[-1].sum()) or 1.0
+    try:
+        over_edges = largest_over_edges(graph, gap)
+    except UnknownError:
+        over_edges = None
     return {
         "gaps": {
             "mean_over_edges": float((shares * range(len(shares))).sum()),
             "largest_over_edges": record.largest_over_edges(),
-            "proved_over_edges": largest_over_edges(graph, gap),
+            "proved_over_edges": over_edges,
             "largest_over_pairs": record.largest_over_pairs(),
             "proved_over_pairs": largest_over_pairs(graph, gap) if graph.num_workers <= MAX_PAIRS else None,
             "share_skipped": float(record.skipped.sum()) / record.finish.size,
@@ -252,13 +257,10 @@ def _print(
     for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum)):
         if name in facts:
             show(facts[name])
-    if ("gaps" in facts or "quorum" in facts) and "nic_bytes_per_step" in facts:
-        out.print(f"communication: {size(facts['nic_bytes_per_step'])} out of the busiest node per step")
-    elif "nic_bytes_per_step" in facts:
-        out.print(
-            f"communication: {seconds(facts['communication_seconds_per_step'])} and "
-            f"{size(facts['nic_bytes_per_step'])} out of the busiest node per step"
-        )
+    if "nic_bytes_per_step" in facts:
+        alone = "communication_seconds_per_step" in facts
+        took = f"{seconds(facts['communication_seconds_per_step'])} and " if alone else ""
+        out.print(f"communication: {took}{size(facts['nic_bytes_per_step'])} out of the busiest node per step")
     if "steady_seconds_per_step" in facts:
         critical = ", ".join(map(str, facts["critical_workers"][:8]))
         out.print(

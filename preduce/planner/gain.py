@@ -78,9 +78,14 @@ def best_plain(options: Sequence[Option]) -> Option | None:
     return min(plain, key=lambda option: (option.time, option.communication), default=None)
 
 
-def simplicity(option: Option) -> tuple[int, int, int]:
-    """Less is simpler: All-Reduce every k steps, then few distinct phases (communicators), then a short period."""
-    return (0 if option.is_plain else 1, option.num_phases, option.period)
+def simplicity(option: Option) -> tuple[int, int, int, float]:
+    """Less is simpler: All-Reduce every k steps, then few distinct phases (communicators), then a short period.
+
+    Neighbours that keep a gap come last, since they have queues; of them those are simpler whose queues are smaller.
+    """
+    if option.gap:
+        return (2, option.num_phases, option.period, option.gap.memory_bytes)
+    return (0 if option.is_plain else 1, option.num_phases, option.period, 0.0)
 
 
 def unbeaten(options: Sequence[Option]) -> list[Option]:

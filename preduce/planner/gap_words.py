@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from preduce.planner.job import Data
@@ -40,7 +41,7 @@ def gap_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str
         )
     if facts.computed < 1 - TOLD:
         said.append(f"{1 - facts.computed:.0%} of all steps are skipped, and no gradient is computed in them")
-    return [*said, _memory(chosen, job)]
+    return [*said, _memory(chosen, job), *_others(chosen, options, job)]
 
 
 def gap_cautions(chosen: Option, job: Job) -> list[str]:
@@ -48,11 +49,17 @@ def gap_cautions(chosen: Option, job: Job) -> list[str]:
     facts, count = chosen.gap, job.cluster.num_workers
     if facts is None or chosen.schedule.is_mixing:
         return []
+    said = []
+    if job.data is not Data.SHUFFLED:
+        said.append(
+            "on data that differs between workers, neighbours that kept a gap needed up to 1.7 times the predicted "
+            "steps (docs/gaps.md)"
+        )
     decided = (
         "which updates are averaged is decided while the job runs: its disagreement, drift and steps are measured in "
         "virtual time, not proved, and it does not preserve the mean"
     )
-    said = [decided]
+    said.append(decided)
     if facts.progress > 1 + TOLD:
         said.append(
             f"what is newer than one's own step is averaged, too, so that a step brings the mean {facts.progress:.2f} "
@@ -101,6 +108,19 @@ def _gained(chosen: Option, options: Sequence[Option]) -> str:
     plain = [o for o in options if o.gap and o is not chosen and o.schedule.strategy.when == Gap(order=gap.order)]
     same = [o for o in plain if o.schedule.strategy.graphs == graph]
     return "".join(f"; without that a step would take {_ms(o.step_seconds)}" for o in same[:1])
+
+
+def _others(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """What else was measured and is faster, where nothing but gaps was asked for."""
+    able = [option for option in permitted(options, replace(job, gap=None)) if not option.gap]
+    best = min(able, key=lambda option: (option.time, option.name), default=None)
+    if not job.gap or best is None or not 0 < best.time < chosen.time:
+        return []
+    said = (
+        f"{best.name} is predicted to take {best.time / chosen.time:.2f} times as long ({_ms(best.step_seconds)} per "
+        "step); without --when gap it may be picked"
+    )
+    return [said]
 
 
 def _memory(chosen: Option, job: Job) -> str:

@@ -157,7 +157,7 @@ def _phases(option: Option) -> str:
     if option.is_plain:
         return "one group of all workers"
     if option.gap:
-        return "one graph"
+        return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"
     distinct = option.num_phases
     return f"{distinct} distinct phase{'s' * (distinct != 1)} in a period of {option.period}"
 

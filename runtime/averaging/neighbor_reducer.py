@@ -15,6 +15,7 @@ import torch
 from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.averaging.reduction import Reduction
 from preduce.runtime.averaging.riders import load_riders
+from preduce.runtime.averaging.weights import unit_weights
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
 from preduce.runtime.transport.waiting import GoneError, OwnWork
 from preduce.topo.errors import UnavailableError
@@ -40,7 +41,6 @@ class Neighbourhood:
         edges = list(strategy.rounds[index].edges())
         self.sources: list[tuple[int, Fraction]] = [(s, w) for s, t, w in edges if t == rank]
         self.targets = sorted(t for s, t, _ in edges if s == rank)
-        self.own_weight = 1 - sum((w for _, w in self.sources), start=0)
         members = {rank, *self.targets, *(s for s, _ in self.sources)}
         self.group = Group(tuple(sorted(members))) if len(members) > 1 else None
 
@@ -162,9 +162,10 @@ class PeerReducer(Reducer):
         near = reduction.neighbourhood
         mean = reduction.arrays[index][:length]
         with torch.no_grad():
-            mean.mul_(float(near.own_weight))
-            for place, (_, weight) in enumerate(near.sources):
-                mean.add_(reduction.heard[index, place][0][:length], alpha=float(weight))
+            own_weight, weights = unit_weights([weight for _, weight in near.sources], mean.dtype)
+            mean.mul_(own_weight)
+            for place, weight in enumerate(weights):
+                mean.add_(reduction.heard[index, place][0][:length], alpha=weight)
 
 
 class PeerReduction(Reduction):

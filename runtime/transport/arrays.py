@@ -7,6 +7,7 @@ own, which nobody else has and which the receiver may therefore use and overwrit
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from preduce.runtime.transport.streams import Streams
+from preduce.runtime.transport.waiting import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_SPARE = 2
 """So many snapshots that nobody uses are kept for the next ones."""
+PATIENCE = 0.1
+"""Seconds for which a snapshot more than usual is put off: another Python thread notices that a frame has left."""
 
 
 def frame_of(tensor: torch.Tensor) -> memoryview:
@@ -47,10 +51,12 @@ class Snapshots:
     Args:
         streams: of the arrays' device. On one that runs ahead copies are only queued, in the current stream: a snapshot
             is complete once a mark that is set after `take` was passed.
+        usual: how many snapshots are in use at most where nobody is slower than he should be; before there are more,
+            `take` waits a moment for one of them.
     """
 
-    def __init__(self, streams: Streams | None = None) -> None:
-        self._streams = streams or Streams()
+    def __init__(self, streams: Streams | None = None, usual: int | None = None) -> None:
+        self._streams, self._usual = streams or Streams(), usual
         self._taken: list[_Snapshot] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
@@ -58,7 +64,7 @@ class Snapshots:
 
         All calls of one instance give arrays of the same sizes. Not to be called by two threads at a time.
         """
-        snapshot = self._free() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
+        snapshot = self._free() or self._freed_soon() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
         self._taken.append(snapshot)
         return snapshot.of(tensors)
 
@@ -70,6 +76,15 @@ class Snapshots:
     def num_bytes(self) -> int:
         """The memory of all snapshots, in use or not."""
         return sum(snapshot.num_bytes for snapshot in self._taken)
+
+    def _freed_soon(self) -> _Snapshot | None:
+        """A snapshot that becomes free within a moment, where there are as many as usual."""
+        if self._usual is None or len(self._taken) < self._usual:
+            return None
+        start = time.monotonic()
+        while (snapshot := self._free()) is None and (waited := time.monotonic() - start) < PATIENCE:
+            time.sleep(pause_after(waited))
+        return snapshot
 
     def _free(self) -> _Snapshot | None:
         """A snapshot that nobody has any more, taken out; a few others are kept, the rest gives its memory back."""

@@ -1,10 +1,10 @@
 """Updates: a worker's parameters as they were at one step, on their way to its out-neighbours.
 
 They are copied once a step for all neighbours, into memory that is used again (`arrays.Snapshots`): what travels never
-changes, and training goes on at once. They travel in parts of `PART_BYTES`, each copied and then given to libzmq for
-every neighbour, so that the first part is under way while the next one is copied, and so that libzmq asks for memory
-that the C library keeps: beyond 32 MB glibc takes every array from the system anew, and half of the time of a bare
-transfer goes into touching it for the first time.
+changes, and training goes on at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for memory that
+the C library keeps: beyond 32 MB glibc takes every array from the system anew, and to touch that for the first time
+took as long as the bare transfer of 50 MB (30 ms against 17). Smaller parts, of which the first would travel while the
+next is copied, cost more in messages than they hide.
 
 Averaging goes part by part, too: a part stays in the processor's cache while the parts of all neighbours are added to
 it, straight from the memory in which they came.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.averaging.weights import unit_weights
 from preduce.runtime.transport.arrays import Snapshots
 from preduce.runtime.transport.credit import Bound
 from preduce.runtime.transport.streams import Streams
@@ -28,11 +29,12 @@ from preduce.runtime.transport.waiting import pause_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from fractions import Fraction
 
     from preduce.runtime.transport.mailbox import Mailbox
     from preduce.runtime.transport.streams import Marker
 
-PART_BYTES = 4 * 2**20
+PART_BYTES = 16 * 2**20
 """The most that one message holds of an update."""
 ALIGNED = 16
 """Parts begin at multiples of so many numbers."""
@@ -52,10 +54,11 @@ class Layout:
 
     Args:
         arrays: the flat model's, or any of the same sizes and types.
-        part_bytes: the most that one part holds; small arrays share a part.
+        part_bytes: the most that one part holds, by default `PART_BYTES`; small arrays share a part.
     """
 
-    def __init__(self, arrays: Sequence[torch.Tensor], part_bytes: int = PART_BYTES) -> None:
+    def __init__(self, arrays: Sequence[torch.Tensor], part_bytes: int | None = None) -> None:
+        part_bytes = part_bytes or PART_BYTES
         self.dtypes = tuple(array.dtype for array in arrays)
         self.num_bytes = sum(array.nbytes for array in arrays)
         self.parts: list[list[Piece]] = [[]]
@@ -101,15 +104,23 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 class UpdateSender:
     """What sends a worker's updates; one snapshot for all neighbours.
 
-    Snapshots have memory for at most one update more than the largest capacity among the out-neighbours' rings: an
-    older update has left, or its receiver would have been that far behind. From a device they are copied into pinned
-    memory on a side stream, and the host waits for that copy and for nothing else of the device.
+    Snapshots have memory for one update more than the largest capacity among the out-neighbours' rings: an older one
+    has left, or its receiver would be further behind than was proved. Only where a backup worker is so slow that more
+    are on their way to somebody who needs none of them there may be more, up to what the mailbox lets out (`credit`).
+    From a device they are copied into pinned memory on a side stream, and the host waits for that copy and for nothing
+    else of the device.
+
+    Args:
+        mailbox: what sends.
+        layout: of the arrays.
+        capacity: the largest among the out-neighbours' rings.
+        streams: of the arrays' device.
     """
 
-    def __init__(self, mailbox: Mailbox, layout: Layout, streams: Streams | None = None) -> None:
+    def __init__(self, mailbox: Mailbox, layout: Layout, *, capacity: int, streams: Streams | None = None) -> None:
         self.mailbox, self.layout = mailbox, layout
         self._streams = streams or Streams()
-        self._snapshots = [Snapshots(self._streams) for _ in layout.parts]
+        self._snapshots = [Snapshots(self._streams, capacity + 1) for _ in layout.parts]
 
     @property
     def num_bytes(self) -> int:
@@ -160,23 +171,26 @@ def _passed(mark: Marker) -> None:
 
 def add_updates(
     arrays: Sequence[torch.Tensor],
-    own_weight: float,
     updates: Sequence[Sequence[torch.Tensor]],
-    weights: Sequence[float],
+    weights: Sequence[Fraction | float],
     layout: Layout,
     *,
+    into: Sequence[torch.Tensor] | None = None,
     streams: Streams | None = None,
 ) -> None:
-    """Make each array own_weight times itself plus the weighted updates, in place.
+    """Make each array the weighted updates plus itself times what is left of 1, in place.
 
+    With `into` (which may be the arrays) they stay as they are, and what is to be added to them is written there.
     `updates` are what `PayloadRings.take` or `look` gave: of each, the pieces in the order of the layout, on the host.
     On a device the sums run on a side stream, for which the user's then waits; the host runs ahead.
     """
     streams = streams or Streams()
     with torch.no_grad(), streams.side():
         for place, piece in enumerate(layout.pieces()):
-            target = arrays[piece.array][piece.start : piece.end]
-            target.mul_(own_weight)
-            for update, weight in zip(updates, weights, strict=True):
+            array = arrays[piece.array][piece.start : piece.end]
+            target = array if into is None else into[piece.array][piece.start : piece.end]
+            own_weight, rounded = unit_weights(weights, target.dtype)
+            torch.mul(array, own_weight - (into is not None), out=target)
+            for update, weight in zip(updates, rounded, strict=True):
                 target.add_(streams.stage(update[place], target.device), alpha=weight)
     streams.rejoin()

@@ -145,6 +145,19 @@ class GapTiming(Timing):
         for listener in self._listeners:
             listener.enters(worker, row + by)
 
+    def record(self, graph: Round) -> GapRecord:
+        """What the run showed of gaps, over the edges of its graph."""
+        return GapRecord(
+            self.finish,
+            self.order,
+            graph.sources.astype(np.int64),
+            graph.targets.astype(np.int64),
+            self.skipped,
+            self.fill,
+            (self.reduced - self.computed).sum(axis=0),
+            (self.finish - self.reduced).sum(axis=0),
+        )
+
     def check_ended(self, machine: VirtualMachine) -> None:
         """Refuse a run that stands still before its end.
 
@@ -200,22 +213,12 @@ def run_gaps(
     timing.check_ended(machine)
     finish, computed = timing.finish, timing.computed
     wire = round_seconds(graph, schedule.cluster, hardware, model_bytes=size)  # (n,)
-    record = GapRecord(
-        finish,
-        timing.order,
-        graph.sources.astype(np.int64),
-        graph.targets.astype(np.int64),
-        timing.skipped,
-        timing.fill,
-        (timing.reduced - computed).sum(axis=0),
-        (finish - timing.reduced).sum(axis=0),
-    )
     is_parallel = setting.order is Order.PARALLEL
     # Whatever a worker waited longer than an exchange of all at once takes, it waited for others.
     busy = np.minimum(wire, finish - timing.begun if is_parallel else finish - computed)
     late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
     start = np.where(late, finish - busy, timing.begun)
-    observed = Observed.of(links.nic_bytes, None if told is None else told.ages, record)
+    observed = Observed.of(links.nic_bytes, None if told is None else told.ages, timing.record(graph))
     return Timeline(
         paces,
         timing.begun,

@@ -47,9 +47,10 @@ class GapCase:
     rounds: int
     start: np.ndarray  # (n, WIDTH)
     push: np.ndarray  # (n, rounds, WIDTH): what step k adds
-    delays: dict  # (worker, number of the call) -> seconds before that step
+    delays: dict  # (worker, number of the call) -> seconds before that step; inf: until it may skip
     jitter: float
     uneven: tuple  # rounds of data of each worker
+    meets: int = -1  # after so many rounds all look at the mean model
 
     @property
     def gap(self):
@@ -115,6 +116,7 @@ def make_gap_case(seed, *, uneven=False):
         delays,
         rng.choice([0.0, 0.001]),
         tuple(rng.randint(0, rounds) if uneven else rounds for _ in range(n)),
+        rng.randrange(rounds) if rng.random() < 0.3 and not uneven else -1,
     )
 
 
@@ -141,26 +143,37 @@ def gap_problems(case, results):
     return problems
 
 
+def pause(optimizer, seconds):
+    """Wait so long, or until all out-neighbours are two steps ahead."""
+    while seconds == np.inf and min(optimizer.runner.status().tokens) < optimizer.runner.gap.max_ig + 2:
+        time.sleep(0.002)
+    time.sleep(seconds if seconds < np.inf else 0)
+
+
 def run_gap_case(case, world):
     """One worker's run: its parameters after the last round, and its log."""
     rank, rng = world.rank, random.Random(f"{case.schedule.name} {world.rank}")
     model, optimizer = optimizer_of(world, case.schedule, case.start[rank])
     optimizer.runner.log.is_on = True
-    calls = []
+    calls, means = [], None
     with optimizer.join():
         number = 0
         while optimizer.round < case.uneven[rank]:
             round_ = optimizer.round
-            time.sleep(case.delays.get((rank, number), 0.0) + case.jitter * rng.random())
+            pause(optimizer, case.delays.get((rank, number), 0.0))
+            time.sleep(case.jitter * rng.random())
             model.set_gradient(0.0, case.push[rank, round_])
             optimizer.step()
             calls.append(round_)
+            if optimizer.round == case.meets:  # nobody skips past it
+                with optimizer.mean_model():
+                    means = model.values().numpy().copy()
             number += 1
     values = model.values().numpy().copy()
     ended = optimizer.round
     log = optimizer.runner.log
     optimizer.finish()
-    return {"values": values, "ended": ended, "events": list(log.events), "log": log, "calls": calls}
+    return {"values": values, "ended": ended, "events": list(log.events), "log": log, "calls": calls, "means": means}
 
 
 def in_order(results):

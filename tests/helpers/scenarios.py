@@ -23,6 +23,7 @@ from helpers.random_schedules import make_case, run_case
 from preduce.runtime.averaging.p_reduce import p_reduce
 from preduce.runtime.launcher.launch import launch
 from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.transport import updates
 from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.rendezvous import connect_store
 from preduce.runtime.transport.torch_api import PrefixStore
@@ -475,6 +476,7 @@ def neighbours(gap, pace=1) -> Schedule:
 
 def constant(schedule, size=1300, **options):
     """A model of 5 MB, two parts of an update, that begins at the rank everywhere and gains rank + 1 in each step."""
+    updates.PART_BYTES = 4 * 2**20
     model = torch.nn.Linear(1000, size, bias=False)
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, initial="keep", timeout=20, **options

@@ -293,14 +293,3 @@ def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
     with torch.no_grad():
         unseen = float((model(inputs[seen:]).argmax(1) == labels[seen:]).float().mean())
     assert unseen > 0.75, "chance is 0.5"
-
-
-def test_machines_are_joined_as_in_hops_figure_21():
-    from benchmarks.lab.gaps import joined_machines
-
-    shared, own = (joined_machines(4, 4, own_gateways=own) for own in (False, True))
-    for graph in (shared, own):
-        graph.require_connected()
-        assert len(graph) == 2 * (4 * 6 + 4), "four cliques and a ring, both ways"
-    assert sorted(shared.in_degrees().tolist()) == [3] * 12 + [5] * 4
-    assert sorted(own.in_degrees().tolist()) == [3] * 8 + [4] * 8

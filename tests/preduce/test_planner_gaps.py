@@ -13,6 +13,7 @@ import pytest
 from preduce import Data, Job, load_schedule, plan
 from preduce.__main__ import main
 from preduce.planner.front import front
+from preduce.planner.gain import gain, simplicity
 from preduce.planner.gap_words import gap_cautions, gap_reasons
 from preduce.planner.gaps import gap_options
 from preduce.planner.pick import pick
@@ -118,6 +119,9 @@ def test_the_front_and_the_pick_keep_their_laws(long_steps: list[Option]) -> Non
     asked = job(disturbance=LONG_STEPS, gap=True)
     chosen = pick(long_steps, asked)
     assert any(option is chosen for option in kept)
+    fastest = min(kept, key=lambda option: option.time)
+    smaller = [option for option in kept if option.gap and simplicity(option) < simplicity(chosen)]
+    assert all(gain(fastest, option, asked.data).is_certain for option in smaller), "equals by the prediction"
     least = min(option.gap.memory_bytes for option in long_steps if option.gap)
     tight = replace(asked, max_queues=least)
     small = pick(long_steps, tight)

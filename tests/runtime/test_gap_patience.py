@@ -57,5 +57,5 @@ def test_in_a_pause_who_has_taken_the_last_step_is_still_waited_for():
 
 
 def test_in_a_step_who_has_taken_the_last_one_sends_nothing_more():
-    with pytest.raises(LackError, match="worker 1 finished after 8 rounds .worker 0 waited in step 8 for the end"):
+    with pytest.raises(LackError, match=r"worker 1 finished after 8 rounds \(worker 0 waited in step 8 for the end"):
         wait(Heartbeat(8), lambda: False, pausing=False)

@@ -172,7 +172,7 @@ def test_sums_of_updates_are_numpys(part_bytes):
     for source in (1, 2, 3):
         receive(rings, layout, source, 0, arrays(numbers[source]))
     own = arrays(numbers[0])
-    add_updates(own, 0.25, [rings.take(source, 0) for source in (1, 2, 3)], [0.5, 0.125, 0.125], layout)
+    add_updates(own, [rings.take(source, 0) for source in (1, 2, 3)], [0.5, 0.125, 0.125], layout)
     assert (
         torch.cat([part.double() for part in own]).tolist() == (np.array([0.25, 0.5, 0.125, 0.125]) @ numbers).tolist()
     )
@@ -212,7 +212,7 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
     try:
         with device.running():
             streams = device.streams()
-            sender = UpdateSender(boxes[0], layout, streams)
+            sender = UpdateSender(boxes[0], layout, capacity=2, streams=streams)
             live = numbers.clone()
             for step in range(4):
                 with streams.side():
@@ -223,7 +223,7 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
                 mean = torch.zeros(2000)
                 with streams.side():
                     device.sleep(0.02)
-                add_updates([mean], 1.0, [rings.take(0, step)], [0.5], layout, streams=streams)
+                add_updates([mean], [rings.take(0, step)], [0.5], layout, streams=streams)
                 rings.retire(step + 1)
                 mean.mul_(2)
                 assert device.host_waits == step
@@ -259,7 +259,7 @@ def test_one_snapshot_serves_all_neighbours_and_parameters_may_change_as_soon_as
     for box in boxes:
         box.start()
     try:
-        sender = UpdateSender(boxes[0], layout)
+        sender = UpdateSender(boxes[0], layout, capacity=capacity)
         for start in range(0, 20, capacity):
             for step in range(start, start + capacity):
                 for array in arrays:
@@ -273,7 +273,7 @@ def test_one_snapshot_serves_all_neighbours_and_parameters_may_change_as_soon_as
             for step in range(start, start + capacity):
                 for rank in (1, 2):
                     own = [array.clone() for array in arrays]
-                    add_updates(own, 0.0, [rings[rank].take(0, step)], [1.0], layout)
+                    add_updates(own, [rings[rank].take(0, step)], [1.0], layout)
                     assert all(torch.equal(array, torch.full_like(array, step)) for array in own)
             for rank in (1, 2):
                 assert rings[rank].most_bytes <= capacity * layout.num_bytes

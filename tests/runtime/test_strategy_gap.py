@@ -3,12 +3,14 @@
 import os
 import threading
 import time
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from helpers.gap_runs import (
+    GapCase,
     gap_problems,
     make_gap_case,
     optimizer_of,
@@ -23,10 +25,11 @@ from preduce.runtime.state.saved_state import unpack
 from preduce.runtime.state.shelf import file_of, read_bytes
 from preduce.runtime.strategies.gap.sizes import hop_of
 from preduce.schedulers.protocols.hop import Advance, Reduce
-from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip
+from preduce.schedulers.protocols.hop_weights import weights_of
+from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from preduce.verify.gaps.exact import exact_bounds
 
-RUNS = int(os.environ.get("PREDUCE_GAP_RUNS", "40"))
+RUNS = int(os.environ.get("PREDUCE_GAP_RUNS", "30"))
 """`PREDUCE_GAP_RUNS=1000 pytest tests/runtime/test_strategy_gap.py -k protocol_allows` runs as many."""
 
 
@@ -40,9 +43,37 @@ def test_every_average_uses_what_the_protocol_allows(ranks, block):
         got = np.stack([result["values"] for result in results])
         np.testing.assert_allclose(got, replayed_values(case, results), rtol=0, atol=1e-12, err_msg=f"{case}")
         assert not gap_problems(case, results), case
+        assert all(np.array_equal(result["means"], results[0]["means"]) for result in results if case.meets > 0)
         for result in results:
             held = [(event.fill, event.source) for event in result["events"] if event.kind == "update"]
             assert all(fill <= result["log"].capacities[source] for fill, source in held)
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_before_a_skip_updates_count_by_their_age(ranks, order):
+    """Own parameters are then some steps old, and an update may be newer than the step; in NumPy from the log."""
+    gap = Gap(max_ig=4, staleness=5, weights=Weights.ITERATION, skip=Skip(limit=10), order=order)
+    numbers, n, rounds = np.random.default_rng(11), 4, 12
+    start, push = numbers.normal(size=(n, 3)), numbers.normal(size=(n, rounds, 3))
+    case = GapCase(plan_of(n, ring_edges(n), gap), rounds, start, push, {(0, 3): np.inf}, 0.001, (rounds,) * n)
+    results = ranks.run(n, lambda world: run_gap_case(case, world))
+    assert any(event.kind == "renewed" for event in results[0]["events"])
+    assert not replay(case, results)
+    got = np.stack([result["values"] for result in results])
+    np.testing.assert_allclose(got, replayed_values(case, results), rtol=0, atol=1e-12)
+
+
+def test_weights_are_the_equations():
+    edges = {1: Fraction(1, 4), 2: Fraction(1, 8)}
+    assert weights_of(Gap(backup=1, max_ig=1), edges, 5, 5, [(2, 5)]) == (Fraction(7, 8), [Fraction(1, 8)])
+    uniform = Gap(weights=Weights.UNIFORM)
+    assert weights_of(uniform, edges, 5, 5, [(1, 5), (2, 5)]) == (Fraction(1, 3), [Fraction(1, 3)] * 2)
+    by_age = Gap(staleness=2, weights=Weights.ITERATION)  # in step 5: of step 3 once, of its own three times, of 7 five
+    assert weights_of(by_age, edges, 5, 5, [(1, 3), (2, 7)]) == (Fraction(3, 9), [Fraction(1, 9), Fraction(5, 9)])
+    assert weights_of(by_age, edges, 9, 5, [(1, 9)]) == (
+        Fraction(1, 4),
+        [Fraction(3, 4)],
+    )  # own is too old, counts once
 
 
 def recursion(start, push, edges, rounds, order):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.gap_runs import optimizer_of, plan_of, ring_edges
+from helpers.gap_runs import optimizer_of, pause, plan_of, ring_edges
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.strategies.gap import Gap, Order, Skip
@@ -117,6 +117,23 @@ def test_who_ended_after_fewer_rounds_is_named(ranks):
     assert "join()" in str(errors[1])
 
 
+def test_who_waits_where_all_meet_is_named_by_who_went_past(ranks):
+    def work(world):
+        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap(max_ig=2)), np.zeros(3), timeout=30)
+        train(model, optimizer, 3)
+        if world.rank == 1:
+            with optimizer.mean_model():
+                pass
+        train(model, optimizer, 9)
+
+    start = time.monotonic()
+    errors = ranks.run(2, work, catch=PeerLostError)
+    assert "worker 1 waits for all in mean_model()" in str(errors[0])
+    assert "waited in step 3 for an update of step 3 from worker 1" in str(errors[0])
+    assert "worker 0" in str(errors[1])
+    assert time.monotonic() < start + 20
+
+
 @pytest.mark.parametrize("pace", [1, 2])
 def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace):
     """A worker that is left behind catches up, and drops the batches of the steps that it skipped."""
@@ -131,8 +148,7 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace)
             for batch in optimizer.batches(range(rounds * pace // 2)):
                 seen.append(epoch * rounds * pace // 2 + batch)
                 assert optimizer.steps == seen[-1], "the batch belongs to the step"
-                while world.rank == 0 and batch == 3 and min(optimizer.runner.status().tokens) < gap.max_ig + 2:
-                    time.sleep(0.002)  # until its neighbours are two steps ahead
+                pause(optimizer, np.inf if world.rank == 0 and batch == 3 else 0)
                 model.set_gradient(0.0, np.ones(3))
                 optimizer.step()
             with optimizer.mean_model():  # nobody skips past a place where all meet
@@ -153,8 +169,7 @@ def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
     def work(world):
         model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=20)
         for batch in range(12):
-            while world.rank == 0 and batch == 3 and min(optimizer.runner.status().tokens) < gap.max_ig + 2:
-                time.sleep(0.002)
+            pause(optimizer, np.inf if world.rank == 0 and batch == 3 else 0)
             model.set_gradient(0.0, np.ones(3))
             optimizer.step()
         optimizer.finish()

@@ -26,7 +26,7 @@ from preduce.verify.base import Status
 from preduce.verify.gaps import capacities_of, gaps
 from preduce.verify.without_backup import Closing
 
-MATRICES = {"doubly-stochastic", "contraction", "disagreement", "drift-worker", "drift-node", "limit"}
+MATRICES = {"doubly-stochastic", "contraction", "disagreement", "drift-worker", "limit"}
 PAPER = {
     "standard": Gap(),
     "parallel": Gap(max_ig=4, order=Order.PARALLEL),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preduce.topo.errors import UnknownError
 from preduce.verify.gaps.exact import exact_bounds
 from preduce.verify.gaps.one_worker import distances_near
 
@@ -13,11 +14,23 @@ if TYPE_CHECKING:
     from preduce.verify.gaps.lengths import Length
 
 
+MAX_FAR = 1024
+"""Workers up to which distances are found that lead through the whole graph."""
+
+
 def largest_over_edges(graph: Digraph, gap: Gap) -> Length:
     """The most steps that one end of an edge can be ahead of the other, None without a limit.
 
-    O(num_workers · the edges near a worker).
+    O(num_workers · the edges near a worker) where tokens or edges both ways bound a gap from nearby, else O(n · edges).
+
+    Raises:
+        UnknownError: neither holds, and there are more than 1,024 workers.
     """
+    if not (gap.max_ig is not None or graph.is_symmetric) and graph.num_workers > MAX_FAR:
+        raise UnknownError(
+            f"gap over an edge: without token queues on a graph with one-way edges it takes a path through the graph; "
+            f"worked out for up to {MAX_FAR} workers, there are {graph.num_workers}"
+        )
     largest = 0
     for worker in range(graph.num_workers):
         near = distances_near(graph, gap, worker, {*graph.sources[worker], *graph.targets[worker]})

@@ -239,6 +239,11 @@ class GapDriver:
         with self.condition:
             return tuple(rank for rank in self.neighbours if self._marks.get(rank, 0) < self._paused)
 
+    def paused(self) -> frozenset[int]:
+        """Neighbours who have begun a pause that this worker has not begun."""
+        with self.condition:
+            return frozenset(rank for rank, number in self._marks.items() if number > self._paused)
+
     @property
     def neighbours(self) -> tuple[int, ...]:
         """Everyone to whom or from whom an edge leads."""

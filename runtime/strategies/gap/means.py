@@ -42,7 +42,7 @@ class GapMeans(OneSided):
 
     A worker that skips is some rounds further after `end_round` (`jumped`). One whose data ended goes on taking part
     with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
-    is on its way, in the parallel order one more array, and the queues: `fill` says how much they hold.
+    is on its way, one more array (two in the parallel order with skips), and the queues: `fill` says how much they hold.
 
     Raises:
         InputError: a policy that asks for optimizer state to travel.
@@ -75,7 +75,12 @@ class GapMeans(OneSided):
             self.driver.deliver,
             bound=message_bound(machine, self.layout),
         )
-        self._sender = UpdateSender(self._mailbox, self.layout, run.reducer.streams)
+        self._sender = UpdateSender(
+            self._mailbox,
+            self.layout,
+            capacity=max(capacities.sent.values(), default=1),
+            streams=run.reducer.streams,
+        )
         run.reducer.recorder.attach("gap", self.log.facts)
         self.needs_round_start = self.is_parallel
         if self.gap.skip is not None:
@@ -83,6 +88,8 @@ class GapMeans(OneSided):
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
         self._start: list[torch.Tensor] = []
         """In the parallel order: the parameters with which the round was entered."""
+        self._scratch: list[torch.Tensor] = []
+        """In the serial order, or after a skip: what an average adds to the parameters."""
         self._round = self._skipped = 0
         self._restored: dict[str, torch.Tensor] = {}
         self._mailbox.start()
@@ -208,23 +215,21 @@ class GapMeans(OneSided):
     def _average(self, averaged: Averaged | None, own_step: int, *, since_start: bool) -> None:
         """X ← own weight · x + Σ weight · update, ascending; with `since_start` for the x of the round's beginning.
 
-        What was learned since the beginning then stays as it is: x ← (average at the beginning) + (x − beginning).
+        What was learned since the beginning then stays as it is: x ← x + (average at the beginning - beginning). What
+        is added is formed beside the parameters: a signal that interrupts this leaves them as they were, or averaged.
         """
         assert averaged is not None, "the protocol says what is averaged"
         if not averaged.used:
             return
-        own, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
+        _, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
         live, streams = self._live(), self.run.reducer.streams
         with torch.no_grad():
-            if since_start:
-                for now, begun in zip(live, self._start, strict=True):
-                    now.sub_(begun)
-            arrays = self._start if since_start else live
-            as_floats = [float(weight) for weight in weights]
-            add_updates(arrays, float(own), averaged.arrays, as_floats, self.layout, streams=streams)
-            if since_start:
-                for now, mean in zip(live, self._start, strict=True):
-                    now.add_(mean)
+            if not since_start and not self._scratch:
+                self._scratch = [torch.empty_like(array) for array in live]
+            arrays, change = (self._start, self._start) if since_start else (live, self._scratch)
+            add_updates(arrays, averaged.arrays, weights, self.layout, into=change, streams=streams)
+            for now, difference in zip(live, change, strict=True):
+                now.add_(difference)
 
     @staticmethod
     def _flat(run: Run) -> list[torch.Tensor]:
@@ -303,6 +308,7 @@ class GapMeans(OneSided):
                 timeout=reducer.timeout,
                 failed=refuse_failure,
                 pausing=pausing,
+                paused=frozenset if pausing else self.driver.paused,
             )
         except GoneError as error:
             if isinstance(error, LackError):

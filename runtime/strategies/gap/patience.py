@@ -37,6 +37,7 @@ def wait_until(
     timeout: float,
     failed: Callable[[], None],
     pausing: bool = False,
+    paused: Callable[[], frozenset[int]] = frozenset,
 ) -> None:
     """Wait until `done`, which is asked under the condition's lock; `missing` says what for, None if for nothing.
 
@@ -50,6 +51,7 @@ def wait_until(
         step: that this worker is in.
         timeout: seconds.
         failed: raises if no message can come any more.
+        paused: who has begun a meeting of all that this worker, in a step, has not come to.
         pausing: whether all meet, so that one who has taken his last step still sends what is waited for.
 
     Raises:
@@ -74,8 +76,10 @@ def wait_until(
         if lookout is None or known != lack:
             heartbeat.doing(f"waits in step {step} for {lack.what}", lack.of)
             lookout = Lookout(heartbeat, lack.of)
-        if lookout.is_due() and (why := _hopeless(heartbeat, lack, None if pausing else step)) is not None:
-            raise LackError(_told(why, heartbeat.rank, step, lack), lack)
+        if lookout.is_due():
+            why = _hopeless(heartbeat, lack, None if pausing else step) or _unequal(heartbeat, lack, paused())
+            if why is not None:
+                raise LackError(_told(why, heartbeat.rank, step, lack), lack)
         if waited > silent_since:
             silent_since = timeout + DIAGNOSE_SECONDS
             if waited > silent_since or heartbeat.sees_silence(lack.of):
@@ -95,6 +99,17 @@ def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | No
     if len(lack.of) - len(gone) >= lack.needed:
         return None
     return heartbeat.gone(sorted(gone), step)
+
+
+def _unequal(heartbeat: Heartbeat, lack: Missing, paused: frozenset[int]) -> str | None:
+    """The same of those who wait in a meeting for this worker, which waits for them."""
+    waiting = [rank for rank in lack.of if rank in paused]
+    if len(lack.of) - len(waiting) >= lack.needed:
+        return None
+    return (
+        f"worker {waiting[0]} waits for all in mean_model(), save_checkpoint() or another place where all meet, which "
+        f"this worker has passed: {heartbeat.unequal}"
+    )
 
 
 def _told(why: str, rank: int, step: int, lack: Missing) -> str:

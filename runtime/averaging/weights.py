@@ -1,0 +1,32 @@
+"""Weights of an average in the numbers that an array is added up in: rounded ones that still sum to 1.
+
+A third in 32 bits is too large by 1e-8, and three of them are more than 1: averaged with those, all parameters grow, by
+3e-8 in each step, which makes 3 % in a million steps. So the others' weights are rounded to multiples of the last digit
+below 1, of which every sum up to 1 is a number again, and one's own is what is left.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def unit_weights(others: Sequence[Fraction | float], dtype: torch.dtype) -> tuple[float, tuple[float, ...]]:
+    """One's own weight and those of the others, for arrays of a type; together they are 1 without any error.
+
+    Weights are applied in 64 bits to numbers of 64 bits, else in 32 bits. O(others), once for each combination.
+    """
+    return _unit_weights(tuple(others), 53 if dtype == torch.float64 else 24)
+
+
+@lru_cache(maxsize=4096)
+def _unit_weights(others: tuple[Fraction | float, ...], digits: int) -> tuple[float, tuple[float, ...]]:
+    digit = 1 << digits
+    counts = [round(Fraction(weight) * digit) for weight in others]
+    return (digit - sum(counts)) / digit, tuple(count / digit for count in counts)

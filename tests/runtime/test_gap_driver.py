@@ -1,0 +1,100 @@
+"""The driver of Hop's protocol object by itself: what messages that come late, twice or too early change."""
+
+import torch
+
+from preduce.runtime.strategies.gap.driver import GapDriver
+from preduce.runtime.strategies.gap.log import GapLog
+from preduce.runtime.transport.arrays import frame_of
+from preduce.runtime.transport.mailbox import Message
+from preduce.runtime.transport.payload_rings import PayloadRings
+from preduce.runtime.transport.updates import Layout
+from preduce.schedulers.protocols.digraph import Digraph
+from preduce.schedulers.protocols.hop import Advance, Hop, Reduce
+from preduce.topo.strategies.gap import Gap, Order
+
+RING = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
+ARRAY = torch.ones(4)
+
+
+def driver_of(gap):
+    """Worker 0 of three in step 0, its update sent, and what its mailbox's thread sent."""
+    rings = PayloadRings(0, {1: 3, 2: 3}, Layout([ARRAY]))
+    sent = []
+    driver = GapDriver(
+        Hop(RING, gap, fine=True),
+        0,
+        rings,
+        keeps=False,
+        log=GapLog(is_on=True),
+        enter=lambda *_: None,
+        send=sent.append,
+    )
+    return driver, sent
+
+
+def opened(gap):
+    driver, sent = driver_of(gap)
+    driver.open(0)
+    driver.offer(())
+    return driver, sent
+
+
+def update(source, step, tokens=0, generation=0):
+    return Message(source, "update", (0, generation, step, tokens), (frame_of(ARRAY * step),))
+
+
+def test_totals_that_come_late_or_twice_give_nothing_more():
+    driver, _ = opened(Gap(max_ig=2))
+    for total in (2, 1, 2):  # the message about the first token was overtaken
+        driver.deliver(Message(1, "token", (0, total)))
+    assert driver.state.tokens == (4, 2)
+    driver.deliver(update(1, 0, tokens=3))
+    driver.deliver(Message(1, "token", (0, 3)))
+    assert driver.state.tokens == (5, 2)
+
+
+def test_a_mark_says_what_urgent_messages_have_not_said_yet():
+    """A mark keeps its order among updates; tokens and acknowledgements sent before it may come after it."""
+    driver, sent = opened(Gap(max_ig=2, notify_ack=True, order=Order.PARALLEL))
+    for source in (1, 2):
+        driver.deliver(update(source, 0))
+    driver.fire(Reduce())
+    driver.offer(driver.fire(Advance()).letters)
+    assert not driver.has_left, "it has no acknowledgement"
+    driver.deliver(Message(1, "ack", (0, 1)))
+    driver.pause()
+    driver.deliver(Message(2, "mark", (0, 1, 1, 1)))
+    assert driver.unmarked() == (1,)
+    assert driver.state.tokens == (1, 2)
+    assert driver.has_left
+    assert sent == [{1: (0, 1, 0), 2: (0, 1, 0)}]
+    before = driver.state
+    driver.deliver(Message(2, "ack", (0, 1)))
+    driver.deliver(Message(2, "token", (0, 1)))
+    assert driver.state == before
+
+
+def test_messages_of_another_beginning_wait_for_it_or_are_dropped():
+    driver, _ = opened(Gap())
+    driver.deliver(update(1, 5, generation=1))
+    driver.deliver(update(2, 0))
+    driver.drop()
+    driver.deliver(update(2, 1))
+    driver.open(5)
+    assert driver.rings.steps(1) == (5,)
+    assert driver.rings.steps(2) == ()
+    assert driver.state.updates == (1, 0)
+
+
+def test_what_is_missing_is_said_by_name():
+    driver, _ = opened(Gap(max_ig=1, backup=(1, 0, 0)))
+    assert driver.missing().what == "an update of step 0"
+    assert (driver.missing().of, driver.missing().needed) == ((1, 2), 1)
+    driver.deliver(update(2, 0))
+    assert driver.missing() is None
+    driver.fire(Reduce())
+    driver.fire(Advance())
+    driver.offer(())
+    driver.deliver(update(2, 1))
+    driver.fire(Reduce())
+    assert (driver.missing().what, driver.missing().of) == ("a token to enter step 2", (1, 2))
