@@ -28,6 +28,7 @@ from preduce.verify.properties import (
     hop_suite,
     lock_vector,
     pairing,
+    partial_array,
     partial_suite,
 )
 
@@ -45,6 +46,7 @@ def configurations(*, everything: bool) -> list[tuple[str, Any]]:
         group_generator_array.TWO_VOIDS,
         *group_generator_array.triples(),
     ]
+    partial: list[Any] = [*partial_suite.LARGE, *partial_array.triples()]
     if everything:
         hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.pairs(), *hop]
         generator = [
@@ -54,7 +56,7 @@ def configurations(*, everything: bool) -> list[tuple[str, Any]]:
             *group_generator_array.pairs(),
             *generator,
         ]
-    partial = [*(partial_suite.SMALL if everything else ()), *partial_suite.LARGE]
+        partial = [*partial_suite.SMALL, *partial_array.pairs(), *partial]
     of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples()), partial), strict=True)
     return [(protocol, configuration) for protocol, listed in of_each for configuration in listed]
 

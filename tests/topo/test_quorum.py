@@ -102,7 +102,7 @@ def test_what_it_says_of_itself():
     made = schedule(quorum=3, staleness=2)
     when = made.strategy.when
     assert (when.lag, when.bound, when.keeps_equal, when.needed(4), when.needed(2)) == (2, 2, True, 3, 2)
-    assert when.in_words == "quorum 3 2 late"
+    assert when.in_words == "quorum 3 up to 2 late"
     assert made.strategy.averages_gradients
     assert made.strategy.protocol == "quorum"
     assert AllReduce().protocol == ""

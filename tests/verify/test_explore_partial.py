@@ -16,6 +16,7 @@ from preduce.schedulers.protocols.partial import (
     Partial,
     Share,
 )
+from preduce.verify.properties import partial_array
 from preduce.verify.properties.partial_suite import LARGE, SMALL
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
@@ -442,6 +443,12 @@ def test_all_properties_hold(configuration, record_property):
 
 def test_names_are_told_apart():
     assert len({c.name for c in SMALL + LARGE}) == len(SMALL + LARGE)
+
+
+def test_all_properties_hold_under_every_pair_of_circumstances():
+    found = {configuration.name: configuration.run() for configuration in partial_array.pairs()}
+    assert [name for name, exploration in found.items() if not exploration.holds] == []
+    assert sum(exploration.states for exploration in found.values()) == 63_070
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)

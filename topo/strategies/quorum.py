@@ -111,7 +111,7 @@ class Quorum(Closed):
         words += ["by call"] * (self.count is Counting.CALL)
         words += [str(self.missed)] * (self.missed is not Missed.EACH)
         if self.bound is not None:
-            words.append(f"{self.bound} late")
+            words.append(f"up to {self.bound} late")
         return " ".join(words)
 
     @property
