@@ -89,6 +89,7 @@ def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
 
 def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:
     from preduce.console import console, emit_json, write_text
+    from preduce.report.runs import runs
     from preduce.report.table import Column, Table
 
     if as_json:
@@ -96,9 +97,11 @@ def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, ma
         emit_json({"name": schedule.name, "rounds": rounds})
         return
     if output is None:
+        strategy = schedule.strategy
+        words = runs(strategy.pace, strategy.when, strategy.how)
         for index, edges in enumerate(schedule.strategy.graphs[:8]):
             columns = [Column("worker"), Column("averages with (source: weight)", justify="left", wraps=True)]
-            partners = Table(f"{schedule.name}, round {index}", columns)
+            partners = Table(f"{schedule.name}, round {index}" + (f" ({words})" if words else ""), columns)
             into: dict[int, list[str]] = {}
             for source, target, weight in edges.edges():
                 if target < max_workers:

@@ -24,6 +24,8 @@ CELLS = (
     "allreduce pace 2/kill worker/run/1",
     "hierarchical/kill worker/run/2",
     "neighbor/kill worker/torchrun/1",
+    "gap tokens parallel/kill worker/by hand/1",
+    "gap skip/kill worker/run/1",
     "generated/kill worker/run/1",
     "generated/kill generator/run/1",
     "pairwise late/kill worker/run/1",
