@@ -160,6 +160,9 @@ class Partial:
         initiators: who starts the rounds under `majority`, again and again; None draws them from the seed.
         collective: threads meet by `Share` messages; without it a thread may be done at any time after it has entered,
             for drivers that let them meet, and nobody ends.
+
+    Raises:
+        ScheduleError: settings that do not go with one another.
     """
 
     setting: Quorum
