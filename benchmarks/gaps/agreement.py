@@ -25,19 +25,29 @@ NUMBERS = 32
 
 
 class Averaging(GapTiming):
-    """A run in which every worker has numbers, random at first and never changed but by averaging.
+    """A run in which every worker has numbers that are never changed but by averaging.
 
-    The weights are the graph's; that of an update which is not taken stays with the worker itself. `seen` holds
-    (seconds, the numbers' standard deviation over the workers) after every so many reduces.
+    They are drawn when all have left step `after`, so that gaps are by then what they are in the long run; updates that
+    wait in queues hold the new numbers, too. The weights are the graph's; that of an update which is not taken stays
+    with the worker itself. `seen` holds (seconds since then, the numbers' standard deviation over the workers).
     """
 
-    def __init__(self, weights: dict[tuple[int, int], float], *given: Any, **named: Any) -> None:  # noqa: ANN401
+    def __init__(self, weights: dict[tuple[int, int], float], after: int, *given: Any, **named: Any) -> None:  # noqa: ANN401
         super().__init__(*given, **named)
         count = len(self.skipped)
-        self.numbers = np.random.default_rng(0).standard_normal((count, NUMBERS))
-        self.seen: list[tuple[float, float]] = [(0.0, self.spread())]
-        self._weights, self._reduces = weights, 0
+        self.numbers = np.zeros((count, NUMBERS))
+        self.seen: list[tuple[float, float]] = []
+        self._weights, self._reduces, self._after, self.begun_at = weights, 0, after, -1.0
         self._updates: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
+
+    def begin(self, now: float) -> None:
+        """Draw the numbers."""
+        self.begun_at = now
+        self.numbers = np.random.default_rng(0).standard_normal(self.numbers.shape)
+        for updates, numbers in zip(self._updates, self.numbers, strict=True):
+            for step in updates:
+                updates[step] = numbers.copy()
+        self.seen.append((0.0, self.spread()))
 
     def spread(self) -> float:
         """The standard deviation over the workers."""
@@ -46,6 +56,8 @@ class Averaging(GapTiming):
     def happened(self, step: Step) -> None:
         """Send what the worker has, or average."""
         super().happened(step)
+        if self.begun_at < 0 and not np.isnan(self.finish[self._after]).any():
+            self.begin(step.end)
         worker, numbers = step.process, self.numbers
         if isinstance(step.event, SendUpdate):
             self._updates[worker][step.before.step] = numbers[worker].copy()
@@ -57,8 +69,8 @@ class Averaging(GapTiming):
                         weight = self._weights[source, worker]
                         numbers[worker] += weight * (self._updates[source][old] - mine)
                     self._reduces += 1
-                    if self._reduces % len(numbers) == 0:
-                        self.seen.append((step.end, self.spread()))
+                    if self.begun_at >= 0 and self._reduces % len(numbers) == 0:
+                        self.seen.append((step.end - self.begun_at, self.spread()))
 
 
 def agreeing(schedule: Schedule, seconds: npt.NDArray[np.float64], *, share: float = 0.01) -> tuple[GapRecord, float]:
@@ -67,9 +79,9 @@ def agreeing(schedule: Schedule, seconds: npt.NDArray[np.float64], *, share: flo
     assert isinstance(gap, Gap)
     weights = {(u, v): float(w) for u, v, w in graph.edges()}
     links = InTurn(schedule.cluster, Hardware())
-    timing = Averaging(weights, hop_of(graph, gap), seconds, links, num_bytes=1)
+    timing = Averaging(weights, len(seconds) * 2 // 5, hop_of(graph, gap), seconds, links, num_bytes=1)
     VirtualMachine(timing.hop, timing, keep_notes=False).run()
-    record, end = timing.record(graph), float(timing.finish[-1].min())
+    record, end = timing.record(graph), float(timing.finish[-1].min()) - timing.begun_at
     at, spreads = np.array([(now, spread) for now, spread in timing.seen if now <= end]).T
     if (spreads <= share * spreads[0]).any():
         return record, float(at[int((spreads <= share * spreads[0]).argmax())])

@@ -40,7 +40,10 @@ def gap_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str
             "lockstep; that is in its steps"
         )
     if facts.computed < 1 - TOLD:
-        said.append(f"{1 - facts.computed:.0%} of all steps are skipped, and no gradient is computed in them")
+        said.append(
+            f"{1 - facts.computed:.0%} of all steps are skipped, and no gradient is computed in them; a script's loop "
+            "has to skip them, too: for batch in optimizer.batches(loader)"
+        )
     return [*said, _memory(chosen, job), *_others(chosen, options, job)]
 
 

@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from preduce.planner.competitors import MAX_GRAPH_WORKERS
 from preduce.planner.gain import beats, best_plain, gain, simplest_as_good, simplicity, unbeaten
 from preduce.planner.job import Data
 from preduce.planner.lateness import Lateness
@@ -196,6 +197,8 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
     if job.gap:
         options = [option for option in options if option.gap]
         sizes = [option.gap.memory_bytes for option in options if option.gap]
+        if job.cluster.num_workers > MAX_GRAPH_WORKERS:
+            return f"gaps are weighed for at most {MAX_GRAPH_WORKERS} workers, not {job.cluster.num_workers}"
         if not sizes:
             return "no graph on which a gap could be kept was found within the limits; leave out --when gap"
         if min(sizes) > most_queues(job):

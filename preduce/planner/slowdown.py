@@ -52,14 +52,16 @@ class Slowdown:
         """Of a job's step times. Deterministic; 64 sampled steps of all workers where they vary."""
         times, count = job.compute_times(), job.cluster.num_workers
         fixed = times.fixed(count)  # (n,)
-        usual = float(np.median(fixed))
-        slow = tuple((w, float(fixed[w] / usual)) for w in range(count) if usual > 0 and fixed[w] >= SLOW * usual)
+        usual = float(np.sort(fixed)[(count - 1) // 2])  # of two workers the faster one
+        slow = tuple(
+            (w, round(float(fixed[w] / usual), 9)) for w in range(count) if usual > 0 and fixed[w] >= SLOW * usual
+        )
         if times.is_fixed:
             return cls(slow, 1.0)
         even, rng = replace(times, slowdown=()), np.random.default_rng(job.seed)
         sampled = np.concatenate([even.step_seconds(count, step, rng) for step in range(SAMPLED_STEPS)])
         usual = float(np.median(sampled))
-        return cls(slow, float(np.quantile(sampled, 1 - 1 / (4 * count))) / usual if usual > 0 else 1.0)
+        return cls(slow, round(float(np.quantile(sampled, 1 - 1 / (4 * count))) / usual, 9) if usual > 0 else 1.0)
 
     @property
     def has_spikes(self) -> bool:
@@ -79,7 +81,7 @@ class Slowdown:
         """
         plain = Setting("standard", Gap(order=order))
         found: list[Setting] = []
-        behind = min(MOST_BEHIND, max(1, ceil(self.spike - 1e-9) - 1))
+        behind = min(MOST_BEHIND, max(1, ceil(self.spike) - 1))
         heard = np.bincount(graph.targets, minlength=graph.num_workers)
         if self.has_spikes and not self.slow:
             found.append(Setting(f"staleness {behind}", Gap(staleness=behind, order=order)))
@@ -87,7 +89,7 @@ class Slowdown:
                 found.append(Setting("backup 1", Gap(max_ig=behind + 1, backup=1, order=order)))
         if not self.slow:
             return [*found, plain]
-        factor = min(MOST_SKIPPED, ceil(max(f for _, f in self.slow) - 1e-9))
+        factor = min(MOST_SKIPPED, ceil(max(f for _, f in self.slow)))
         is_slow = np.isin(graph.sources, [worker for worker, _ in self.slow])  # (edges,)
         spare = np.bincount(graph.targets, weights=is_slow, minlength=graph.num_workers).astype(int).tolist()
         skip = Skip(limit=max(2, factor))

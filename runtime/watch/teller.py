@@ -26,9 +26,14 @@ def tell(run: Run, runner: Runner, ending: Ending) -> None:
 def _tell(run: Run, runner: Runner, ending: Ending) -> None:
     beat, pause = 0, threading.Event()
     pace = 1 if runner.enters_steps else run.pace  # where neighbours count rounds, a step is a round
+    said, since = run.reducer.heartbeat.last, run.progress.step
     while ending.is_running:
         beat += 1
-        doing, waits = run.reducer.heartbeat.last
+        step, known = run.progress.step, said
+        if (said := run.reducer.heartbeat.last) != known:
+            since = step
+        # Who waits for nobody has nothing to say for many steps, and what it said last is over.
+        doing, waits = said if step == since else (f"computes step {step}", ())
         run.progress.report(Report(beat, doing, waits, pace, runner.status()))
         pause.wait(TELL_SECONDS)
     run.progress.report(Report(beat + 1, f"is {ending.state}", (), pace, runner.status()))

@@ -85,3 +85,4 @@ class Meeting:
             if raw.data_ptr() != part.data_ptr():
                 part.copy_(raw.view(part.dtype))
         reducer.recorder.end(operation)
+        reducer.heartbeat.doing(f"finished {operation}")

@@ -61,7 +61,7 @@ def test_settings_follow_from_the_slowdown() -> None:
     assert even.is_even
     assert [setting.gap for setting in even.settings(ring, serial)] == [Gap()]
     spikes = Slowdown.of(job(disturbance=LONG_STEPS))
-    assert (round(spikes.spike, 9), spikes.slow) == (6.0, ())
+    assert (spikes.spike, spikes.slow) == (6.0, ())
     assert [s.gap for s in spikes.settings(ring, serial)] == [Gap(staleness=5), Gap(max_ig=6, backup=1), Gap()]
     slow = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))
     assert (slow.spike, slow.slow) == (1.0, ((5, 4.0),))
@@ -75,6 +75,7 @@ def test_settings_follow_from_the_slowdown() -> None:
     ends = Slowdown(((1, 2.0), (7, 2.0)), 1.0)
     assert ends.settings(ring, serial)[0].gap.backups(8)[0] == 2
     assert not Slowdown.of(job(hardware=replace(HARDWARE, jitter=0.02))).has_spikes
+    assert Slowdown.of(job("2x1", replace(HARDWARE, slowdown=((0, 3.0),)))).slow == ((0, 3.0),)
 
 
 def test_options_are_what_their_files_say(long_steps: list[Option], slow_worker: list[Option]) -> None:
@@ -150,6 +151,7 @@ def test_the_answer_says_what_a_gap_answers_and_costs(long_steps: list[Option], 
     said = " ".join([*gap_reasons(skipping, slow_worker, slowed), *gap_cautions(skipping, slowed)])
     assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in said
     assert "of all steps are skipped" in said
+    assert "optimizer.batches(loader)" in said
     assert "of an even share, and that is the only one who sees some of the data" in said
 
 
@@ -197,3 +199,5 @@ def test_a_job_without_the_wish_still_hears_of_gaps() -> None:
 def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(InputError, match="max-queues"):
         job(max_queues=-1.0)
+    with pytest.raises(UnknownError, match="at most 256 workers, not 400"):
+        pick([], job("100x4", gap=True))

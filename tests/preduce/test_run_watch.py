@@ -14,6 +14,7 @@ import threading
 import time
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ from preduce.report.watch import screen
 from preduce.report.watch.history import Gaps, Speed, gaps_of
 from preduce.report.watch.picture import Picture
 from preduce.report.watch.words import picture_line
+from preduce.runtime.watch import teller
 from preduce.runtime.watch.board import SLOT_BYTES, Board, Report, Slot
 from preduce.runtime.watch.progress import Progress
 from preduce.runtime.watch.status import GapStatus
@@ -312,3 +314,29 @@ def test_no_gap_is_seen_between_one_that_went_back_to_a_checkpoint_and_one_that_
         assert gaps.now[0] is None or gaps.now[0].steps == 1
         assert board.steps() == [steps[0], steps[1] or 501]
     assert gaps.largest[0].steps == 1
+
+
+def test_what_a_worker_said_many_steps_ago_is_not_what_it_does(own_slot, monkeypatch):
+    monkeypatch.setattr(teller, "TELL_SECONDS", 0.01)
+    board = Board(1)
+    board.claim(0)
+    progress, heartbeat = Progress(), SimpleNamespace(last=("entered the initial broadcast", (1,)))
+    run = SimpleNamespace(progress=progress, pace=1, reducer=SimpleNamespace(heartbeat=heartbeat))
+    runner = SimpleNamespace(enters_steps=False, status=lambda: None)
+    ending = SimpleNamespace(is_running=True, state="finished")
+    teller.tell(run, runner, ending)
+
+    def said(text):
+        deadline = time.monotonic() + 20
+        while (report := board.report(0)) is None or report.doing != text:
+            assert time.monotonic() < deadline, report
+            time.sleep(0.005)
+        return report.waits
+
+    assert said("entered the initial broadcast") == (1,)
+    progress.enter(3)
+    assert said("computes step 3") == ()
+    heartbeat.last = ("entered the average of round 3", (1, 2))
+    assert said("entered the average of round 3") == (1, 2)
+    ending.is_running = False
+    said("is finished")

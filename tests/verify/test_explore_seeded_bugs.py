@@ -50,6 +50,8 @@ class TokenLostOnAJump(Hop):
 class TokenForOneNeighbourOnly(Hop):
     """The tokens of a step go to the first in-neighbour only."""
 
+    dies_in = "backup (1,0,1), tokens max_ig 1, undirected ring of 3"
+
     def step(self, process, state, event):
         after, actions = super().step(process, state, event)
         first = self.graph.sources[process][0]
@@ -184,6 +186,8 @@ class JumpAsFarAsTokensReach(Hop):
 class JumpPastTheSlowest(Hop):
     """A worker skips to its fastest out-neighbour, past a slower one."""
 
+    dies_in = "inquiry, skips up to 2, backup 1, tokens max_ig 2, path of 3"
+
     def _jump(self, process, state):
         return super()._jump(process, replace(state, tokens=(max(state.tokens, default=0),) * len(state.tokens)))
 
@@ -274,6 +278,8 @@ class InquiryForgetsStaleness(Hop):
 class InquiryForAll(Hop):
     """When one out-neighbour is past an update, nobody gets it."""
 
+    dies_in = "inquiry, skips up to 2, backup 1, tokens max_ig 2, path of 3"
+
     def _updates_to(self, process, state):
         sent = super()._updates_to(process, state)
         return sent if len(sent) == len(self.graph.targets[process]) else ()
@@ -332,6 +338,8 @@ class RenewsWithOldUpdates(Hop):
 class JumpWithoutRenewal(Hop):
     """A worker skips ahead without the updates that renew its parameters."""
 
+    dies_in = "skips up to 2, staleness 1, tokens max_ig 2, ring of 3"
+
     def _served(self, process, state, by):
         return by > 1 or super()._served(process, state, by)
 
@@ -357,9 +365,13 @@ BUGS = [
 
 
 def killers(bug, *, stop_at_first=True):
-    """(configuration, property, length of the shortest trace) of every way in which the small suite kills a bug."""
+    """(configuration, property, length of the shortest trace) of every way in which the small suite kills a bug.
+
+    A bug may say where it `dies_in`, which is then looked at first. That the worker itself survives all of them, with
+    the same properties, is what test_explore_hop.py shows.
+    """
     found = []
-    for configuration in SMALL:
+    for configuration in sorted(SMALL, key=lambda c: c.name != getattr(bug, "dies_in", None)):
         try:
             machine = bug(configuration.graph, configuration.setting, fine=configuration.fine)
         except InputError:
@@ -380,5 +392,5 @@ def test_seeded_bug_is_killed(bug):
     assert killers(bug), f"{bug.__doc__} went unnoticed"
 
 
-def test_the_worker_itself_survives_the_same_hunt():
-    assert killers(Hop) == []
+def test_every_bug_that_says_where_it_dies_names_a_configuration():
+    assert {bug.dies_in for bug in BUGS if hasattr(bug, "dies_in")} <= {c.name for c in SMALL}

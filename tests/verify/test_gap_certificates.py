@@ -223,7 +223,8 @@ def corrupt(rng, document, kind):
 def test_a_corrupted_certificate_gets_no_false_claim_accepted(kind, record_property):
     rng = random.Random(f"corrupt {kind}")
     refused = named = accepted = 0
-    while refused + accepted < COUNT:
+    count = COUNT // 4 if kind == "skip" else COUNT  # few settings have it, and most graphs are drawn in vain
+    while refused + accepted < count:
         graph = random_digraph(rng, rng.randrange(2, 7))
         setting = fitting(graph, SETTINGS[rng.choice(list(SETTINGS))])
         original = gap_certificate(graph, setting, every_pair=True)

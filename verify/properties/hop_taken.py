@@ -72,7 +72,9 @@ class Recording:
             return Recorded(after, came), actions
         if isinstance(event, Received) and isinstance(event.message, Update):
             place = self.machine.graph.sources[process].index(event.source)
-            came = (*came[:place], max(came[place], event.message.step), *came[place + 1 :])
+            held = state.worker.step - self.machine.setting.staleness + state.worker.updates[place].bit_length() - 1
+            if event.message.step >= held or not state.worker.updates[place]:  # else a newer one has overtaken it
+                came = (*came[:place], max(came[place], event.message.step), *came[place + 1 :])
         elif isinstance(event, Reduce) or (isinstance(event, Advance) and event.by > 1):
             came = (NOTHING,) * len(came)
         oldest = after.step - self.machine.setting.staleness

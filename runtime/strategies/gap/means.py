@@ -42,7 +42,8 @@ class GapMeans(OneSided):
 
     A worker that skips is some rounds further after `end_round` (`jumped`). One whose data ended goes on taking part
     with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
-    is on its way, one more array (two in the parallel order with skips), and the queues, whose `fill` the rings tell.
+    is on its way, one more array (two in the parallel order with skips), and the queues: `status` says how full they
+    are.
 
     Raises:
         InputError: a policy that asks for optimizer state to travel.

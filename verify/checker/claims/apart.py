@@ -4,7 +4,7 @@ Their theorems stand in gaps/events.py, what they say in gaps/claims.py; here th
 setting in a schedule. A *step* there is a round here. Besides:
 
 * `gap`: the most rounds that one end of an edge is ahead of the other, the largest of the bounds of `queues`; −1 where
-  one of them has none. `gap-of-pairs`: the same of two workers that are named.
+  one of them claims none. `gap-of-pairs`: the same of two workers that are named.
 * `staleness`: a reduce of round k averages updates of round k − `steps` at the earliest, and k + `ahead` at the latest:
   of no other round without staleness; with it, of one that the setting admits, and that a worker so far ahead can have
   sent. In the parallel order an update holds what its worker did before it entered the round, so one round less.
