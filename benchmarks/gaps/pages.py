@@ -103,7 +103,8 @@ def draw(rows: list[Row], path: Path) -> None:
         shown = [row for row in rows if (row["workers"], row["slowdown"]) == panel and row["setting"] in settings]
         _panel(axis, sorted(shown, key=lambda row: -row["queue_models"]), graphs, settings)
         how = "measured" if panel[0] == 16 else "by the graph's contraction"
-        axis.set_title(f"{panel[0]:,} workers, {panel[1]}", loc="left", fontsize=10, color=INK)
+        steps = "" if panel[0] == 16 else f", {shown[0]['steps']} steps"
+        axis.set_title(f"{panel[0]:,} workers, {panel[1]}{steps}", loc="left", fontsize=10, color=INK)
         axis.set_xlabel(f"steps until a spread is down to 1 % ({how})", fontsize=9, color=INK)
     _legend(figure, graphs, settings)
     save(figure, path)
@@ -128,7 +129,7 @@ def _panel(axis: Axes, shown: list[Row], graphs: list[str], settings: list[str])
     axis.set_ylim(0.93, max(1.25, 1.12 * top))
     low, high = axis.get_xlim()
     step = 0.5 if high < 1e4 * low else 1.0
-    for power in np.arange(np.ceil(2 * np.log10(low)) / 2, np.log10(high * top) + step, step):
+    for power in np.arange(np.ceil(np.log10(low) / step) * step, np.log10(high * top) + step, step):
         axis.plot([low, high], [10**power / low, 10**power / high], color=GRID, linestyle="--", linewidth=0.9, zorder=0)
         if low < 10**power / 0.95 < high:
             axis.text(10**power / 0.95, 0.945, f"{10**power:,.0f}", fontsize=7, color=GREY)

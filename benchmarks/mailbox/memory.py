@@ -167,10 +167,7 @@ def main() -> None:
     if given.worker is not None:
         print(json.dumps(measure(*json.loads(given.worker))))
         return
-    print(
-        "| backup | model, MB | places | proved, MB | counted, MB | resident, first and last, MB | peak, MB "
-        "| beyond, MB |"
-    )
+    print("| backup | model, MB | places | proved, MB | counted, MB | resident, first, last | peak, MB | beyond, MB |")
     print("|---|---|---|---|---|---|---|---|")
     senders = []
     for backup in given.backup:

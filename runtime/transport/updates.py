@@ -2,9 +2,9 @@
 
 They are copied once a step for all neighbours, into memory that is used again (`arrays.Snapshots`): what travels never
 changes, and training goes on at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for memory that
-the C library keeps: beyond 32 MB glibc takes every array from the system anew, and to touch that for the first time
-took as long as the bare transfer of 50 MB (30 ms against 17). Smaller parts, of which the first would travel while the
-next is copied, cost more in messages than they hide.
+the C library keeps: beyond 32 MB glibc takes every array from the system anew, and a bare transfer of 50 MB took 30 ms
+where its memory had to be touched for the first time, 17 ms where not. Smaller parts, of which the first would travel
+while the next is copied, cost more in messages than they hide.
 
 Averaging goes part by part, too: a part stays in the processor's cache while the parts of all neighbours are added to
 it, straight from the memory in which they came.

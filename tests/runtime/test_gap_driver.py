@@ -10,7 +10,7 @@ from preduce.runtime.transport.payload_rings import PayloadRings
 from preduce.runtime.transport.updates import Layout
 from preduce.schedulers.protocols.digraph import Digraph
 from preduce.schedulers.protocols.hop import Advance, Hop, Reduce
-from preduce.topo.strategies.gap import Gap, Order
+from preduce.topo.strategies.gap import Gap, Order, Skip
 
 RING = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
 ARRAY = torch.ones(4)
@@ -58,8 +58,8 @@ def test_a_mark_says_what_urgent_messages_have_not_said_yet():
     driver, sent = opened(Gap(max_ig=2, notify_ack=True, order=Order.PARALLEL))
     for source in (1, 2):
         driver.deliver(update(source, 0))
-    driver.fire(Reduce())
-    driver.offer(driver.fire(Advance()).letters)
+    driver.fire(Reduce)
+    driver.offer(driver.fire(Advance).letters)
     assert not driver.has_left, "it has no acknowledgement"
     driver.deliver(Message(1, "ack", (0, 1)))
     driver.pause()
@@ -92,9 +92,24 @@ def test_what_is_missing_is_said_by_name():
     assert (driver.missing().of, driver.missing().needed) == ((1, 2), 1)
     driver.deliver(update(2, 0))
     assert driver.missing() is None
-    driver.fire(Reduce())
-    driver.fire(Advance())
+    driver.fire(Reduce)
+    driver.fire(Advance)
     driver.offer(())
     driver.deliver(update(2, 1))
-    driver.fire(Reduce())
+    driver.fire(Reduce)
     assert (driver.missing().what, driver.missing().of) == ("a token to enter step 2", (1, 2))
+
+
+def test_a_token_that_comes_after_a_look_makes_the_step_a_skip():
+    """What is raised is chosen under the lock: a message may come between seeing that one may go on and doing so."""
+    driver, _ = opened(Gap(max_ig=2, backup=1, skip=Skip(limit=10)))
+    for source in (1, 2):
+        driver.deliver(update(source, 0))
+    driver.fire(Reduce)
+    for by in (1, 2):
+        assert driver.offers(Advance)
+        driver.deliver(update(1, by))
+        for source in (1, 2):
+            driver.deliver(Message(source, "token", (0, by)))
+    assert driver.fire(Advance).by == 2
+    assert driver.state.step == 2

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.mailbox import Message
     from preduce.runtime.transport.payload_rings import PayloadRings
     from preduce.schedulers.protocols.base import Action
-    from preduce.schedulers.protocols.hop import Hop, HopEvent, HopState
+    from preduce.schedulers.protocols.hop import Hop, HopEvent, HopState, Reduce
 
     Recipients = Mapping[int, tuple[int, ...]]
     """Who gets an update, and the numbers that go with it."""
@@ -67,6 +67,8 @@ class Outcome:
     update: Recipients = field(default_factory=dict)
     """To whom the update goes that was offered."""
     averaged: Averaged | None = None
+    by: int = 0
+    """Steps by which the worker moved on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +177,17 @@ class GapDriver:
         """The events that the worker may raise now."""
         return () if self._part is None else self.machine.ready(self.rank, self._part.state)
 
-    def fire(self, event: HopEvent) -> Outcome:
-        """Let an event happen that is ready; letters are for the caller to send, with no lock held."""
+    def offers(self, kind: type[Reduce | Advance]) -> bool:
+        """Whether an event of this kind may be raised now; if so, then also later, though perhaps another one."""
+        return any(isinstance(event, kind) for event in self.ready())
+
+    def fire(self, kind: type[Reduce | Advance]) -> Outcome:
+        """Let the event of this kind happen that is ready; letters are for the caller to send, with no lock held.
+
+        It is chosen here, under the lock: a token that comes can turn a step into a skip, and a skip into a longer one.
+        """
         with self.condition:
-            return self._fire(event)
+            return self._fire(next(event for event in self.ready() if isinstance(event, kind)))
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
         """The arrays of this step's update are there: it leaves now, or, if it may not yet, by the mailbox's thread.
@@ -330,7 +339,7 @@ class GapDriver:
         if isinstance(event, SendUpdate):
             part.is_offered = False
             self.log.add("sent", part.step)
-        return Outcome(tuple(letters), update, averaged)
+        return Outcome(tuple(letters), update, averaged, event.by if isinstance(event, Advance) else 0)
 
     def _given(self, part: _Part, to: int, kind: str, count: int) -> Letter:
         part.given[to, kind] += count

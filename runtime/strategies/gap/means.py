@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from preduce.runtime.recorder import Operation
     from preduce.runtime.strategies.base import Run
     from preduce.runtime.strategies.gap.driver import Averaged, Letter, Recipients
-    from preduce.schedulers.protocols.hop import HopEvent
     from preduce.topo.strategies.neighbor import Neighbor
 
 
@@ -106,16 +105,13 @@ class GapMeans(OneSided):
         operation = self._begin("gap average", step, round_)
         if not self.is_parallel:
             self._post(operation, self.driver.offer(()))
-        self._await(operation, Reduce)
-        outcome = self.driver.fire(Reduce())
+        outcome = self._await(operation, Reduce)
         self._post(operation, outcome)
         self._average(outcome.averaged, round_, since_start=self.is_parallel)
-        advance = self._await(operation, Advance)
-        assert isinstance(advance, Advance), "as awaited"
-        outcome = self.driver.fire(advance)
-        self.jumped = advance.by - 1
+        outcome = self._await(operation, Advance)
+        self.jumped = outcome.by - 1
         self._skipped += self.jumped
-        self._round = round_ + advance.by
+        self._round = round_ + outcome.by
         if not self.is_parallel:
             self._post(operation, outcome)
         if self.jumped:
@@ -270,20 +266,15 @@ class GapMeans(OneSided):
         """
         self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
 
-    def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> HopEvent:
-        """The event of this kind that the protocol offers, as soon as it does.
+    def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
+        """Let an event of this kind happen as soon as the protocol offers one.
 
         Raises:
             PeerLostError: what it waits for cannot come.
         """
         driver = self.driver
-
-        def is_offered() -> bool:
-            return any(isinstance(event, kind) for event in driver.ready())
-
-        self._until(operation, is_offered, driver.missing)
-        with driver.condition:
-            return next(event for event in driver.ready() if isinstance(event, kind))
+        self._until(operation, lambda: driver.offers(kind), driver.missing)
+        return driver.fire(kind)
 
     def _until(
         self,
