@@ -1,4 +1,4 @@
-"""Explore the larger configurations of Hop's worker, of the group generator and of AD-PSGD's pairing.
+"""Explore the larger configurations of Hop's worker, the group generator, AD-PSGD's pairing and partial all-reduce.
 
     python -m benchmarks.explore [--all] [--only WORD] [--json FILE] [--trace FILE.svg]
 
@@ -28,12 +28,14 @@ from preduce.verify.properties import (
     hop_suite,
     lock_vector,
     pairing,
+    partial_array,
+    partial_suite,
 )
 
 if TYPE_CHECKING:
     from preduce.verify.explore import Exploration
 
-PROTOCOLS = ("Hop", "group generator", "AD-PSGD")
+PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce")
 
 
 def configurations(*, everything: bool) -> list[tuple[str, Any]]:
@@ -44,6 +46,7 @@ def configurations(*, everything: bool) -> list[tuple[str, Any]]:
         group_generator_array.TWO_VOIDS,
         *group_generator_array.triples(),
     ]
+    partial: list[Any] = [*partial_suite.LARGE, *partial_array.triples()]
     if everything:
         hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.pairs(), *hop]
         generator = [
@@ -53,11 +56,12 @@ def configurations(*, everything: bool) -> list[tuple[str, Any]]:
             *group_generator_array.pairs(),
             *generator,
         ]
-    of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples())), strict=True)
+        partial = [*partial_suite.SMALL, *partial_array.pairs(), *partial]
+    of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples()), partial), strict=True)
     return [(protocol, configuration) for protocol, listed in of_each for configuration in listed]
 
 
-def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - one of three classes of configurations
+def verdict(configuration: Any, result: Exploration) -> str:  # noqa: ANN401 - one of four classes of configurations
     """What the search says, in a word or two."""
     if not result.complete and all(finding.verdict != "fails" for finding in result.findings):
         return "cut"

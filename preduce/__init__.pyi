@@ -77,6 +77,7 @@ from .topo.strategies import Neighbor as Neighbor
 from .topo.strategies import Pairwise as Pairwise
 from .topo.strategies import Phased as Phased
 from .topo.strategies import Pipeline as Pipeline
+from .topo.strategies import Quorum as Quorum
 from .topo.strategies import Round as Round
 from .topo.strategies import Rounding as Rounding
 from .topo.strategies import RulePhases as RulePhases

@@ -27,6 +27,7 @@ from preduce.verify.lag import prove_lag
 from preduce.verify.membership import prove_membership
 from preduce.verify.memory import prove_memory
 from preduce.verify.on_request import prove_generated, prove_pairwise, prove_server
+from preduce.verify.quorum import prove_quorum
 from preduce.verify.rounds import prove_rounds
 from preduce.verify.staleness import prove_meetings
 from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
@@ -67,7 +68,8 @@ def prove(schedule: Schedule) -> Proof:
 
 def _of_payload(schedule: Schedule) -> frozenset[str]:
     """What must be proved besides where gradients are late, or payloads rounded."""
-    late = {"lag", "equal-replicas"} if schedule.strategy.when.delays_gradients else set()
+    is_late = schedule.strategy.when.delays_gradients and schedule.is_mixing
+    late = {"lag", "equal-replicas"} if is_late else set()
     coded = set() if schedule.strategy.how.codec is Codec.NONE else {"codec-error"}
     return frozenset(late | coded)
 
@@ -184,5 +186,6 @@ PROVERS_OF_WHEN: dict[str, Prover] = {
     "gap": Prover(
         _kept_gap_claims, frozenset({"deadlock-free", "queues"}), more=essential_of_kept_gap, is_certified=True
     ),
+    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"})),
 }
 """The prover where the *when* axis says who waits for whom, whatever the kind."""

@@ -9,7 +9,7 @@ from preduce.commands import options
 
 if TYPE_CHECKING:
     from preduce.runtime.virtual_time.gap_record import GapRecord
-    from preduce.runtime.virtual_time.timeline import Timeline
+    from preduce.runtime.virtual_time.timeline import Observed, Timeline
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
 
@@ -84,6 +84,10 @@ def command(
     observed = timeline.observed
     if observed is not None and observed.gaps is not None:
         facts |= _gap_facts(loaded, observed.gaps)
+        if not free:
+            facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
+    elif observed is not None and observed.quorum is not None:
+        facts |= _quorum_facts(observed)
         if not free:
             facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     elif loaded.is_mixing and not free:
@@ -178,6 +182,23 @@ def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
     }
 
 
+def _quorum_facts(observed: "Observed") -> dict[str, Any]:
+    """Who was in the rounds, and how fast they came, after the first quarter of them."""
+    record = observed.quorum
+    assert record is not None, "asked before"
+    warm_up = len(record.gradients) // 4
+    rounds, gradients = record.rates(warm_up=warm_up)
+    return {
+        "quorum": {
+            "rounds_per_second": rounds,
+            "gradients_per_second": gradients,
+            "mean_active": float(record.active[warm_up:].mean()),
+            "largest_age": observed.largest_age,
+            "mean_age": observed.mean_age,
+        }
+    }
+
+
 def workers_of(timeline: "Timeline") -> dict[str, Any]:
     """Seconds of each worker, for at most 4096 of them."""
     if timeline.finish.shape[1] > 4096:
@@ -233,15 +254,13 @@ def _print(
     )
     if words := runs(schedule.strategy.pace, schedule.strategy.when, schedule.strategy.how, form):
         out.print(f"runs: {words}")
-    if "gaps" in facts:
-        _print_gaps(facts["gaps"])
-    if "gaps" in facts and "nic_bytes_per_step" in facts:
-        out.print(f"communication: {size(facts['nic_bytes_per_step'])} out of the busiest node per step")
-    elif "nic_bytes_per_step" in facts:
-        out.print(
-            f"communication: {seconds(facts['communication_seconds_per_step'])} and "
-            f"{size(facts['nic_bytes_per_step'])} out of the busiest node per step"
-        )
+    for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum)):
+        if name in facts:
+            show(facts[name])
+    if "nic_bytes_per_step" in facts:
+        alone = "communication_seconds_per_step" in facts
+        took = f"{seconds(facts['communication_seconds_per_step'])} and " if alone else ""
+        out.print(f"communication: {took}{size(facts['nic_bytes_per_step'])} out of the busiest node per step")
     if "steady_seconds_per_step" in facts:
         critical = ", ".join(map(str, facts["critical_workers"][:8]))
         out.print(
@@ -255,7 +274,8 @@ def _print(
             style="dim",
         )
     if timeline.free_running:
-        out.print("Workers have no common rounds: the time per step is the mean over the steps of all.", style="dim")
+        common = "apply results when they come to them" if "quorum" in facts else "have no common rounds"
+        out.print(f"Workers {common}: the time per step is the mean over the steps of all.", style="dim")
     listed = table(
         "Where the time goes",
         "worker",
@@ -280,6 +300,16 @@ def _print(
         out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
     if output is not None:
         out.print(f"{'gaps over time' if 'gaps' in facts else 'timeline'} written to {output}")
+
+
+def _print_quorum(found: dict[str, Any]) -> None:
+    from preduce.console import console
+
+    console().print(
+        f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "
+        f"{found['mean_active']:.3g} workers active in a round; gradients are {found['mean_age']:.2g} rounds late, at "
+        f"most {found['largest_age']:g}"
+    )
 
 
 def _print_gaps(gaps: dict[str, Any]) -> None:

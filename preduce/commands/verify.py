@@ -159,7 +159,7 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
         aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
         claims.add(escape(claim.claim), MARK[claim.status.value] + aside)
     out.print(claims)
-    if schedule is not None and schedule.strategy.when.delays_gradients and schedule.strategy.when.lag > 1:
+    if schedule is not None and schedule.strategy.when.word == "pipeline" and schedule.strategy.when.lag > 1:
         out.print(f"[bold]A pipeline of {schedule.strategy.when.lag + 1}[/] was asked for, although {WIDER}.")
     for claim in proof.claims:
         if explain or claim.status.value != "proved":

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from preduce.runtime.strategies.gradient_means import GradientMeans
 from preduce.runtime.strategies.pipeline import GradientPipeline
 from preduce.runtime.strategies.progress_means import means_of_groups
+from preduce.topo.errors import MissingFeatureError
 from preduce.topo.strategies.axes import Pipeline
+from preduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
     from preduce.runtime.strategies.base import Run, Runner
@@ -15,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def all_reduce(strategy: AllReduce, run: Run) -> Runner:
-    """The runner of all-reduce: of gradients in each step, at once or late, of parameters otherwise."""
+    """The runner of all-reduce: of gradients in each step, at once or late, of parameters otherwise.
+
+    Raises:
+        MissingFeatureError: a quorum.
+    """
+    if isinstance(strategy.when, Quorum):
+        raise MissingFeatureError(f"schedule {run.schedule.name!r}: when.quorum cannot be executed by this version")
     if isinstance(strategy.when, Pipeline):
         return GradientPipeline(strategy.when, run)
     return GradientMeans(run) if strategy.averages_gradients else means_of_groups(strategy, run)

@@ -16,6 +16,7 @@ from preduce.topo.strategies.gap import Gap
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.quorum import Quorum
 from preduce.topo.strategies.server import Server
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.cost import bytes_of, communication
@@ -213,10 +214,20 @@ def queue_arrays(hop: Hop, worker: int) -> int:
     return sum(room.slots.values()) + max(room.sent.values(), default=0) + 1
 
 
+def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
+    """The send buffer, and a place for each result that may wait, the sum that runs among them.
+
+    With `latest` the newest result has one, beside the sum that runs.
+    """
+    assert isinstance(strategy.when, Quorum), "the registry names the protocol"
+    return 1 + (strategy.when.staleness if strategy.when.keeps_equal else 2)
+
+
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     Server.kind: _server_arrays,
     Pairwise.kind: _pairwise_arrays,
     Generated.kind: _generated_arrays,
     "gap": _gap_arrays,
+    "quorum": _quorum_arrays,
 }
 """By `Strategy.protocol` the arrays of what has no fixed phases, so that no claim `memory` speaks of it."""

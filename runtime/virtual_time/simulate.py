@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from preduce.runtime.virtual_time.gaps import run_gaps
 from preduce.runtime.virtual_time.groups import run_groups
 from preduce.runtime.virtual_time.pairs import run_pairs
+from preduce.runtime.virtual_time.partial import run_quorum
 from preduce.runtime.virtual_time.rounds import run_rounds
 from preduce.runtime.virtual_time.servers import run_servers
 from preduce.topo.errors import InputError
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
     from preduce.topo.strategies.axes import Form
 
 MAX_CELLS = 50_000_000
-PROTOCOLS = {Generated.kind: run_groups, Pairwise.kind: run_pairs, Server.kind: run_servers, "gap": run_gaps}
+PROTOCOLS = {
+    Generated.kind: run_groups,
+    Pairwise.kind: run_pairs,
+    Server.kind: run_servers,
+    "gap": run_gaps,
+    "quorum": run_quorum,
+}
 """What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.runtime.virtual_time.gap_record import GapRecord
+    from preduce.runtime.virtual_time.quorum_record import QuorumRecord
     from preduce.runtime.virtual_time.staleness import Ages
 
 
@@ -21,13 +22,15 @@ class Observed:
     `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None where nothing was
     measured: by how many steps of another worker what a worker averages is behind when it has averaged, or, at a
     server, by how many the parameters with which a worker computed are behind those that its progress is added to.
-    `gaps` is there where a gap is kept.
+    Under a quorum they say of gradients how many rounds lay between their weights and their own round.
+    `gaps` is there where a gap is kept, `quorum` where one starts rounds.
     """
 
     nic_bytes: npt.NDArray[np.float64]
     largest_age: float | None = None
     mean_age: float | None = None
     gaps: GapRecord | None = None
+    quorum: QuorumRecord | None = None
 
     @classmethod
     def of(cls, nic_bytes: npt.NDArray[np.float64], ages: Ages | None, gaps: GapRecord | None = None) -> Observed:

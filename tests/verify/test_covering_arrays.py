@@ -7,7 +7,7 @@ from itertools import combinations, product
 import pytest
 
 from preduce.topo.errors import InputError
-from preduce.verify.properties import group_generator_array, hop_array, pairing
+from preduce.verify.properties import group_generator_array, hop_array, pairing, partial_array
 from preduce.verify.search.covering import Factors, Level, covering_rows
 
 
@@ -29,8 +29,9 @@ def combinations_of(rows, strength):
         (hop_array.FACTORS, 2),
         (hop_array.FACTORS, 3),
         (pairing.FACTORS, 3),
+        (partial_array.FACTORS, 2),
     ],
-    ids=["generator 2", "generator 3", "Hop 2", "Hop 3", "pairing 3"],
+    ids=["generator 2", "generator 3", "Hop 2", "Hop 3", "pairing 3", "partial 2"],
 )
 def test_every_possible_combination_stands_in_a_row(factors, strength):
     chosen = factors.rows(strength)

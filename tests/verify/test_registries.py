@@ -31,8 +31,8 @@ def test_the_page_of_the_format_has_an_example_of_every_kind():
 def test_a_kind_with_fixed_rounds_has_a_certificate_that_the_checker_reads(text):
     schedule = parse_schedule(text)
     if not schedule.is_mixing:
-        assert schedule.strategy.kind in PROTOCOLS, "virtual time runs its protocol"
-        assert schedule.strategy.kind in ARRAYS, "what a prediction says of its memory"
+        assert schedule.strategy.protocol in PROTOCOLS, "virtual time runs its protocol"
+        assert schedule.strategy.protocol in ARRAYS, "what a prediction says of its memory"
         return
     certificate = json.loads(json.dumps(prove(schedule).certificate))
     confirmed = list(checker.check(certificate, checker.read_schedule(json.loads(text))))

@@ -23,6 +23,7 @@ from preduce.topo.strategies.gap import Gap, Skip
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.quorum import Quorum, Start
 from preduce.topo.strategies.server import Server
 from preduce.topo.strategies.static import Static
 
@@ -149,7 +150,9 @@ def _load_when(raw: object, place: str) -> When:
             return TypeAdapter(Pipeline).validate_python(members)
     if isinstance(raw, dict) and list(raw) == ["gap"]:
         return _load_gap(raw["gap"], child(place, "gap"))
-    known = '"lockstep", {"late": 1}, {"pipeline": {}} or {"gap": {}}'
+    if isinstance(raw, dict) and list(raw) == ["quorum"]:
+        return _load_quorum(raw["quorum"], child(place, "quorum"))
+    known = '"lockstep", {"late": 1}, {"pipeline": {}}, {"gap": {}} or {"quorum": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {shown(raw)}; it must be {known}")
 
 
@@ -162,8 +165,20 @@ def _load_gap(raw: object, place: str) -> Gap:
         return TypeAdapter(Gap).validate_python({key: _tuples(value) for key, value in raw.items()})
 
 
+def _load_quorum(raw: object, place: str) -> Quorum:
+    if not isinstance(raw, dict):
+        raise DocumentError(place, f'is {shown(raw)}; it must be an object such as {{"quorum": "solo"}}')
+    _check_keys(raw, [field.name for field in fields(Quorum)], place)
+    size = raw.get("quorum", 2)
+    if type(size) is not int and size not in list(Start):
+        words = " or ".join(f'"{word}"' for word in Start)
+        raise DocumentError(child(place, "quorum"), f"is {shown(size)}; it must be {words}, or a number of workers")
+    with located(raw, place):
+        return TypeAdapter(Quorum).validate_python(raw)
+
+
 def _dump_when(when: When) -> object:
-    if isinstance(when, Pipeline | Gap):
+    if isinstance(when, Pipeline | Gap | Quorum):
         return {when.word: _plain(when)}
     return {"late": when.rounds} if isinstance(when, Late) else "lockstep"
 
@@ -176,13 +191,14 @@ def when_schema() -> dict[str, Any]:
             _one_member("late", {"const": 1, "type": "integer"}),
             _one_member("pipeline", _described(Pipeline)),
             _one_member("gap", _described(Gap)),
+            _one_member("quorum", _described(Quorum)),
         ],
         "default": "lockstep",
         "description": "How long a round waits for its averaging, and how late that may come.",
     }
 
 
-def _described(value: type[Pipeline | Gap]) -> dict[str, Any]:
+def _described(value: type[Pipeline | Gap | Quorum]) -> dict[str, Any]:
     """The JSON Schema of a value, with the first paragraph of its docstring."""
     schema = TypeAdapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)

@@ -146,9 +146,9 @@ USUAL = 0.1
 
 
 def pipeline_figures(schedule: Schedule) -> PipelineFigures | None:
-    """The figures of a schedule whose gradients are late, None for every other. O(1)."""
+    """The figures of a schedule whose gradients are all late by the same, None for every other. O(1)."""
     when = schedule.strategy.when
-    if not when.delays_gradients:
+    if not (when.delays_gradients and when.takes_all):
         return None
     width = when.lag + 1
     limit = stability_limit(width)

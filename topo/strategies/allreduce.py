@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Group, Phase
 from preduce.topo.rule import Block, RuleView
-from preduce.topo.strategies.axes import Form, Late, Lockstep, Pipeline, When
+from preduce.topo.strategies.axes import Form, Late, Lockstep, Pipeline, Sending, When
 from preduce.topo.strategies.base import Phased
+from preduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -18,20 +20,38 @@ if TYPE_CHECKING:
 class AllReduce(Phased):
     """Average over all workers once per round.
 
-    With pace 1, in lockstep or in a pipeline, *gradients* are averaged before the step, which in lockstep equals DDP
-    for every optimizer; otherwise *parameters* are averaged after the last step of each round.
+    With pace 1, in lockstep, in a pipeline or by a quorum, *gradients* are averaged before the step, which in lockstep
+    equals DDP for every optimizer; otherwise *parameters* are averaged after the last step of each round.
     """
 
     kind: ClassVar[str] = "allreduce"
-    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Pipeline)
+    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Pipeline, Quorum)
     forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
 
     def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
-        """Nothing: gradients may be rounded, and of parameters only what all added since they were equal is sent."""
+        """A quorum does; else gradients may be rounded, and of parameters what all added since they were equal."""
+        if isinstance(self.when, Quorum):
+            return "a quorum's sums are sent as they are; leave it out"
         return ""
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Every cluster will do."""
+        """Refuse a quorum that the cluster does not have, or that should start before a gradient is whole.
+
+        Raises:
+            ScheduleError: as said.
+        """
+        if not isinstance(self.when, Quorum):
+            return
+        self.when.check_workers(cluster.num_workers)
+        if self.how.sending is Sending.LAYERS:
+            raise ScheduleError(
+                "how.sending: is layers; what a quorum sums is added to the send buffer when it is whole; leave it out"
+            )
+
+    @property
+    def protocol(self) -> str:
+        """Partial all-reduce, where a quorum starts rounds."""
+        return "quorum" if isinstance(self.when, Quorum) else ""
 
     @property
     def averages_gradients(self) -> bool:

@@ -11,6 +11,7 @@ from typing import ClassVar
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
 from preduce.topo.strategies.gap import Gap
+from preduce.topo.strategies.quorum import Quorum
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ WIDER = (
 """The paper's argument against more than two iterations side by side."""
 
 LOCKSTEP = Lockstep()
-When = Lockstep | Late | Pipeline | Gap
+When = Lockstep | Late | Pipeline | Gap | Quorum
 """How long a round waits, and how old what it gets may be."""
 
 

@@ -24,6 +24,10 @@ Pace = Count | tuple[Count, ...]
 """Steps per round: one number for all, or one per worker."""
 
 
+WORDS = {"pipeline": "pipeline of gradients", "gap": "gap between neighbours", "quorum": "quorum"}
+"""How a refusal calls a value of the *when* axis."""
+
+
 class Averaging(Choice):
     """How a group weighs its members' progress when their paces differ."""
 
@@ -57,13 +61,13 @@ class Strategy(Closed, ABC):
         """
         self._check_pace(cluster)
         if not isinstance(self.when, self.whens):
-            what = {"pipeline": "pipeline of gradients", "gap": "gap between neighbours"}.get(
-                self.when.word, "late averaging"
-            )
+            what = WORDS.get(self.when.word, "late averaging")
             raise ScheduleError(f"when: strategy {self.kind!r} has no {what}; leave it out")
         self.when.check()
         if self.when.delays_gradients and not self.averages_gradients:
-            raise ScheduleError(f"when.pipeline: goes with pace 1, where gradients are averaged; pace is {self.pace}")
+            raise ScheduleError(
+                f"when.{self.when.word}: goes with pace 1, where gradients are averaged; pace is {self.pace}"
+            )
         if self.how.form not in self.forms:
             known = " or ".join(self.forms)
             raise ScheduleError(f"how.form: is {self.how.form}; strategy {self.kind!r} travels as {known}")

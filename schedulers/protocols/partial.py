@@ -1,0 +1,437 @@
+"""Partial all-reduce (eager-SGD, PPoPP 2020): who starts a round, what it sums, who takes which result; no tensors.
+
+A worker has two sides. Its *training* computes a gradient, calls (which adds it to the send buffer), and takes results.
+Its *thread* takes part in the rounds, strictly 0, 1, 2, …: it enters a round once that has been activated, with what is
+in the send buffer then, and is done with it when all threads have entered. Rounds are sums over all workers, so nobody
+is more than a round ahead; what a worker computes during a round waits in its buffer for the next one.
+
+Source: Li et al., Taming unbalanced training workloads in deep learning with partial collective operations, PPoPP
+2020, section 4. Beyond it: results wait in a queue of limited length instead of being overwritten, a quorum may be any
+number, and workers may end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from hashlib import shake_256
+from itertools import permutations
+from operator import add
+from typing import TYPE_CHECKING, TypeVar
+
+from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from preduce.topo.strategies.quorum import Counting, Missed, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preduce.topo.strategies.quorum import Quorum
+
+T = TypeVar("T")
+
+COMPUTING, CALLED, MEETING = range(3)
+"""What the training does: it computes, has called and waits for a result, or synchronises its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Message: round `round` may start; so may all before it."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Message (quorum of a number): the sender counts for round `round`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a worker brings to the sum of a round: the numbers of its gradients, and whether it has ended.
+
+    `oldest` is how many rounds the oldest of them had taken when its computing began (−1: there is none).
+    A driver with a collective starts that when shares are to be sent, and hands in what it says of the others.
+    """
+
+    round: int
+    gradients: tuple[int, ...]
+    oldest: int = -1
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Message (`synchronise_every`): the sender's model waits to be averaged at the beginning of round `round`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Event: a gradient is computed; it is added to the send buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Event: the worker has no more data; from now on it only takes results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Event: the thread enters its next round with what is in the send buffer. Grace is only when this happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Event: the sum of the round is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Event: the training takes results and applies them."""
+
+
+PartialEvent = Call | End | Begin | Finish | Take | Received
+PartialMessage = Activate | Arrived | Share | Here
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The sum of a round: how many gradients of each worker are in it."""
+
+    round: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialState:
+    """One worker. Gradients have numbers, by which it can be told where each of them is.
+
+    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds the
+    gradients that no round has, `oldest` is the version with which the oldest of them was begun (−1: none). Thread:
+    rounds `entered`, rounds `done`, rounds `activated` (its next one may be entered if it is below), `results` that
+    wait for the training, `shares[w]` of the round that runs or the one after it. `arrived[w]` is 1 + the last round
+    for which worker w is known to count, `counted[w]` the gradients of w in all rounds done, `ended[w]` whether w said
+    in a round done that it has ended. `last` is the last round of all (−1: not known). `synchronised` is the round up
+    to which models are, `here[w]` the one for which worker w waits.
+    """
+
+    calls: int
+    version: int
+    stage: int
+    resting: bool
+    buffer: tuple[int, ...]
+    oldest: int
+    entered: int
+    done: int
+    activated: int
+    results: tuple[Result, ...]
+    shares: tuple[tuple[Share, ...], ...]
+    arrived: tuple[int, ...]
+    counted: tuple[int, ...]
+    ended: tuple[bool, ...]
+    last: int = -1
+    synchronised: int = 0
+    here: tuple[int, ...] = ()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is in a round."""
+        return self.entered > self.done
+
+
+@dataclass(frozen=True)
+class Partial:
+    """All workers of a job under one setting; a `Machine`.
+
+    Its notes say what a driver has to carry out: `("begun", round, gradients)` snapshots and empties the send buffer;
+    `("finished", round, counts)` has its sum; `("taken", rounds, version)` applies these results, ascending, or their
+    sum, and is then so many rounds far; `("synchronised", round)` takes the mean of the models.
+
+    How it ends: a worker without data counts as come once more, and says in all its shares that it has ended. Everybody
+    learns that from the results, in the same round, so a quorum asks for those only that go on, and the first round in
+    which all have said it is the last one.
+
+    Args:
+        setting: the quorum.
+        num_workers: how many workers there are.
+        calls: how many gradients each worker computes before it ends; None where a driver says when.
+        initiators: who starts the rounds under `majority`, again and again; None draws them from the seed.
+        collective: threads meet by `Share` messages; without it a thread may be done at any time after it has entered,
+            for drivers that let them meet, and nobody ends.
+
+    Raises:
+        ScheduleError: settings that do not go with one another.
+    """
+
+    setting: Quorum
+    num_workers: int
+    calls: tuple[int, ...] | None = None
+    initiators: tuple[int, ...] | None = None
+    collective: bool = True
+    _others: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the setting."""
+        self.setting.check()
+        everybody = range(self.num_workers)
+        object.__setattr__(self, "_others", tuple(tuple(v for v in everybody if v != w) for w in everybody))
+
+    @property
+    def num_processes(self) -> int:
+        """The number of workers."""
+        return self.num_workers
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """Everybody writes to everybody."""
+        return tuple(permutations(range(self.num_workers), 2))
+
+    def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start alike
+        """Everybody computes."""
+        n = self.num_workers
+        state = PartialState(
+            calls=0,
+            version=0,
+            stage=COMPUTING,
+            resting=False,
+            buffer=(),
+            oldest=-1,
+            entered=0,
+            done=0,
+            activated=0,
+            results=(),
+            shares=((),) * n,
+            arrived=(0,) * n,
+            counted=(0,) * n,
+            ended=(False,) * n,
+            here=(0,) * n if self.setting.synchronise_every else (),
+        )
+        return state, ()
+
+    def ready(self, process: int, state: PartialState) -> Sequence[PartialEvent]:
+        """What either side of the worker may do next."""
+        found: list[PartialEvent] = []
+        if state.stage == COMPUTING and not state.resting:
+            is_last = self.calls is not None and state.calls >= self.calls[process]
+            found.append(End() if is_last else Call())
+        elif self._may_take(state):
+            found.append(Take())
+        if state.is_running:
+            if self._is_summed(state):
+                found.append(Finish())
+        elif self._may_begin(state):
+            found.append(Begin())
+        return found
+
+    def step(self, process: int, state: PartialState, event: object) -> Outcome[PartialState]:
+        """One event of one worker."""
+        match event:
+            case Call():
+                return self._called(process, state)
+            case End():
+                return self._arrived(process, replace(state, resting=True))
+            case Begin():
+                return self._begun(process, state)
+            case Finish():
+                return self._finished(process, state)
+            case Take():
+                return self._taken(process, state)
+            case Received(_, Activate(round_)):
+                return replace(state, activated=max(state.activated, round_ + 1)), ()
+            case Received(source, Arrived(round_)):
+                known = max(state.arrived[source], round_ + 1)
+                return self._started(process, replace(state, arrived=_changed(state.arrived, source, known)))
+            case Received(source, Share() as share):
+                return self._shared(state, source, share), ()
+            case Received(source, Here(round_)):
+                return self._met(replace(state, here=_changed(state.here, source, max(state.here[source], round_))))
+        raise AssertionError(f"not an event of a partial all-reduce: {event}")
+
+    # Training.
+
+    def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
+        """A gradient joins the send buffer; its worker counts for the open round if the gradient does."""
+        called = replace(
+            state,
+            calls=state.calls + 1,
+            stage=CALLED,
+            buffer=(*state.buffer, state.calls),
+            oldest=state.version if state.oldest < 0 else state.oldest,
+        )
+        if self.setting.count is Counting.CALL and state.calls < state.entered:
+            return called, ()  # its round has started without it
+        return self._arrived(process, called)
+
+    def _may_take(self, state: PartialState) -> bool:
+        """Whether there are results for a training that waits for them, or has ended."""
+        if state.stage != CALLED and not (state.resting and state.stage == COMPUTING):
+            return False
+        return state.done > state.version
+
+    def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
+        """By call one result is taken, else all that are there, as who has ended does.
+
+        By call with `latest` a call that is behind takes the newest one, also when the one before took it.
+        """
+        taken, version = state.results, state.done
+        left: tuple[Result, ...] = ()
+        if self.setting.count is Counting.CALL and not state.resting:
+            version = state.version + 1
+            if self.setting.missed is Missed.LATEST:
+                left = state.results
+            else:
+                taken, left = state.results[:1], state.results[1:]
+        state = replace(state, stage=COMPUTING, results=left, version=version)
+        note = Note(("taken", tuple(result.round for result in taken), version))
+        every = self.setting.synchronise_every
+        if not every or version % every:
+            return state, (note,)
+        waits = replace(state, stage=MEETING, here=_changed(state.here, process, version))
+        told = tuple(Send(v, Here(version)) for v in self._others[process])
+        met, actions = self._met(waits)
+        return met, (note, *told, *actions)
+
+    def _met(self, state: PartialState) -> Outcome[PartialState]:
+        """Once all models wait for it they are averaged."""
+        if state.stage != MEETING or min(state.here) < state.version:
+            return state, ()
+        return replace(state, stage=COMPUTING, synchronised=state.version), (Note(("synchronised", state.version)),)
+
+    # Who starts a round.
+
+    def _arrived(self, process: int, state: PartialState) -> Outcome[PartialState]:
+        """The worker counts for the next round that its thread will enter, and tells those who count."""
+        if state.arrived[process] > state.entered:
+            return state, ()
+        state = replace(state, arrived=_changed(state.arrived, process, state.entered + 1))
+        told: tuple[Action, ...] = ()
+        if isinstance(self.setting.quorum, int):
+            told = tuple(Send(v, Arrived(state.entered)) for v in self._others[process])
+        started, actions = self._started(process, state)
+        return started, (*told, *actions)
+
+    def _started(self, process: int, state: PartialState) -> Outcome[PartialState]:
+        """Activate the next round if that is this worker's to do.
+
+        Who has ended is known once the round before is done; only `solo` need not wait for that.
+        """
+        quorum, open_ = self.setting.quorum, state.entered
+        if state.activated > open_ or (state.is_running and quorum is not Start.SOLO):
+            return state, ()
+        if isinstance(quorum, int):
+            return (replace(state, activated=open_ + 1) if self._is_quorate(state) else state), ()
+        if state.arrived[process] <= open_ or (quorum is Start.MAJORITY and self._initiator(state) != process):
+            return state, ()
+        return replace(state, activated=open_ + 1), tuple(Send(v, Activate(open_)) for v in self._others[process])
+
+    def _is_quorate(self, state: PartialState) -> bool:
+        """Whether enough of the workers that go on have come for the open round, or all of them."""
+        come = [known > state.entered for known, gone in zip(state.arrived, state.ended, strict=True) if not gone]
+        return bool(come) and sum(come) >= self.setting.needed(len(come))
+
+    def _initiator(self, state: PartialState) -> int:
+        """Who starts the open round under `majority`: the worker that is drawn, or the next by rank that goes on."""
+        n, round_ = self.num_workers, state.entered
+        drawn = self.initiators[round_ % len(self.initiators)] if self.initiators else self._drawn(round_)
+        return next((w % n for w in range(drawn, drawn + n) if not state.ended[w % n]), drawn)
+
+    def _drawn(self, round_: int) -> int:
+        """A worker from the seed; the words keep these numbers apart from all others that come from a seed."""
+        number = shake_256(f"preduce quorum, seed {self.setting.seed}, round {round_}".encode()).digest(8)
+        return int.from_bytes(number) % self.num_workers
+
+    # The thread.
+
+    def _may_begin(self, state: PartialState) -> bool:
+        """Whether the next round is activated, and nothing of this worker holds it up."""
+        if state.activated <= state.entered or state.last >= 0:
+            return False
+        if self.setting.missed is not Missed.LATEST:
+            return len(state.results) < self.setting.staleness
+        every = self.setting.synchronise_every
+        return not every or state.entered % every != 0 or state.synchronised == state.entered
+
+    def _begun(self, process: int, state: PartialState) -> Outcome[PartialState]:
+        """The send buffer is taken along and emptied."""
+        share = Share(state.entered, state.buffer, state.oldest, state.resting)
+        begun = replace(state, buffer=(), oldest=-1, entered=state.entered + 1)
+        note = Note(("begun", share.round, share.gradients))
+        if not self.collective:
+            return begun, (note,)
+        sent = tuple(Send(v, share) for v in self._others[process])
+        return self._shared(begun, process, share), (*sent, note)
+
+    def _shared(self, state: PartialState, source: int, share: Share) -> PartialState:
+        """What a worker brings is kept for its round: the one that runs, or the next, which it entered earlier."""
+        known = state.shares[source]
+        if share.round < state.done or share.round in [other.round for other in known]:
+            return state
+        kept = tuple(sorted((*known, share), key=lambda other: other.round))
+        return replace(state, shares=_changed(state.shares, source, kept))
+
+    def _is_summed(self, state: PartialState) -> bool:
+        """Whether all threads have entered the round that runs."""
+        return not self.collective or all(known and known[0].round == state.done for known in state.shares)
+
+    def _finished(self, process: int, state: PartialState) -> Outcome[PartialState]:
+        """The result waits for the training, behind those before it or in their place; the next round is open."""
+        shares = [known[0] for known in state.shares] if self.collective else []
+        counts = tuple(len(share.gradients) for share in shares)
+        result = Result(state.done, counts)
+        ended = tuple(share.ended for share in shares) or state.ended
+        done = replace(
+            state,
+            done=state.done + 1,
+            results=(result,) if self.setting.missed is Missed.LATEST else (*state.results, result),
+            shares=tuple(known[1:] for known in state.shares),
+            counted=tuple(map(add, state.counted, counts)) or state.counted,
+            ended=ended,
+            last=state.done if all(ended) else -1,
+        )
+        note = Note(("finished", *_of(result)))
+        started, actions = (done, ()) if done.last >= 0 else self._started(process, done)
+        return started, (note, *actions)
+
+    def finished(self, process: int, state: PartialState) -> bool:  # noqa: ARG002 - as in Finishing
+        """Whether the last round of all is taken."""
+        return state.resting and state.stage == COMPUTING and state.last == state.version - 1 >= 0
+
+    # What traces need: see Describing in base.py.
+
+    def describe(self, process: int, event: PartialEvent) -> str:
+        """As a reader would say it."""
+        words = {
+            Call(): "has computed a gradient and calls",
+            End(): "has no more data",
+            Begin(): "enters its next round",
+            Finish(): "has the sum of its round",
+            Take(): "takes what is there",
+        }
+        return f"worker {process} {words[event]}" if event in words else f"worker {process}: {event}"
+
+    def describe_message(self, message: PartialMessage) -> str:
+        """As a reader would say it."""
+        match message:
+            case Activate(round_):
+                return f"word that round {round_} starts"
+            case Arrived(round_):
+                return f"word of coming to round {round_}"
+            case Here(round_):
+                return f"model at round {round_}"
+            case Share(round_, gradients, _, ended):
+                return f"share of round {round_} with {len(gradients)} gradients{', the end' if ended else ''}"
+
+
+def partial_of(setting: Quorum, num_workers: int) -> Partial:
+    """The machine of a schedule's quorum, without an end and with threads that a driver lets meet."""
+    return Partial(setting, num_workers, collective=False)
+
+
+def _of(result: Result) -> tuple[int, tuple[int, ...]]:
+    return result.round, result.counts
+
+
+def _changed(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
+    return (*values[:place], value, *values[place + 1 :])

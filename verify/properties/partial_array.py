@@ -1,0 +1,83 @@
+"""Configurations of the partial all-reduce from a covering array: all settings with all others, in pairs or triples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
+from preduce.verify.explore import Network
+from preduce.verify.properties.partial_suite import AT_ONCE, PartialConfiguration
+from preduce.verify.search.covering import Factors, Level
+
+if TYPE_CHECKING:
+    from preduce.verify.search.covering import Row
+
+
+def _setting(chosen: dict[str, Any]) -> Quorum:
+    missed, every = chosen["missed"]
+    setting = Quorum(quorum=chosen["quorum"], count=chosen["count"], missed=missed, synchronise_every=every)
+    return replace(setting, staleness=chosen["staleness"]) if setting.keeps_equal else setting
+
+
+def _possible(chosen: dict[str, Any]) -> bool:
+    """What a quorum refuses is left out, and three workers whose messages take their time: too many states."""
+    setting = _setting(chosen)
+    if not setting.keeps_equal and chosen["staleness"] > 1:
+        return False  # no queue whose length could vary
+    try:
+        setting.check()
+    except InputError:
+        return False
+    if chosen["initiators"] != (0,) and setting.quorum is not Start.MAJORITY:
+        return False  # nobody is drawn
+    return len(chosen["calls"]) == 2 or bool(chosen["wire"] == AT_ONCE)
+
+
+FACTORS = Factors(
+    {
+        "quorum": [Level(2, "2", 1), Level(Start.SOLO, "solo", 8), Level(Start.MAJORITY, "majority", 4)],
+        "calls": [
+            Level((1, 1), "calls 1 1"),
+            Level((2, 1), "calls 2 1", 3),
+            Level((3, 0), "calls 3 0", 3),
+            Level((1, 1, 1), "calls 1 1 1", 20),
+            Level((2, 1, 0), "calls 2 1 0", 20),
+        ],
+        "count": [Level(Counting.OPEN_ROUND), Level(Counting.CALL, "by call", 0.5)],
+        "missed": [
+            Level((Missed.EACH, 0)),
+            Level((Missed.SUM, 0), "summed"),
+            Level((Missed.LATEST, 0), "latest", 3),
+            Level((Missed.LATEST, 2), "latest, synchronised every 2", 3),
+        ],
+        "staleness": [Level(1), Level(2, "C 2", 5)],
+        "initiators": [Level((0,)), Level((1, 0), "drawn in turn")],
+        "wire": [
+            Level(AT_ONCE, "at once", 0.2),
+            Level(Network()),
+            Level(Network(reorder=True), "reordered", 2),
+            Level(Network(reorder=True, duplicates=1), "reordered and doubled", 20),
+        ],
+    },
+    _possible,
+)
+"""A level of `calls` says how many gradients each worker computes."""
+
+
+def configuration(row: Row) -> PartialConfiguration:
+    """The configuration that a row stands for."""
+    chosen = FACTORS.values(row)
+    setting = _setting(chosen)
+    return PartialConfiguration(FACTORS.words(row), setting, chosen["calls"], chosen["initiators"], chosen["wire"])
+
+
+def pairs() -> tuple[PartialConfiguration, ...]:
+    """Every possible pair of levels."""
+    return tuple(map(configuration, FACTORS.rows(2)))
+
+
+def triples() -> tuple[PartialConfiguration, ...]:
+    """Every possible triple of levels."""
+    return tuple(map(configuration, FACTORS.rows(3)))
