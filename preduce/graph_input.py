@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from preduce.schedulers.protocols.digraph import Digraph
     from preduce.topo.graphs import Graph
     from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.gap import Gap
 
 MAX_WORKERS = 100_000
 NAMED: dict[str, tuple[Callable[[int], bool], str]] = {
@@ -38,6 +39,15 @@ def load_graph(text: str, *, directed: bool = False) -> Digraph:
     Raises:
         InputError: not a file and not a known name, or a content that is no graph.
     """
+    return load_gap_graph(text, directed=directed)[0]
+
+
+def load_gap_graph(text: str, *, directed: bool = False) -> tuple[Digraph, Gap | None]:
+    """The same, and the setting under which it runs where `text` names a schedule with `when.gap`.
+
+    Raises:
+        InputError: as above.
+    """
     from preduce.topo.document.reader import is_file
 
     if is_file(text):
@@ -48,21 +58,24 @@ def load_graph(text: str, *, directed: bool = False) -> Digraph:
             f"graph {text!r}: is no file; name one, or write NAME:SIZE such as ring:16 ({', '.join(NAMED)}, or a graph "
             "of `preduce catalogue` with its cluster)"
         )
-    return _named(match[1].lower().replace("_", "-"), match[2])
+    return _named(match[1].lower().replace("_", "-"), match[2]), None
 
 
-def _from_file(path: str, *, directed: bool) -> Digraph:
+def _from_file(path: str, *, directed: bool) -> tuple[Digraph, Gap | None]:
     """A schedule, or a graph as `preduce import` reads it, with the same refusals."""
     from preduce.schedulers.imports.edge_lists import edge_table
     from preduce.schedulers.imports.networkx_graphs import node_link_table
     from preduce.topo.document.reader import parse_json, read_bytes
     from preduce.topo.document.schedule import parse_schedule
+    from preduce.topo.strategies.gap import Gap
 
     data = read_bytes(path)
     if data.lstrip()[:1] == b"{":
         document = parse_json(data, source=path)
         if isinstance(document, dict) and "nodes" not in document:
-            return graph_of(parse_schedule(data))
+            schedule = parse_schedule(data)
+            graph, when = graph_of(schedule), schedule.strategy.when
+            return graph, when if isinstance(when, Gap) else None
         table = node_link_table(document, path)
     else:
         table = edge_table(data, path, directed=directed)
@@ -70,7 +83,7 @@ def _from_file(path: str, *, directed: bool) -> Digraph:
         raise DocumentError("document", "has fewer than 2 nodes; gaps are between workers", path)
     if len(table.nodes) > MAX_WORKERS:
         raise DocumentError("document", f"has {len(table.nodes)} nodes; at most {MAX_WORKERS} are supported", path)
-    return _digraph(table.graph())
+    return _digraph(table.graph()), None
 
 
 def _named(name: str, size: str) -> Digraph:

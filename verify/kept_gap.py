@@ -11,14 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.protocols.digraph import Digraph
-from preduce.topo.strategies.gap import Gap
+from preduce.topo.strategies.gap import Gap, Weights
 from preduce.verify.base import Claim, Status, not_proved, proved, refuted
 from preduce.verify.gaps.certificate import NONE, queues_entry, ticks, worst_pair
 from preduce.verify.gaps.event_graph import event_graph
 from preduce.verify.gaps.liveness import dead_cycle
 from preduce.verify.gaps.skip import longest_skips_by_edges
 from preduce.verify.graph import out_tree_of, prove_graph
-from preduce.verify.stochastic import DOUBLY
+from preduce.verify.stochastic import DOUBLY, keeps_something
 from preduce.verify.without_backup import prove_without_backup
 
 if TYPE_CHECKING:
@@ -48,7 +48,10 @@ def essential_of_kept_gap(schedule: Schedule) -> frozenset[str]:
     gap = schedule.strategy.when
     if schedule.is_mixing:
         return frozenset({DOUBLY, "consensus"})
-    return frozenset() if isinstance(gap, Gap) and gap.has_backup else frozenset({"consensus"})
+    assert isinstance(gap, Gap), "as its protocol says"
+    # Where a reduce is no average a worker may run off, whichever updates come late.
+    is_average = gap.weights is not Weights.GRAPH or keeps_something(schedule.strategy.graphs[0])
+    return frozenset() if gap.has_backup and is_average else frozenset({"consensus"})
 
 
 def _apart(schedule: Schedule, gap: Gap, graph: Digraph) -> list[Claim]:

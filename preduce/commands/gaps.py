@@ -41,7 +41,7 @@ def command(
 ) -> int:
     """Bound the iteration gaps: as published, exactly, and as attained by exploring every interleaving."""
     from preduce.console import claim_stdout, console, emit_json
-    from preduce.graph_input import load_graph
+    from preduce.graph_input import load_gap_graph
     from preduce.report.picture import check
     from preduce.topo.errors import InputError, UnknownError
     from preduce.topo.strategies.gap import Gap, Skip
@@ -49,7 +49,7 @@ def command(
 
     check(plot)
     claim_stdout(certificate, as_json=as_json)
-    loaded = load_graph(graph, directed=directed)
+    loaded, runs = load_gap_graph(graph, directed=directed)
     if loaded.num_workers > MAX_MATRIX:
         raise UnknownError(f"graph {graph}: {loaded.num_workers} workers; the matrices are made for up to {MAX_MATRIX}")
     setting = Gap(
@@ -59,6 +59,14 @@ def command(
         notify_ack=notify_ack,
         skip=None if skip is None else Skip(limit=skip),
     )
+    if setting == Gap() and runs is not None:  # what was not asked for otherwise is as it will run
+        setting = Gap(
+            max_ig=runs.max_ig,
+            staleness=runs.staleness,
+            backup=runs.backup,
+            notify_ack=runs.notify_ack,
+            skip=runs.skip,
+        )
     if every_pair and certificate is None:
         raise InputError("--every-pair: says what goes into a certificate; name its file with --certificate FILE")
     if certificate is not None:  # before the exploration, so that what cannot be written or certified shows at once

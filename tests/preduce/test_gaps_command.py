@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 
 import networkx as nx
 import pytest
@@ -14,8 +15,12 @@ from preduce.graph_input import load_graph
 from preduce.report.gaps import draw_gaps, draw_trace
 from preduce.schedulers.imports import import_schedule
 from preduce.schedulers.protocols.digraph import Digraph
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.errors import DocumentError, InputError, UnknownError
-from preduce.topo.strategies.gap import Gap
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import Neighbor, Round
+from preduce.topo.strategies.gap import Gap, Order
 from preduce.verify.gaps import gaps
 from preduce.verify.pairing import shortest_deadlock
 
@@ -145,6 +150,22 @@ def test_unknown_graphs_say_what_there_is(text):
     with pytest.raises(InputError) as caught:
         load_graph(text)
     assert "\n" not in str(caught.value)
+
+
+def test_a_schedule_that_keeps_a_gap_is_bounded_as_it_runs_unless_options_ask_otherwise(tmp_path):
+    """Where a file says how it keeps a gap, the bounds of the standard setting would be those of no run of it."""
+    half = Fraction(1, 2)
+    rounds = (Round.from_edges(3, [(0, 1, half), (1, 2, half), (2, 0, half)]),)
+    when = Gap(max_ig=5, staleness=4, order=Order.PARALLEL)
+    schedule = Schedule("kept", Cluster.regular(3, 1), Neighbor(rounds=rounds, when=when))
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps(dump_schedule(schedule)))
+    for graph, asked, same in (
+        (str(path), [], ["--max-ig", "5", "--staleness", "4"]),
+        (str(path), ["--max-ig", "1"], ["--max-ig", "1"]),
+    ):
+        found = run(graph, *asked, "--json", "--max-states", "0")
+        assert found.stdout == run("directed-ring:3", *same, "--json", "--max-states", "0").stdout
 
 
 def test_bad_options_are_input_errors():

@@ -110,6 +110,15 @@ def test_a_setting_without_matrices_gets_no_claim_about_them():
     assert confirmed(ring_based_16(PAPER["staleness"]), dict(prove(ring_based_16(PAPER["staleness"])).certificate))
 
 
+@pytest.mark.parametrize("weight", [Fraction(1), Fraction(-1, 3)])
+def test_weights_that_are_no_average_are_not_proved_with_backup_workers_either(weight):
+    """With all updates there, what differs is multiplied by -2 (weight 1) or 2 (weight -1/3) in every step."""
+    edges = [(u, v, weight) for u in range(3) for v in range(3) if u != v]
+    rounds = Round.from_edges(3, edges)
+    assert prove(kept(rounds, Gap(max_ig=3, backup=1), 3)).verdict is not Status.PROVED
+    assert prove(kept(rounds, Gap(max_ig=3, backup=1, weights=Weights.UNIFORM), 3)).verdict is Status.PROVED
+
+
 def test_claims_that_rest_on_queues_stand_behind_them():
     schedule = ring_based_16(PAPER["skips"])
     certificate = dict(prove(schedule).certificate)

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 Spare = Rounds | tuple[Rounds, ...]
 """A number of in-neighbours: one for all workers, or one for each."""
 
+MAX_TOKENS = 2**31 - 1
+"""Tokens that a queue may begin with: as many as certificates count."""
+
+MAX_STALENESS = 2**16 - 1
+"""Steps; a worker's state has one bit for each, so that messages of far larger ones would take long, or all memory."""
+
 
 class Reducing(Choice):
     """Which of the updates that a staleness admits are averaged."""
@@ -170,10 +176,7 @@ class Gap(Closed):
         Raises:
             ScheduleError: the place, the value and the rule.
         """
-        if self.max_ig is not None and self.max_ig < 0:
-            raise ScheduleError(f"when.gap.max_ig: is {self.max_ig}; a token queue starts with at least 0 tokens")
-        if self.staleness < 0:
-            raise ScheduleError(f"when.gap.staleness: is {self.staleness}; it is a number of steps >= 0")
+        self._check_numbers()
         if self.notify_ack and not self.takes_all:
             raise ScheduleError(
                 "when.gap.notify_ack: needs every update of every step; backup, staleness and skip do not go with it"
@@ -200,6 +203,18 @@ class Gap(Closed):
                 "when.gap.inquire: leaves nothing out, since an out-neighbour that does without no one needs every "
                 "update that it may still wait for; give backup as well"
             )
+
+    def _check_numbers(self) -> None:
+        if self.max_ig is not None and self.max_ig < 0:
+            raise ScheduleError(f"when.gap.max_ig: is {self.max_ig}; a token queue starts with at least 0 tokens")
+        if self.max_ig is not None and self.max_ig > MAX_TOKENS:
+            raise ScheduleError(
+                f"when.gap.max_ig: is {self.max_ig}; at most {MAX_TOKENS} tokens, or none: leave it out"
+            )
+        if self.staleness < 0:
+            raise ScheduleError(f"when.gap.staleness: is {self.staleness}; it is a number of steps >= 0")
+        if self.staleness > MAX_STALENESS:
+            raise ScheduleError(f"when.gap.staleness: is {self.staleness}; it is at most {MAX_STALENESS} steps")
 
     def check_neighbours(self, numbers: Sequence[int]) -> None:
         """Refuse more backup workers than there are in-neighbours, whose `numbers` these are, shape (num_workers,).
