@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from preduce.runtime.virtual_time.gaps import GapTiming, hop_of
+from preduce.runtime.virtual_time.gaps import GapTiming
 from preduce.runtime.virtual_time.in_turn import InTurn
 from preduce.runtime.virtual_time.machine import Step, VirtualMachine
 from preduce.schedulers.protocols.base import Note
-from preduce.schedulers.protocols.hop import SendUpdate
+from preduce.schedulers.protocols.hop import SendUpdate, hop_of
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies.gap import Gap
 

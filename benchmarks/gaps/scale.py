@@ -28,9 +28,9 @@ import numpy as np
 
 from benchmarks.gaps.agreement import agreeing
 from preduce.runtime.virtual_time.gap_recursion import gap_times, record_of
-from preduce.runtime.virtual_time.gaps import hop_of
 from preduce.runtime.virtual_time.predict import queue_arrays
 from preduce.runtime.virtual_time.simulate import simulate
+from preduce.schedulers.protocols.hop import hop_of
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError

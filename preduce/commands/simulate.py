@@ -154,7 +154,7 @@ def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
 
     All pairs are proved for at most 256 workers, since their matrix takes O(n · edges); edges wherever they can be.
     """
-    from preduce.runtime.virtual_time.gaps import hop_of
+    from preduce.schedulers.protocols.hop import hop_of
     from preduce.topo.errors import UnknownError
     from preduce.topo.strategies.gap import Gap
     from preduce.verify.gaps.largest import largest_over_edges, largest_over_pairs

@@ -186,7 +186,7 @@ class Mailbox:
         """A message whose receiver is known and may be written to."""
         assert kind != GRANT, "grants are sent by the side thread"
         if self._failure is not None:
-            raise UnavailableError(f"a message could not be delivered ({self._failure})")
+            raise UnavailableError(f"a message could not be delivered ({self._cause})")
         if to != self.rank and to not in self._addresses:
             self._addresses[to] = self._address(to)
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
@@ -208,6 +208,11 @@ class Mailbox:
                 self._go(to, message)
             else:
                 account.hold_newest(message, lambda other: other.kind == kind)
+
+    @property
+    def _cause(self) -> str:
+        """What ended the side thread, in words; some errors have none of their own."""
+        return str(self._failure) or type(self._failure).__name__
 
     @property
     def has_failed(self) -> bool:
@@ -252,7 +257,7 @@ class Mailbox:
             with self._changed:
                 if self._changed.wait_for(lambda: done() or self._failure is not None, GLANCE_SECONDS):
                     if self._failure is not None:
-                        raise GoneError(f"a message could not be delivered ({self._failure})")
+                        raise GoneError(f"a message could not be delivered ({self._cause})")
                     return
             if lookout is not None and (why := lookout.gone()) is not None:
                 raise GoneError(why)

@@ -22,8 +22,7 @@ from preduce.runtime.virtual_time.machine import Step, Timing, VirtualMachine
 from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Told
 from preduce.runtime.virtual_time.timeline import Observed, Timeline
 from preduce.schedulers.protocols.base import Note
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update
+from preduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
 from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies.gap import Gap, Order
 from preduce.topo.timing.cost import round_seconds
@@ -230,9 +229,3 @@ def run_gaps(
         free_running=True,
         observed=observed,
     )
-
-
-def hop_of(graph: Round, setting: Gap) -> Hop:
-    """The protocol over the edges of a round."""
-    edges = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
-    return Hop(Digraph.of(graph.num_workers, edges), setting, fine=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preduce.runtime.virtual_time.gaps import hop_of
 from preduce.runtime.virtual_time.simulate import simulate
+from preduce.schedulers.protocols.hop import hop_of
 from preduce.topo.strategies.base import Averaging
 from preduce.topo.strategies.gap import Gap
 from preduce.topo.strategies.generated import Generated

@@ -18,6 +18,7 @@ from preduce.topo.strategies.gap import Reducing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from preduce.topo.round import Round
     from preduce.topo.strategies.gap import Gap
 
 T = TypeVar("T")
@@ -322,6 +323,12 @@ class Hop:
             case Token(count):
                 return "1 token" if count == 1 else f"{count} tokens"
         return "acknowledgement"
+
+
+def hop_of(graph: Round, setting: Gap) -> Hop:
+    """The workers of a run over the edges of a round, in the events of a run."""
+    edges = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
+    return Hop(Digraph.of(graph.num_workers, edges), setting, fine=True)
 
 
 def check_setting(graph: Digraph, setting: Gap) -> None:

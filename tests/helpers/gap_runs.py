@@ -13,9 +13,8 @@ import torch
 
 from helpers.random_schedules import Quadratic
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies.gap.sizes import hop_of
 from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate, Token, Update
+from preduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate, Token, Update, hop_of
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
 from preduce.topo.round import Round
@@ -129,7 +128,7 @@ def optimizer_of(world, schedule, start, *, timeout=30, lr=1.0, **options):
 
 def gap_problems(case, results):
     """Where two workers were further apart than was proved, by the instants at which they entered their steps."""
-    machine = hop_of(case.schedule.strategy)
+    machine = hop_of(case.schedule.strategy.rounds[0], case.schedule.strategy.when)
     bounds = exact_bounds(machine.graph, case.gap)
     steps, problems = [0] * machine.num_processes, []
     for v, event, _ in in_order(results):
@@ -196,7 +195,7 @@ class Replay:
     """A fresh protocol object that is led through what all workers recorded, and remembers what it did not allow."""
 
     def __init__(self, schedule):
-        self.machine = hop_of(schedule.strategy)
+        self.machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.when)
         self.states = [self.machine.start(v)[0] for v in range(self.machine.num_processes)]
         self.transit = Counter()  # (from, to, what) -> sent and not received; tokens are counted one by one
         self.begun = set()

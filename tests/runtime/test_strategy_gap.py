@@ -23,8 +23,7 @@ from helpers.gap_runs import (
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.runtime.state.saved_state import unpack
 from preduce.runtime.state.shelf import file_of, read_bytes
-from preduce.runtime.strategies.gap.sizes import hop_of
-from preduce.schedulers.protocols.hop import Advance, Reduce
+from preduce.schedulers.protocols.hop import Advance, Reduce, hop_of
 from preduce.schedulers.protocols.hop_weights import weights_of
 from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from preduce.verify.gaps.exact import exact_bounds
@@ -185,7 +184,7 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
     """Worker 0 stops with its update sent; the others stop at the bound, and its queues are full."""
     n, rounds, at = 5, 20, 3
     schedule = plan_of(n, ring_edges(n, both=both), Gap(order=order, **options))
-    machine = hop_of(schedule.strategy)
+    machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.when)
     bounds = exact_bounds(machine.graph, machine.setting)
     stop_before = Advance if machine.setting.notify_ack else Reduce  # whose acknowledgement lets its sources go on
     capacity = {u: 1 if machine.setting.staleness else bounds[u][0] + 1 for u in machine.graph.sources[0]}

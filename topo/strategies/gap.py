@@ -6,7 +6,9 @@ Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, A
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from annotated_types import Ge, Le
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
@@ -22,6 +24,9 @@ MAX_TOKENS = 2**31 - 1
 
 MAX_STALENESS = 2**16 - 1
 """Steps; a worker's state has one bit for each, so that messages of far larger ones would take long, or all memory."""
+
+Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
+Steps = Annotated[int, Ge(0), Le(MAX_STALENESS)]
 
 
 class Reducing(Choice):
@@ -98,8 +103,8 @@ class Gap(Closed):
 
     word: ClassVar[str] = "gap"
 
-    max_ig: Rounds | None = None
-    staleness: Rounds = 0
+    max_ig: Tokens | None = None
+    staleness: Steps = 0
     backup: Spare = 0
     notify_ack: bool = False
     skip: Skip | None = None
@@ -123,6 +128,8 @@ class Gap(Closed):
             words.append(f"skip {self.skip.limit}")
         plain = Gap()
         words += [str(one) for one in (self.reduce, self.order) if one not in (plain.reduce, plain.order)]
+        words += [f"weights {self.weights}"] * (self.weights is not plain.weights)
+        words += ["inquire"] * self.inquire
         return " ".join(words)
 
     @property

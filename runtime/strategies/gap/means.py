@@ -10,14 +10,14 @@ from preduce.runtime.liveness.heartbeat import SKIPPED
 from preduce.runtime.strategies.gap.driver import GapDriver, Missing, Outcome
 from preduce.runtime.strategies.gap.log import GapLog
 from preduce.runtime.strategies.gap.patience import LackError, wait_until
-from preduce.runtime.strategies.gap.sizes import hop_of, message_bound
+from preduce.runtime.strategies.gap.sizes import message_bound
 from preduce.runtime.strategies.gap.state import PLACE, packed, unpacked
 from preduce.runtime.strategies.one_sided import OneSided
 from preduce.runtime.transport.payload_rings import PayloadRings
 from preduce.runtime.transport.updates import Layout, UpdateSender, add_updates
 from preduce.runtime.transport.waiting import GoneError
 from preduce.runtime.watch.status import GapStatus
-from preduce.schedulers.protocols.hop import Advance, Reduce
+from preduce.schedulers.protocols.hop import Advance, Reduce, hop_of
 from preduce.schedulers.protocols.hop_weights import weights_of
 from preduce.topo.strategies.gap import Gap, Order, Reducing
 from preduce.verify.gaps.one_worker import capacities_of
@@ -52,7 +52,7 @@ class GapMeans(OneSided):
 
     def __init__(self, strategy: Neighbor, run: Run) -> None:
         assert isinstance(strategy.when, Gap), "others have rounds"
-        self.gap, machine = strategy.when, hop_of(strategy)
+        self.gap, machine = strategy.when, hop_of(strategy.rounds[0], strategy.when)
         self.is_parallel = self.gap.order is Order.PARALLEL
         self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
         self.layout = Layout(self._flat(run))

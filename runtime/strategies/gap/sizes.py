@@ -1,26 +1,15 @@
-"""Gap sizes: the protocol of a schedule, and what its gaps say about the messages between two workers."""
+"""Gap sizes: what a gap says about the messages between two workers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from preduce.runtime.transport.credit import MESSAGES
-from preduce.schedulers.protocols.digraph import Digraph
-from preduce.schedulers.protocols.hop import Hop
-from preduce.topo.strategies.gap import Gap
 
 if TYPE_CHECKING:
     from preduce.runtime.transport.credit import Bound
     from preduce.runtime.transport.updates import Layout
-    from preduce.topo.strategies.neighbor import Neighbor
-
-
-def hop_of(strategy: Neighbor) -> Hop:
-    """The protocol of a neighbor schedule with a gap, in the events of a run."""
-    assert isinstance(strategy.when, Gap), "others have rounds"
-    graph = strategy.rounds[0]
-    edges = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
-    return Hop(Digraph.of(graph.num_workers, edges), strategy.when, fine=True)
+    from preduce.schedulers.protocols.hop import Hop
 
 
 def message_bound(machine: Hop, layout: Layout) -> Bound:
