@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from preduce.planner.job import Data
 from preduce.planner.pick import permitted
 from preduce.planner.slowdown import Slowdown
+from preduce.topo.figures.momentum import largest_rate
 from preduce.topo.strategies.gap import Gap
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ TOLD = 0.02
 """A step that brings the mean less far by this part, or a part of steps skipped, is worth a sentence."""
 FEW = 0.75
 """A smaller part of the workers, whose gradients would leave as much noise, is worth a caution."""
+USUAL_MOMENTUM = 0.9
 HARDLY = 0.5
 """Gradients that count less than this part of an even share hardly count."""
 
@@ -50,9 +52,11 @@ def gap_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str
 def gap_cautions(chosen: Option, job: Job) -> list[str]:
     """What the user of a picked gap should know."""
     facts, count = chosen.gap, job.cluster.num_workers
-    if facts is None or chosen.schedule.is_mixing:
+    if facts is None:
         return []
-    said = []
+    said = _momentum(chosen)
+    if chosen.schedule.is_mixing:
+        return said
     if job.data is not Data.SHUFFLED:
         said.append(
             "on data that differs between workers, neighbours that kept a gap needed up to 1.7 times the predicted "
@@ -80,6 +84,22 @@ def gap_cautions(chosen: Option, job: Job) -> list[str]:
             f"the gradients of its least heard worker count {max(0.0, facts.least_share):.2f} of an even share{missed}"
         )
     return said
+
+
+def _momentum(chosen: Option) -> list[str]:
+    """In the serial order momentum can make what differs between workers grow at rates that All-Reduce bears."""
+    gap = chosen.schedule.strategy.when
+    assert isinstance(gap, Gap), "options with facts of a gap keep one"
+    borne = largest_rate(chosen.schedule.strategy.graphs[0], USUAL_MOMENTUM, parallel=gap.lag > 0)
+    usual = 2 * (1 + USUAL_MOMENTUM)
+    if borne > usual / 4:
+        return []
+    way_out = "" if gap.lag else ", or take the parallel order"
+    said = (
+        f"with momentum {USUAL_MOMENTUM:g} it bears a rate times curvature of {borne:.2f} only, where All-Reduce bears "
+        f"{usual:.1f}: beyond that workers drift apart (docs/strategies.md); lower the rate or the momentum{way_out}"
+    )
+    return [said]
 
 
 def _answers(chosen: Option, slowdown: Slowdown) -> str:
