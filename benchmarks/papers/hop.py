@@ -61,7 +61,7 @@ WHY: dict[str, str] = {
     "time. What links, copies and the two cores that sixteen workers share take comes on top. The server and "
     "All-Reduce send after computing, Hop's parallel order beside it. In serial order the loss of the support vector "
     "machine rises again at this rate (0.53 after 36 steps, 0.375 in parallel order): with momentum 0.9 the negative "
-    "eigenvalues of the ring-based graph bear a third of the rate then (docs/strategies.md).",
+    "eigenvalues of the ring-based graph bear a rate times curvature of 0.32, All-Reduce 3.8 (docs/strategies.md).",
     F12: "the paper prints curves. All-Reduce and the server wait for the slowest of sixteen in every step, a worker "
     "of a graph for its neighbours only. What links and cores take stands on both sides and draws the ratio "
     "towards 1.",
