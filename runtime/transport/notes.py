@@ -109,8 +109,14 @@ def deaths_of(store: Store, members: Iterable[int]) -> str | None:
 
 
 def note_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
-    """Say how far this worker has come, as a clause that follows "while it", and where its heartbeat is found."""
-    Notes(root_store(store), STAGES).write(str(rank), json.dumps([stage, beat]))
+    """Say how far this worker has come, as a clause that follows "while it", and where its heartbeat is found.
+
+    Torch's store answers no `set`; a question after it is answered when the note is there, so that not even a kill at
+    the next instant loses it.
+    """
+    notes = Notes(root_store(store), STAGES)
+    notes.write(str(rank), json.dumps([stage, beat]))
+    notes.has(str(rank))
 
 
 def last_stage(store: Store, rank: int) -> str:
