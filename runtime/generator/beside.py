@@ -133,8 +133,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
     """For the generator's own process: end it with its parent, and remove these files and their folder then.
 
-    The folder is made here and not by the parent, which may be killed before it has a child that would remove it.
+    The folder is made here and not by the parent, which may be killed before it has a child that would remove it. When
+    this process is ended by SIGTERM nothing starts it again, so the files go, whoever sent it: a parent of several
+    threads that is killed may still count as the parent at that moment.
     """
+    is_ended = False
     try:
         with terminable():
             as_in_a_fresh_process()
@@ -143,9 +146,10 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
             files[0].parent.mkdir(mode=0o700, exist_ok=True)
             yield
     except Terminated as ended:
+        is_ended = True
         raise SystemExit(ended.exit_code) from None
     finally:
-        if os.getppid() != parent:
+        if is_ended or os.getppid() != parent:
             with contextlib.suppress(OSError):
                 for file in files:
                     file.unlink(missing_ok=True)
