@@ -6,7 +6,7 @@ of `neighbor` (both read array by array) and the *when* axis. Everything else is
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -124,13 +124,35 @@ def dump_strategy(strategy: Strategy) -> Raw:
     """The object of a strategy, without members that equal their default. Explicit phases stay `Phase` values."""
     kind = KINDS[strategy.kind]
     result: Raw = {"kind": strategy.kind}
-    for field in fields(strategy):
-        value = getattr(strategy, field.name)
-        if field.name == kind.bulk and kind.dump is not None:
+    for part in fields(strategy):
+        value = getattr(strategy, part.name)
+        if part.name == kind.bulk and kind.dump is not None:
             result |= kind.dump(value)
-        elif field.default is MISSING or value != field.default:
-            result[field.name] = _dump_when(value) if field.name == "when" else _plain(value)
+        elif part.default is MISSING or value != part.default:
+            result[part.name] = _dump_when(value) if part.name == "when" else _plain(value)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How documents hold a value of the *when* axis that has members: `{word: {members}}`.
+
+    `like` says what an object of it is, for who wrote none; `inner` are members that are objects themselves.
+    """
+
+    value: type[Pipeline | Gap | Quorum]
+    like: str
+    inner: dict[str, type] = field(default_factory=dict)
+
+
+WAITS: dict[str, Wait] = {
+    wait.value.word: wait
+    for wait in (
+        Wait(Pipeline, "an object, {} for a pipeline 2 wide"),
+        Wait(Gap, "an object, {} for Hop's standard setting", {"skip": Skip}),
+        Wait(Quorum, 'an object such as {"quorum": "solo"}'),
+    )
+}
 
 
 def _load_when(raw: object, place: str) -> When:
@@ -141,44 +163,33 @@ def _load_when(raw: object, place: str) -> When:
         if type(raw["late"]) is not int or raw["late"] != 1:
             raise DocumentError(child(place, "late"), f"is {shown(raw['late'])}; an averaging is late by 1 round")
         return Late()
-    if isinstance(raw, dict) and list(raw) == ["pipeline"]:
-        inside, members = child(place, "pipeline"), raw["pipeline"]
-        if not isinstance(members, dict):
-            raise DocumentError(inside, f"is {shown(members)}; it must be an object, {{}} for a pipeline 2 wide")
-        _check_keys(members, [field.name for field in fields(Pipeline)], inside)
-        with located(members, inside):
-            return TypeAdapter(Pipeline).validate_python(members)
-    if isinstance(raw, dict) and list(raw) == ["gap"]:
-        return _load_gap(raw["gap"], child(place, "gap"))
-    if isinstance(raw, dict) and list(raw) == ["quorum"]:
-        return _load_quorum(raw["quorum"], child(place, "quorum"))
+    if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
+        return _load_members(wait, raw[wait.value.word], child(place, wait.value.word))
     known = '"lockstep", {"late": 1}, {"pipeline": {}}, {"gap": {}} or {"quorum": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {shown(raw)}; it must be {known}")
 
 
-def _load_gap(raw: object, place: str) -> Gap:
+def _load_members(wait: Wait, raw: object, place: str) -> When:
     if not isinstance(raw, dict):
-        raise DocumentError(place, f"is {shown(raw)}; it must be an object, {{}} for Hop's standard setting")
-    _check_keys(raw, [field.name for field in fields(Gap)], place)
-    _check_keys(raw.get("skip"), [field.name for field in fields(Skip)], child(place, "skip"))
+        raise DocumentError(place, f"is {shown(raw)}; it must be {wait.like}")
+    _check_keys(raw, [field.name for field in fields(wait.value)], place)
+    for name, inner in wait.inner.items():
+        _check_keys(raw.get(name), [field.name for field in fields(inner)], child(place, name))
+    if wait.value is Quorum:
+        _check_quorum(raw.get("quorum", 2), child(place, "quorum"))
     with located(raw, place):
-        return TypeAdapter(Gap).validate_python({key: _tuples(value) for key, value in raw.items()})
+        return TypeAdapter(wait.value).validate_python({key: _tuples(value) for key, value in raw.items()})
 
 
-def _load_quorum(raw: object, place: str) -> Quorum:
-    if not isinstance(raw, dict):
-        raise DocumentError(place, f'is {shown(raw)}; it must be an object such as {{"quorum": "solo"}}')
-    _check_keys(raw, [field.name for field in fields(Quorum)], place)
-    size = raw.get("quorum", 2)
-    if type(size) is not int and size not in list(Start):
+def _check_quorum(raw: object, place: str) -> None:
+    """A word or a number: of two forms pydantic would say why it is neither."""
+    if type(raw) is not int and raw not in list(Start):
         words = " or ".join(f'"{word}"' for word in Start)
-        raise DocumentError(child(place, "quorum"), f"is {shown(size)}; it must be {words}, or a number of workers")
-    with located(raw, place):
-        return TypeAdapter(Quorum).validate_python(raw)
+        raise DocumentError(place, f"is {shown(raw)}; it must be {words}, or a number of workers")
 
 
 def _dump_when(when: When) -> object:
-    if isinstance(when, Pipeline | Gap | Quorum):
+    if when.word in WAITS:
         return {when.word: _plain(when)}
     return {"late": when.rounds} if isinstance(when, Late) else "lockstep"
 
@@ -189,9 +200,7 @@ def when_schema() -> dict[str, Any]:
         "anyOf": [
             {"const": "lockstep"},
             _one_member("late", {"const": 1, "type": "integer"}),
-            _one_member("pipeline", _described(Pipeline)),
-            _one_member("gap", _described(Gap)),
-            _one_member("quorum", _described(Quorum)),
+            *(_one_member(word, _described(wait.value)) for word, wait in WAITS.items()),
         ],
         "default": "lockstep",
         "description": "How long a round waits for its averaging, and how late that may come.",

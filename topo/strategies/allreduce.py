@@ -49,11 +49,6 @@ class AllReduce(Phased):
             )
 
     @property
-    def protocol(self) -> str:
-        """Partial all-reduce, where a quorum starts rounds."""
-        return "quorum" if isinstance(self.when, Quorum) else ""
-
-    @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
         return self.steps_once and not self.mixes_late

@@ -12,45 +12,23 @@ from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
 from preduce.topo.strategies.gap import Gap
 from preduce.topo.strategies.quorum import Quorum
+from preduce.topo.strategies.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Lockstep:
+class Lockstep(Waiting):
     """A round waits for its averaging: x_{k+1} = W_k (x_k + u_k)."""
 
     word: ClassVar[str] = "lockstep"
 
     @property
     def in_words(self) -> str:
-        """What differs from lockstep, in a few words."""
+        """Nothing."""
         return ""
-
-    @property
-    def lag(self) -> int:
-        """Rounds by which an averaging is late."""
-        return 0
-
-    @property
-    def delays_gradients(self) -> bool:
-        """Whether what comes late is a gradient, so that parameters stay equal, rather than parameters."""
-        return False
-
-    @property
-    def warm_up(self) -> int:
-        """First rounds that are in lockstep nevertheless."""
-        return 0
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
-        return True
-
-    def check(self) -> None:
-        """Nothing can be wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class Late(Waiting):
     """The averaging of a round's first parameters runs while the round computes: x_{k+1} = W_k x_k + u_k(x_k)."""
 
     word: ClassVar[str] = "late"
@@ -59,28 +37,13 @@ class Late:
 
     @property
     def in_words(self) -> str:
-        """What differs from lockstep, in a few words."""
+        """Its word."""
         return self.word
 
     @property
     def lag(self) -> int:
-        """Rounds by which an averaging is late."""
+        """As many rounds."""
         return self.rounds
-
-    @property
-    def delays_gradients(self) -> bool:
-        """Parameters come late."""
-        return False
-
-    @property
-    def warm_up(self) -> int:
-        """First rounds that are in lockstep nevertheless: none."""
-        return 0
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
-        return True
 
     def check(self) -> None:
         """Refuse another lateness than one round.
@@ -111,7 +74,7 @@ class Total(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline(Closed):
+class Pipeline(Closed, Waiting):
     """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, whose sum ran while later steps computed.
 
     w[t] = w[t-1] - U(g[t-K]) with K = `width`, g the mean (or sum) of all workers' gradients and g[t] = 0 for t <= 0,
@@ -123,6 +86,8 @@ class Pipeline(Closed):
     """
 
     word: ClassVar[str] = "pipeline"
+    called: ClassVar[str] = "pipeline of gradients"
+    delays_gradients: ClassVar[bool] = True
 
     width: Count = 2
     warm_up: Rounds = 0
@@ -139,16 +104,6 @@ class Pipeline(Closed):
     def lag(self) -> int:
         """Steps by which a gradient is late: K - 1."""
         return self.width - 1
-
-    @property
-    def delays_gradients(self) -> bool:
-        """Gradients come late, the same for all."""
-        return True
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
-        return True
 
     def check(self) -> None:
         """Refuse a width of 1, and one beyond 2 that nobody insists on.

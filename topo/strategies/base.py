@@ -24,10 +24,6 @@ Pace = Count | tuple[Count, ...]
 """Steps per round: one number for all, or one per worker."""
 
 
-WORDS = {"pipeline": "pipeline of gradients", "gap": "gap between neighbours", "quorum": "quorum"}
-"""How a refusal calls a value of the *when* axis."""
-
-
 class Averaging(Choice):
     """How a group weighs its members' progress when their paces differ."""
 
@@ -47,6 +43,8 @@ class Strategy(Closed, ABC):
     """The values of the *when* axis that this kind goes with."""
     forms: ClassVar[tuple[Form, ...]] = (Form.RING,)
     """The forms of a sum that this kind goes with."""
+    is_on_request: ClassVar[bool] = False
+    """Whether its workers have no common rounds, but ask for each averaging, by a protocol of the kind's own."""
 
     pace: Pace = 1
     when: When = LOCKSTEP
@@ -61,8 +59,7 @@ class Strategy(Closed, ABC):
         """
         self._check_pace(cluster)
         if not isinstance(self.when, self.whens):
-            what = WORDS.get(self.when.word, "late averaging")
-            raise ScheduleError(f"when: strategy {self.kind!r} has no {what}; leave it out")
+            raise ScheduleError(f"when: strategy {self.kind!r} has no {self.when.called}; leave it out")
         self.when.check()
         if self.when.delays_gradients and not self.averages_gradients:
             raise ScheduleError(
@@ -132,7 +129,7 @@ class Strategy(Closed, ABC):
     @property
     def protocol(self) -> str:
         """By which protocol workers agree as it comes; empty where rounds are fixed and nobody has to ask."""
-        return ""
+        return self.kind if self.is_on_request else self.when.protocol
 
     @property
     def averages_gradients(self) -> bool:

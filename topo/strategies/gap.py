@@ -12,6 +12,7 @@ from annotated_types import Ge, Le
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
+from preduce.topo.strategies.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,7 @@ class Skip(Closed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap(Closed):
+class Gap(Closed, Waiting):
     """One row of Hop's Table 1, or a combination of rows. A step of Hop is a round here.
 
     Without any setting a worker enters step k+1 when it has the updates of step k of all in-neighbours (standard).
@@ -102,6 +103,8 @@ class Gap(Closed):
     """
 
     word: ClassVar[str] = "gap"
+    called: ClassVar[str] = "gap between neighbours"
+    protocol: ClassVar[str] = "gap"
 
     max_ig: Tokens | None = None
     staleness: Steps = 0
@@ -136,16 +139,6 @@ class Gap(Closed):
     def lag(self) -> int:
         """Rounds by which an averaging is late: one in the parallel order."""
         return int(self.order is Order.PARALLEL)
-
-    @property
-    def delays_gradients(self) -> bool:
-        """Parameters are averaged."""
-        return False
-
-    @property
-    def warm_up(self) -> int:
-        """First rounds that are in lockstep nevertheless: none."""
-        return 0
 
     @property
     def takes_all(self) -> bool:

@@ -57,6 +57,7 @@ class Generated(Strategy):
     """
 
     kind: ClassVar[str] = "generated"
+    is_on_request: ClassVar[bool] = True
     whens: ClassVar[tuple[type[When], ...]] = (Lockstep,)
     """Groups of the generator are known too late to average a snapshot."""
     forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
@@ -104,8 +105,3 @@ class Generated(Strategy):
     def needs_generator(self) -> bool:
         """Always: it hands out the groups."""
         return True
-
-    @property
-    def protocol(self) -> str:
-        """Its own."""
-        return self.kind

@@ -75,11 +75,6 @@ class Neighbor(Mixing):
             )
 
     @property
-    def protocol(self) -> str:
-        """Hop's, where a gap is kept."""
-        return "gap" if isinstance(self.when, Gap) else ""
-
-    @property
     def goes_on_without(self) -> bool:
         """Where a gap is kept: neighbours for as long as backup, staleness and tokens let them, others for longer."""
         return isinstance(self.when, Gap)

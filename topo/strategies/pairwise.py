@@ -23,6 +23,7 @@ class Pairwise(Strategy):
     """
 
     kind: ClassVar[str] = "pairwise"
+    is_on_request: ClassVar[bool] = True
     active: tuple[Index, ...]
     edges: tuple[tuple[Index, Index], ...] | None = None
     seed: Rounds = 0
@@ -59,8 +60,3 @@ class Pairwise(Strategy):
         if self.edges is None:
             return tuple(other for other in range(num_workers) if other not in active)
         return tuple(sorted({b if a == worker else a for a, b in self.edges if worker in (a, b)}))
-
-    @property
-    def protocol(self) -> str:
-        """Its own."""
-        return self.kind

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Rounds
+from preduce.topo.strategies.waiting import Waiting
 
 
 class Start(Choice):
@@ -57,7 +58,7 @@ class Divide(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quorum(Closed):
+class Quorum(Closed, Waiting):
     """Partial all-reduce: a round sums the gradients that are there when it starts; later ones join the next.
 
     `quorum`: a round starts when so many workers have come, or one of them (`Start`). `staleness` C is how many results
@@ -68,6 +69,9 @@ class Quorum(Closed):
     """
 
     word: ClassVar[str] = "quorum"
+    called: ClassVar[str] = "quorum"
+    delays_gradients: ClassVar[bool] = True
+    protocol: ClassVar[str] = "quorum"
 
     quorum: Start | Count
     count: Counting = Counting.OPEN_ROUND
@@ -115,19 +119,9 @@ class Quorum(Closed):
         return " ".join(words)
 
     @property
-    def delays_gradients(self) -> bool:
-        """Gradients may come late."""
-        return True
-
-    @property
     def keeps_equal(self) -> bool:
         """Whether all workers apply the same results in the same order."""
         return self.missed is not Missed.LATEST
-
-    @property
-    def warm_up(self) -> int:
-        """First rounds that are in lockstep nevertheless: none."""
-        return 0
 
     @property
     def takes_all(self) -> bool:

@@ -23,6 +23,7 @@ class Server(Strategy):
     """
 
     kind: ClassVar[str] = "server"
+    is_on_request: ClassVar[bool] = True
     hosts: tuple[Index, ...] = (0,)
     synchronous: bool = True
     staleness: Rounds | None = None
@@ -47,8 +48,3 @@ class Server(Strategy):
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
         return self.synchronous and self.steps_once and not self.mixes_late
-
-    @property
-    def protocol(self) -> str:
-        """Its own."""
-        return self.kind

@@ -1,0 +1,48 @@
+"""What every value of the *when* axis answers; what it does not answer otherwise is as in lockstep."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+
+class Waiting(ABC):
+    """How long a round waits for its averaging, and how old what it gets may be; lockstep unless a value says more."""
+
+    __slots__ = ()
+
+    word: ClassVar[str]
+    """How documents call it."""
+    called: ClassVar[str] = "late averaging"
+    """How a refusal calls it."""
+    delays_gradients: ClassVar[bool] = False
+    """Whether what comes late is a gradient, so that parameters stay equal, rather than parameters."""
+    protocol: ClassVar[str] = ""
+    """By which protocol workers agree as it comes; empty where rounds are fixed."""
+
+    @property
+    @abstractmethod
+    def in_words(self) -> str:
+        """What differs from lockstep, in a few words."""
+
+    @property
+    def lag(self) -> int:
+        """Rounds by which an averaging is late."""
+        return 0
+
+    @property
+    def warm_up(self) -> int:
+        """First rounds that are in lockstep nevertheless."""
+        return 0
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
+        return True
+
+    def check(self) -> None:  # noqa: B027 - nothing can be wrong with lockstep
+        """Refuse settings that do not go with one another.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
