@@ -33,10 +33,10 @@ from benchmarks.steps_to_loss.virtual_training import (
     steps_to_loss,
 )
 from preduce.planner.steps_model import FITTED
+from preduce.runtime.virtual_time.carrying import Carrying
 from preduce.runtime.virtual_time.gaps import run_gaps
 from preduce.runtime.virtual_time.replay import Replay
 from preduce.schedulers import registry
-from preduce.schedulers.protocols.hop_weights import weights_of
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware
 from preduce.topo.schedule import Schedule
@@ -46,9 +46,6 @@ from preduce.topo.strategies.gap import Order, Reducing, Weights
 from preduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
     import numpy.typing as npt
 
 CLUSTER = Cluster.parse("4x4")
@@ -76,13 +73,13 @@ SETTINGS: tuple[tuple[str, str, ComputeTimes, Gap], ...] = (
 RESULT = Path(__file__).parents[1] / "results" / "steps_to_loss_gaps.json"
 
 
-class Training:
-    """A listener of `run_gaps`: every worker trains the digits' network with the updates that it is told to average."""
+class Training(Carrying):
+    """Every worker trains the digits' network with the updates that it is told to average."""
 
     def __init__(self, schedule: Schedule, data: Data, mode: str, seed: int) -> None:
         gap = schedule.strategy.when
         assert isinstance(gap, Gap)
-        self.gap, self.data, self.rng = gap, data, np.random.default_rng(seed)
+        self.data, self.rng = data, np.random.default_rng(seed)
         self.own = shards(data, schedule, mode, self.rng)
         one = [
             self.rng.normal(0, 64**-0.5, (64, HIDDEN)),
@@ -93,13 +90,8 @@ class Training:
         self.shapes = [part.shape for part in one]
         self.cuts = np.cumsum([part.size for part in one])[:-1]
         count = schedule.num_workers
-        self.now = np.repeat(np.concatenate([part.ravel() for part in one])[None], count, axis=0)
-        self.update = np.zeros_like(self.now)
-        self.step = [0] * count
-        self.sent: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
-        self.weight: list[dict[int, Fraction]] = [{} for _ in range(count)]
-        for source, target, weight in schedule.strategy.graphs[0].edges():
-            self.weight[target][source] = weight
+        start = np.repeat(np.concatenate([part.ravel() for part in one])[None], count, axis=0)
+        super().__init__(schedule.strategy.graphs[0], gap, start)
         self.checked, self.reached = 0, float("nan")
         for worker in range(count):
             self._compute(worker)
@@ -114,7 +106,7 @@ class Training:
         self.update[worker] = -RATE * np.concatenate([part.ravel() for part in found])
 
     def enters(self, worker: int, step: int) -> None:
-        self.step[worker] = step
+        super().enters(worker, step)
         if not np.isnan(self.reached):
             return
         self._compute(worker)
@@ -123,20 +115,6 @@ class Training:
             self.checked += 1
             if loss_of(self._parts(self.now.mean(axis=0)), self.data) < TARGET:
                 self.reached = passed
-
-    def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        if adds_own:
-            self.now[worker] += self.update[worker]
-        self.sent[worker][step] = self.now[worker].copy()
-        self.sent[worker].pop(step - 40, None)  # no gap here is as large
-
-    def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        own, weights = weights_of(self.gap, self.weight[worker], step, self.step[worker], used)
-        mean = float(own) * self.now[worker]
-        for (source, taken), weight in zip(used, weights, strict=True):
-            mean += float(weight) * self.sent[source][taken]
-        parallel = adds_own and self.gap.order is Order.PARALLEL
-        self.now[worker] = mean + self.update[worker] if parallel else mean
 
 
 def run(schedule: Schedule, times: ComputeTimes, steps: int, seed: int, listener: Training | Replay) -> float:

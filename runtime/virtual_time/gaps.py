@@ -87,7 +87,9 @@ class GapTiming(Timing):
         count = seconds.shape[1]
         self.skipped, self.fill = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         self._entered, self._sent = [0.0] * count, [0.0] * count
-        self._now, self._entries = 0.0, 0
+        self.now = 0.0
+        """When what listeners are told of happens."""
+        self._entries = 0
 
     def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
         """A step's computing: before the worker sends, or beside what it waits for."""
@@ -104,13 +106,13 @@ class GapTiming(Timing):
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
         """An update carries the model; tokens and acknowledgements are small."""
         if isinstance(message, Update):
-            return self._links.seconds(source, to, self._num_bytes, self._now)
+            return self._links.seconds(source, to, self._num_bytes, self.now)
         return self._links.latency(source, to)
 
     def happened(self, step: Step) -> None:
         """A worker has sent, reduced, or left its step."""
         worker, now, row = step.process, step.end, step.before.step
-        self._now = now
+        self.now = now
         match step.event:
             case SendUpdate():
                 self._sent[worker] = now

@@ -1,7 +1,7 @@
 """What a gap's reduces do to training, measured by carrying them out on vectors of which the outcome is known.
 
 Where a gap lets workers do without updates, or takes old ones, no mixing matrix says beforehand what is averaged. A run
-in virtual time says it: for each reduce, whose updates of which steps. So the same reduces are carried out here with
+in virtual time says it. So the same reduces are carried out here with
 stand-ins for gradients: fresh noise (disagreement), and one unit vector for each worker, in each of its steps (drift,
 and how far the mean gets). Where every update is taken, this gives the figures of the graph's matrix (`topo.figures`)
 up to its sampling.
@@ -14,13 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.schedulers.protocols.hop_weights import weights_of
-from preduce.topo.strategies.gap import Order
+from preduce.runtime.virtual_time.carrying import Carrying
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from fractions import Fraction
-
     import numpy.typing as npt
 
     from preduce.topo.round import Round
@@ -53,64 +49,33 @@ class Replayed:
     computed: float
 
 
-class Replay:
-    """A listener of `run_gaps` that carries out what it is told. O(degree · n) for a reduce.
-
-    Every worker has `COLUMNS` numbers of noise and then n, in place i what worker i's gradients left.
+class Replay(Carrying):
+    """Every worker has `COLUMNS` numbers of noise and then n, in place i what worker i's gradients left.
 
     Args:
         round_: the graph with its weights.
-        gap: the setting, whose order and weights count here.
+        gap: the setting.
         seed: of the noise.
     """
 
     def __init__(self, round_: Round, gap: Gap, *, seed: int = 0) -> None:
-        self._gap, self._rng = gap, np.random.default_rng(seed)
         count = round_.num_workers
-        self._weight: list[dict[int, Fraction]] = [{} for _ in range(count)]
-        self._targets: list[list[int]] = [[] for _ in range(count)]
-        for source, target, weight in round_.edges():
-            self._weight[target][source] = weight
-            self._targets[source].append(target)
-        self._now = np.zeros((count, COLUMNS + count))
-        self._update = np.zeros((count, COLUMNS + count))  # of everybody's own step
-        self._step = [0] * count
-        self._sent: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
+        super().__init__(round_, gap, np.zeros((count, COLUMNS + count)))
+        self._rng = np.random.default_rng(seed)
         self._entered: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
         for worker in range(count):
             self.enters(worker, 0)
 
     def enters(self, worker: int, step: int) -> None:
         """A worker has entered a step and computes its update."""
-        count = len(self._step)
-        self._step[worker] = step
-        self._entered[worker][step] = self._now[worker].copy()
-        self._update[worker, :COLUMNS] = self._rng.standard_normal(COLUMNS)
-        self._update[worker, COLUMNS:] = np.arange(count) == worker
-
-    def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        """A worker sends its parameters, with its update in the serial order."""
-        if adds_own:
-            self._now[worker] += self._update[worker]
-        sent = self._sent[worker]
-        needed = min((self._step[v] for v in self._targets[worker]), default=step) - self._gap.staleness
-        for old in [old for old in sent if old < needed]:
-            del sent[old]
-        sent[step] = self._now[worker].copy()
-
-    def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        """A worker averages; in the parallel order it adds its update then, but not once more before a skip."""
-        own, weights = weights_of(self._gap, self._weight[worker], step, self._step[worker], used)
-        now = self._now[worker]
-        now *= float(own)
-        for (source, taken), weight in zip(used, weights, strict=True):
-            now += float(weight) * self._sent[source][taken]
-        if adds_own and self._gap.order is Order.PARALLEL:
-            now += self._update[worker]
+        super().enters(worker, step)
+        self._entered[worker][step] = self.now[worker].copy()
+        self.update[worker, :COLUMNS] = self._rng.standard_normal(COLUMNS)
+        self.update[worker, COLUMNS:] = np.arange(len(self.step)) == worker
 
     def replayed(self, node_of: npt.NDArray[np.int32]) -> Replayed:
         """What was found in the steps that all workers have reached; `node_of` (num_workers,) is everybody's node."""
-        count, last = len(self._step), min(self._step)
+        count, last = len(self.step), min(self.step)
         on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
         steps = range(int(last * WARM_UP), last + 1)
         means = np.empty((len(steps), COLUMNS + count))
@@ -138,5 +103,5 @@ class Replay:
             progress=progress,
             gradients=min(progress**2 / walked, float(count)) if walked else float(count),
             shares=gained / progress if progress else gained,
-            computed=sum(map(len, self._entered)) / (sum(self._step) + count),
+            computed=sum(map(len, self._entered)) / (sum(self.step) + count),
         )
