@@ -7,7 +7,6 @@ group's mean would be. Costs one receive array of model size for every in-neighb
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,7 @@ from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.averaging.reduction import Reduction
 from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.averaging.weights import unit_weights
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
 from preduce.runtime.transport.waiting import GoneError, OwnWork
 from preduce.topo.errors import UnavailableError
@@ -191,7 +191,7 @@ class _InThread(OwnWork):
 
     def __init__(self, works: Sequence[RunningWork]) -> None:
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(list(works),), name="preduce-exchange", daemon=True)
+        self._thread = Background(self._run, list(works), name="preduce-exchange")
         self._thread.start()
 
     def _run(self, works: list[RunningWork]) -> None:

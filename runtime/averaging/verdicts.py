@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.streams import DeviceClock
 from preduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
 
@@ -68,7 +69,7 @@ class Verdicts:
         with self._lock:
             self._pending.append(pending)
             if self._watch is None or not self._watch.is_alive():
-                self._watch = threading.Thread(target=self._look_now_and_then, name="preduce-device-watch", daemon=True)
+                self._watch = Background(self._look_now_and_then, name="preduce-device-watch", stop=self.close)
                 self._watch.start()
 
     def add(self, operation: Operation, verdicts: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.launcher.orphans import die_with_parent
 from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, terminable
+from preduce.runtime.transport.background import Background
 from preduce.topo.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def generator_beside(schedule: Path) -> Iterator[dict[str, str]]:
     try:
         address = _address(beside.process, place / "address")
         command += ["--address", address]
-        threading.Thread(target=beside.keep, daemon=True).start()
+        Background(beside.keep, name="preduce-generator-beside").start()
         yield {"PREDUCE_GENERATOR": address, "PREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
     finally:
         with held():

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.doorbell import Doorbell
 from preduce.schedulers.protocols.base import Send
 from preduce.schedulers.protocols.group_generator.service import Ask
@@ -95,7 +96,7 @@ class GeneratorClient:
         self._outbox: list[bytes] = []
         self._heard = time.monotonic()
         self._bell = Doorbell()
-        self._thread = threading.Thread(target=self._run, name=f"preduce-generator-{rank}", daemon=True)
+        self._thread = Background(self._run, name=f"preduce-generator-{rank}")
         self._thread.start()
 
     def begin(self) -> None:

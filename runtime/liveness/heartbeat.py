@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.liveness.culprit import Sign, clause, sees_silence
 from preduce.runtime.liveness.lifelines import closed_notes
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes
 from preduce.runtime.transport.store_line import root_store
 from preduce.topo.errors import StoreLostError
@@ -54,7 +55,7 @@ class Heartbeat:
         self._gatherings = 0
         self._in_gathering = False
         if beats:
-            threading.Thread(target=self._beat, name="preduce-heartbeat", daemon=True).start()
+            Background(self._beat, name="preduce-heartbeat", stop=self._stop.set).start()
 
     @property
     def place(self) -> str:

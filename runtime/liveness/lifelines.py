@@ -19,6 +19,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.notes import CHANGES, DEATHS, Notes
 from preduce.runtime.transport.own_host import own_host
 from preduce.runtime.transport.store_line import root_store
@@ -80,7 +81,7 @@ class Lifelines:
         watched, others = behind[:WATCHED], behind[WATCHED:]
         with contextlib.suppress(RuntimeError, StoreLostError):
             watched = [rank for rank in watched if not self._is_refused(rank)]
-        threading.Thread(target=self._run, args=(watched, others), name="preduce-lifelines", daemon=True).start()
+        Background(self._run, watched, others, name="preduce-lifelines", stop=self.close).start()
 
     def close(self) -> None:
         """Take no more part; whoever watches this worker looks for its last word first."""

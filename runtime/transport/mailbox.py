@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.transport.admission import Admission
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.credit import Account, Bound, Tally
 from preduce.runtime.transport.doorbell import Doorbell
 from preduce.runtime.transport.notes import Notes
@@ -134,7 +135,7 @@ class Mailbox:
             self._context.destroy(linger=0)
             self._bell.close()
             raise
-        self._thread = threading.Thread(target=self._run, name="preduce-mailbox", daemon=True)
+        self._thread = Background(self._run, name="preduce-mailbox", stop=self.abandon)
 
     def _bound(self, store: Store, max_bytes: int) -> tuple[Any, str, int]:
         """The inbox with its place and port."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.bounded import BoundedCall, OverdueError
 from preduce.runtime.transport.communicators import first_line
 from preduce.runtime.transport.needed_groups import check_budget, member_sets
@@ -116,7 +116,7 @@ class NcclWorld(GroupTable):
         """Abort some groups at once; the others stay as they are."""
         backends = [backend for communicator in self._taken(doomed) for backend in communicator.close()]
         if backends:
-            ending = threading.Thread(target=_abort, args=(backends,), name="preduce-destroy-group", daemon=True)
+            ending = Background(_abort, backends, name="preduce-destroy-group")
             ending.start()
             ending.join(DESTROY_SECONDS)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.waiting import OwnWork, pause_after
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class Stages(ABC):
         self.closed = False
         self._failure: str | None = None
 
+    def close(self) -> None:
+        """Sums that wait or run end with an error."""
+        self.closed = True
+        self.calls.put(None)
+
     @abstractmethod
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
         """Sum a one-dimensional tensor over the group, in place."""
@@ -101,7 +107,7 @@ class StagedSums:
     def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> StagedWork:
         """Start a sum over the group, in place."""
         if self.thread is None:
-            self.thread = threading.Thread(target=self.stages.run, name="preduce-stages", daemon=True)
+            self.thread = Background(self.stages.run, name="preduce-stages", stop=self.stages.close)
             self.thread.start()
             weakref.finalize(self, self.stages.calls.put, None)
         work = StagedWork()
@@ -110,5 +116,4 @@ class StagedSums:
 
     def close(self) -> None:
         """Sums that wait or run end with an error."""
-        self.stages.closed = True
-        self.stages.calls.put(None)
+        self.stages.close()

@@ -13,6 +13,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.bounded import Patience
 from preduce.runtime.transport.torch_api import PrefixStore, TCPStore
 from preduce.topo.errors import StoreLostError
@@ -40,9 +41,9 @@ class StoreLine:
         self.problem: str | None = None
         """Why the store is lost; None while it answers."""
         self._connect = connect
-        self._questions: queue.SimpleQueue[_Question] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        threading.Thread(target=self._run, name="preduce-store", daemon=True).start()
+        Background(self._run, name="preduce-store", stop=self.close).start()
 
     def ask(self, action: Callable[[Store], Answer]) -> Answer:
         """What the action finds in the store.
@@ -70,6 +71,11 @@ class StoreLine:
             "workers cannot agree on anything; start the run again from its last checkpoint"
         )
 
+    def close(self) -> None:
+        """Ask nothing any more: this process ends."""
+        self._lose("this process ends")
+        self._questions.put(None)
+
     def _lose(self, problem: str) -> None:
         with self._changed:
             self.problem = self.problem or problem
@@ -78,8 +84,7 @@ class StoreLine:
     def _run(self) -> None:
         try:
             store = self._connect()
-            while self.problem is None:
-                question = self._questions.get()
+            while self.problem is None and (question := self._questions.get()) is not None:
                 question.answer = question.action(store)
                 with self._changed:
                     question.answered = True

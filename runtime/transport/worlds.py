@@ -7,13 +7,13 @@ above talks to a `World` and never to the global state of `torch.distributed`.
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.communicators import Communicator, first_line
 from preduce.runtime.transport.streams import streams_of
 from preduce.runtime.transport.tags import sums_agree, tag_of
@@ -165,7 +165,7 @@ class GroupTable(ABC):
         """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
         backends = [[backend] for communicator in self._taken(doomed) for backend in communicator.close()]
         name = "preduce-destroy-group"
-        endings = [threading.Thread(target=_drop, args=(held,), name=name, daemon=True) for held in backends]
+        endings = [Background(_drop, held, name=name) for held in backends]
         backends.clear()
         for ending in endings:
             ending.start()

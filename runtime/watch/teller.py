@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from preduce.runtime.transport.background import Background
 from preduce.runtime.watch.board import Report
 
 if TYPE_CHECKING:
@@ -20,14 +21,15 @@ def tell(run: Run, runner: Runner, ending: Ending) -> None:
     A thread of its own, and not the heartbeat's: whatever goes wrong in here, the others still see signs of life.
     """
     if run.progress.begin():
-        threading.Thread(target=_tell, args=(run, runner, ending), name="preduce-watch", daemon=True).start()
+        pause = threading.Event()
+        Background(_tell, run, runner, ending, pause, name="preduce-watch", stop=pause.set).start()
 
 
-def _tell(run: Run, runner: Runner, ending: Ending) -> None:
-    beat, pause = 0, threading.Event()
+def _tell(run: Run, runner: Runner, ending: Ending, pause: threading.Event) -> None:
+    beat = 0
     pace = 1 if runner.enters_steps else run.pace  # where neighbours count rounds, a step is a round
     said, since = run.reducer.heartbeat.last, run.progress.step
-    while ending.is_running:
+    while ending.is_running and not pause.is_set():
         beat += 1
         step, known = run.progress.step, said
         if (said := run.reducer.heartbeat.last) != known:

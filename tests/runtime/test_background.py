@@ -1,0 +1,54 @@
+"""Background threads: a worker's process ends as its script ended, never of a thread that was still inside torch."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from helpers import children
+
+STORE = """
+import datetime, sys, threading
+from preduce.runtime.transport.background import Background
+from torch.distributed import TCPStore
+server = TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=5), wait_for_workers=False)
+client = TCPStore("127.0.0.1", server.port, None, False, datetime.timedelta(seconds=5), wait_for_workers=False)
+stopped, asked = threading.Event(), threading.Event()
+def ask():
+    while not stopped.is_set():
+        client.add("questions", 1)
+        asked.set()
+"""
+PLAIN = "threading.Thread(target=ask, daemon=True).start()\nasked.wait()\n"
+BACKGROUND = "Background(ask, name='asks', stop=stopped.set).start()\nasked.wait()\n"
+
+
+def ended(script):
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=children.ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
+    """The fault that the class exists for: when this fails, Python or torch has mended it."""
+    if sys.version_info >= (3, 14):
+        pytest.skip("from Python 3.14 on such a thread waits for ever instead")
+    assert ended(STORE + PLAIN).returncode == -6
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError('on purpose')", 1)])
+def test_a_process_with_background_threads_ends_as_its_script_ends(end, code):
+    result = ended(STORE + BACKGROUND + end)
+    assert result.returncode == code, result.stderr
+    assert "terminate" not in result.stderr
+
+
+def test_a_thread_that_never_returns_does_not_hold_up_the_end():
+    result = ended("import threading\n" + STORE + "Background(threading.Event().wait, name='waits').start()\n")
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_thread_of_the_runtime_is_a_background_thread():
+    files = sorted((children.ROOT / "runtime").rglob("*.py"))
+    plain = [str(file) for file in files if re.search(r"threading\.Thread\(|Thread\(target", file.read_text("utf-8"))]
+    assert plain == []

@@ -1,0 +1,115 @@
+"""Parallax's value of the *what* axis: tables of which a step touches few rows go their own way, beside all else.
+
+Source: Kim et al., Parallax: automatic data-parallel training of deep neural networks, 2018 (arXiv 1808.02621), and
+EuroSys 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from preduce.topo.errors import ScheduleError
+from preduce.topo.fields import Choice, Closed, Count, Index
+
+
+class Way(Choice):
+    """How the gradient of one table reaches all workers."""
+
+    DENSE = "dense"
+    """As every other parameter: the strategy averages it whole. For a table of which a step touches most rows."""
+
+    GATHER = "gather"
+    """Every worker holds the table and gets all workers' touched rows with their gradients (Horovod's way)."""
+
+    SHARDED = "sharded"
+    """A row lives on one worker, which hands it out and takes its gradients: what parameter servers do, by all-to-all."""
+
+
+class Gradient(Choice):
+    """What the owner's optimizer sees of a sharded table's gradient."""
+
+    SPARSE = "sparse"
+    """The touched rows only."""
+
+    DENSE = "dense"
+    """The shard with zeros in all other rows, as an embedding with `sparse=False` has it: Adam's moments decay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Closed):
+    """The way of one table of `rows` x `columns` numbers; `parameter` is its name in the model.
+
+    Sharded: row r lies in part r mod `partitions`, and part p on worker `hosts[p mod len(hosts)]`; without hosts on all
+    workers, without `partitions` as many as hosts. So neighbouring rows (frequent words come first) are spread.
+    """
+
+    parameter: str
+    rows: Count
+    columns: Count
+    way: Way = Way.SHARDED
+    gradient: Gradient = Gradient.DENSE
+    hosts: tuple[Index, ...] = ()
+    partitions: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes(Closed):
+    """What travels apart from the strategy's own averaging, in every step and in lockstep.
+
+    `local_aggregation`: workers of one node first agree on each row that several of them touch, and it crosses to
+    another node once. `average`: whether a table's gradient is the workers' mean, as the strategy's own, or their sum.
+    """
+
+    word: ClassVar[str] = "routes"
+
+    tables: tuple[Route, ...]
+    local_aggregation: bool = True
+    average: bool = True
+
+    def table(self, parameter: str) -> Route | None:
+        """The route of a parameter; None where it goes by the strategy."""
+        return next((route for route in self.tables if route.parameter == parameter), None)
+
+    def hosts(self, route: Route, num_workers: int) -> tuple[int, ...]:
+        """The workers on which a sharded table lies, in the order in which parts are dealt."""
+        return route.hosts or tuple(range(num_workers))
+
+    def partitions(self, route: Route, num_workers: int) -> int:
+        """Into how many parts a sharded table is cut."""
+        return route.partitions or len(self.hosts(route, num_workers))
+
+    def owner(self, route: Route, row: int, num_workers: int) -> int:
+        """The one worker on which a row lies."""
+        hosts = self.hosts(route, num_workers)
+        return hosts[row % self.partitions(route, num_workers) % len(hosts)]
+
+    def check(self, num_workers: int) -> None:
+        """Refuse two routes for one parameter, hosts that do not exist, and settings that mean nothing.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
+        seen: dict[str, int] = {}
+        for place, route in enumerate(self.tables):
+            where = f"what.tables[{place}]"
+            if route.parameter in seen:
+                raise ScheduleError(
+                    f"{where}.parameter: is {route.parameter!r}, as in tables[{seen[route.parameter]}]; "
+                    "a parameter has one route"
+                )
+            seen[route.parameter] = place
+            if route.way is not Way.SHARDED and (route.hosts or route.partitions is not None):
+                raise ScheduleError(f"{where}: way {route.way} has no hosts and no partitions; leave them out")
+            for host in route.hosts:
+                if host >= num_workers:
+                    raise ScheduleError(f"{where}.hosts: has {host}; workers are 0..{num_workers - 1}")
+            if len(set(route.hosts)) < len(route.hosts):
+                raise ScheduleError(f"{where}.hosts: has a worker twice; parts are dealt to each in turn")
+            if route.partitions is not None and not (
+                len(self.hosts(route, num_workers)) <= route.partitions <= route.rows
+            ):
+                raise ScheduleError(
+                    f"{where}.partitions: is {route.partitions}; at least one for each of "
+                    f"{len(self.hosts(route, num_workers))} hosts, and at most one for each of {route.rows} rows"
+                )
