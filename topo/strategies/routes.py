@@ -23,7 +23,7 @@ class Way(Choice):
     """Every worker holds the table and gets all workers' touched rows with their gradients (Horovod's way)."""
 
     SHARDED = "sharded"
-    """A row lives on one worker, which hands it out and takes its gradients: what parameter servers do, by all-to-all."""
+    """A row lives on one worker, which hands it out and takes its gradients, as parameter servers do; by all-to-all."""
 
 
 class Gradient(Choice):
