@@ -24,17 +24,13 @@ from preduce.topo.errors import MissingFeatureError
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.quorum import Quorum
 from preduce.topo.timing import loads
-from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
+    from preduce.runtime.virtual_time.case import Case
 
 
 class PartialTiming(Timing):
@@ -102,38 +98,28 @@ class PartialTiming(Timing):
                         self.begun[first, worker], self.computed[first, worker] = self._called[worker]
 
 
-def run_quorum(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes,
-    *,
-    num_rounds: int,
-    seed: int,
-    model_bytes: int | None,
-    form: Form,
-) -> Timeline:
+def run_quorum(case: Case) -> Timeline:
     """Every worker's rounds under a quorum. O(num_rounds · n) messages, under a number of workers O(num_rounds · n²).
 
     Raises:
         MissingFeatureError: what takes time only in a run.
     """
-    setting, cluster = schedule.strategy.when, schedule.cluster
+    setting, cluster = case.schedule.strategy.when, case.schedule.cluster
     assert isinstance(setting, Quorum), "the registry chose this function"
     for name in ("grace", "synchronise_every"):
         if getattr(setting, name):
             raise MissingFeatureError(
                 f"when.quorum.{name}: is {getattr(setting, name)}; virtual time knows none; leave it out there"
             )
-    count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
-    size = size_or_one(hardware, model_bytes)
-    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
+    count, paces = cluster.num_workers, case.paces()
+    size, seconds = case.size(), case.seconds()
     everybody = Phase.from_groups(count, [range(count)])
-    one = loads.of_phase(everybody, cluster, hardware, model_bytes=size, form=form.value)
-    timing = PartialTiming(seconds, InTurn(cluster, hardware).latency, sum_seconds=float(one.seconds()[0]))
-    VirtualMachine(partial_of(setting, count), timing, seed=seed, keep_notes=False).run()
+    one = loads.of_phase(everybody, cluster, case.hardware, model_bytes=size, form=case.form.value)
+    timing = PartialTiming(seconds, InTurn(cluster, case.hardware).latency, sum_seconds=float(one.seconds()[0]))
+    VirtualMachine(partial_of(setting, count), timing, seed=case.seed, keep_notes=False).run()
     assert not np.isnan(timing.finish).any(), "the protocol never halts before the end: see verify/properties"
     nic_bytes = np.zeros(cluster.num_nodes)
-    np.add.at(nic_bytes, one.node, one.bytes_ * num_rounds)
+    np.add.at(nic_bytes, one.node, one.bytes_ * case.num_rounds)
     record = QuorumRecord(timing.summed, timing.gradients)
     ages = np.array(timing.ages)
     observed = Observed(nic_bytes, float(ages.max()), float(ages.mean()), quorum=record)
