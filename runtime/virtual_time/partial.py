@@ -25,17 +25,13 @@ from preduce.schedulers.protocols.partial import Call, Finish, PartialState, par
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.quorum import Quorum
 from preduce.topo.timing import loads
-from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
+    from preduce.runtime.virtual_time.case import Case
 
 
 class PartialTiming(Timing):
@@ -120,31 +116,21 @@ class PartialTiming(Timing):
                     self.finish[version - 1, worker] = step.end
 
 
-def run_quorum(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes,
-    *,
-    num_rounds: int,
-    seed: int,
-    model_bytes: int | None,
-    form: Form,
-) -> Timeline:
+def run_quorum(case: Case) -> Timeline:
     """Every worker's rounds under a quorum. O(num_rounds · n) messages, for a number O(num_rounds · n²)."""
-    setting, cluster = schedule.strategy.when, schedule.cluster
+    setting, cluster = case.schedule.strategy.when, case.schedule.cluster
     assert isinstance(setting, Quorum), "the registry chose this function"
-    count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
-    size = size_or_one(hardware, model_bytes)
-    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
+    count, paces = cluster.num_workers, case.paces()
+    size, seconds = case.size(), case.seconds()
     everybody = Phase.from_groups(count, [range(count)])
-    one = loads.of_phase(everybody, cluster, hardware, model_bytes=size, form=form.value)
+    one = loads.of_phase(everybody, cluster, case.hardware, model_bytes=size, form=case.form.value)
     alone, grace = float(one.seconds()[0]), setting.grace * 1e-6
-    timing = PartialTiming(seconds, InTurn(cluster, hardware).latency, sum_seconds=alone, grace=grace)
-    VirtualMachine(WaitingPartial(partial_of(setting, count)), timing, seed=seed, keep_notes=False).run()
+    timing = PartialTiming(seconds, InTurn(cluster, case.hardware).latency, sum_seconds=alone, grace=grace)
+    VirtualMachine(WaitingPartial(partial_of(setting, count)), timing, seed=case.seed, keep_notes=False).run()
     assert not np.isnan(timing.finish).any(), "the protocol never halts before the end: see verify/properties"
     nic_bytes = np.zeros(cluster.num_nodes)
-    means = num_rounds // setting.synchronise_every if setting.synchronise_every else 0
-    np.add.at(nic_bytes, one.node, one.bytes_ * (num_rounds + means))
+    means = case.num_rounds // setting.synchronise_every if setting.synchronise_every else 0
+    np.add.at(nic_bytes, one.node, one.bytes_ * (case.num_rounds + means))
     record = QuorumRecord(timing.summed, timing.gradients, np.array(timing.rounds), np.array(timing.ages))
     observed = Observed(nic_bytes, float(record.ages.max()), float(record.ages.mean()), quorum=record)
     # Of a sum a worker sees what runs after its call; of one that it missed nothing.
