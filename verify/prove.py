@@ -13,6 +13,7 @@ from preduce.verify.base import Claim, Proof, Status, not_proved
 from preduce.verify.budget import budgets
 from preduce.verify.certificate import certificate_of
 from preduce.verify.codec_error import prove_codec_error
+from preduce.verify.conflict_free import NAME as CONFLICT_FREE
 from preduce.verify.conflict_free import prove_conflict_free
 from preduce.verify.consensus import prove_consensus
 from preduce.verify.contraction import prove_contraction
@@ -31,11 +32,14 @@ from preduce.verify.quorum import prove_quorum
 from preduce.verify.rounds import prove_rounds
 from preduce.verify.staleness import prove_meetings
 from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
+from preduce.verify.tables import essential_of_tables, prove_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.topo.schedule import Schedule
+
+ON_DISJOINT = "rests on conflict-freedom, which is refuted."
 
 
 def prove(schedule: Schedule) -> Proof:
@@ -54,9 +58,11 @@ def prove(schedule: Schedule) -> Proof:
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
     essential = prover.essential | (prover.of_rules if schedule.rule() is not None else frozenset())
-    essential |= _of_payload(schedule) | prover.more(schedule)
+    essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
     certificate: dict[str, Any] = {}
     claims = prover.claims(schedule)
+    is_clashing = claims[0].claim == CONFLICT_FREE and claims[0].status is not Status.PROVED
+    claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
     if schedule.is_mixing or prover.is_certified:
         certificate = certificate_of(schedule, claims)
     proof = Proof(schedule.name, claims, essential, certificate, budgets(schedule) if schedule.is_mixing else {})
@@ -79,7 +85,7 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
     if first.status is not Status.PROVED:
         # With an overlap there is no mixing matrix to speak about.
         rest = (DOUBLY, "consensus", "deadlock-free", "contraction", *sorted(_of_payload(schedule)))
-        return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
+        return (first, *(not_proved(name, ON_DISJOINT) for name in rest))
     exact = prove_exact(schedule)
     claims = [
         first,
