@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from preduce.runtime.averaging.gradients import averaged_are_finite
 from preduce.runtime.averaging.mean_model import average_everywhere
 from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.strategies.base import Runner
@@ -43,7 +42,8 @@ class QuorumGradients(Runner):
     rounds still bring, until all have come: then no gradient is on its way, and all are equally far.
 
     Buffers such as BatchNorm's are averaged in the mean model, at the end, and where models are synchronised; between
-    these each worker keeps its own. The gradient of a step that a GradScaler finds infinite joins as zero.
+    these each worker keeps its own. A round with a gradient that is not finite is left out by all where a GradScaler
+    was at work on any gradient in it.
     """
 
     averages_gradients = True
@@ -104,9 +104,7 @@ class QuorumGradients(Runner):
         self._refuse_failure()
         self._open()
         self.sums.refuse_sparse()
-        scaled = self.run.applier.scaled
-        nothing = scaled and not averaged_are_finite(self.run.flat.buckets)
-        self.driver.call(lambda: self.sums.add(scaled=scaled, nothing=nothing))
+        self.driver.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
         self._wait(self.driver.may_take)
         taken = self.driver.take()
         last = self._applied(taken, but_last=True)
