@@ -67,7 +67,7 @@ class GradientSums:
         arrays = []
         for index, bucket in enumerate(self.buckets):
             length = bucket.size + len(bucket.slots) + (self._room if index == self.carrier else 0)
-            arrays.append(torch.zeros(length, dtype=bucket.dtype))
+            arrays.append(torch.zeros(length, dtype=bucket.dtype, pin_memory=bucket.device.type == "cuda"))
         if self.carrier == len(self.buckets):
             arrays.append(torch.zeros(self._room))
         return GradientSum(arrays)
