@@ -33,13 +33,12 @@ from preduce.schedulers.protocols.partial import (
     Share,
     Take,
 )
-from preduce.topo.strategies.quorum import Start
+from preduce.topo.strategies.quorum import Quorum, Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.quorum import Quorum
 
 T = TypeVar("T")
 
@@ -377,7 +376,8 @@ class PartialGroups:
 
 def partial_groups_of(schedule: Schedule) -> PartialGroups:
     """The machine of a schedule of groups under a quorum, without an end and with threads that a driver lets meet."""
-    when: Quorum = schedule.strategy.when  # type: ignore[assignment] - the caller asked for the protocol
+    when = schedule.strategy.when
+    assert isinstance(when, Quorum), "the registry names the protocol"
     return PartialGroups(when, schedule.num_workers, members_of(schedule), collective=False)
 
 

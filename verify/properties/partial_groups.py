@@ -168,7 +168,8 @@ def _is_held(machine: PartialGroups, view: View, rests: dict[int, bool], w: int)
     come = [v for v in members if states[v].buffer]
     quorum = machine.setting.quorum
     if not going_on:
-        return round_ >= max(state.arrived[v] for v, state in enumerate(states) if v in members or state.ended)
+        needed: int = max(state.arrived[v] for v, state in enumerate(states) if v in members or state.ended)
+        return round_ >= needed
     if isinstance(quorum, int):
         return len(come) < min(quorum, len({*come, *going_on}))
     if quorum is Start.MAJORITY:

@@ -1,4 +1,4 @@
-"""The configurations of partial averaging in groups that the explorer is run on, small in the tests, larger on request."""
+"""The configurations of partial averaging in groups for the explorer, small in the tests, larger on request."""
 
 from __future__ import annotations
 
