@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from preduce.commands import options
+from preduce.commands.simulate_tables import print_tables, table_facts, touched_of
 
 if TYPE_CHECKING:
     from preduce.runtime.virtual_time.gap_record import GapRecord
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from preduce.topo.strategies.axes import Form
 
 MAX_PAIRS = 256
+DRAWN = {"gaps": "gaps over time", "quorum": "rounds over time"}
+"""What a picture shows where it is no timeline, by what the facts hold."""
 
 Disturb = Annotated[
     str | None,
@@ -42,6 +45,14 @@ def command(
     latency: options.Latency = None,
     rails: options.Rails = None,
     form: options.FileForm = None,
+    touched: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of a table that goes its own way, the share of its rows that a step of one worker touches, of a "
+            "node's workers, of all; may be repeated.",
+            metavar="NAME=0.8%[:2%[:5%]]",
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
@@ -49,7 +60,8 @@ def command(
         typer.Option(
             "--output",
             "-o",
-            help="Timeline, or gaps over time where a schedule keeps a gap: .png, .svg, .pdf; .json for Perfetto.",
+            help="Timeline; gaps over time where a schedule keeps a gap; who is in the rounds, and how late, under a "
+            "quorum: .png, .svg, .pdf; .json for Perfetto.",
         ),
     ] = None,
     as_json: options.Json = False,
@@ -79,7 +91,8 @@ def command(
     if free:
         hardware = hardware.without_bandwidths()
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
-    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how)
+    shares = None if touched is None else touched_of(touched, loaded)
+    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how, touched=shares)
     facts = facts_of(loaded, timeline)
     observed = timeline.observed
     if observed is not None and observed.gaps is not None:
@@ -87,7 +100,7 @@ def command(
         if not free:
             facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     elif observed is not None and observed.quorum is not None:
-        facts |= _quorum_facts(observed)
+        facts |= _quorum_facts(loaded, observed)
         if not free:
             facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     elif loaded.is_mixing and not free:
@@ -98,7 +111,9 @@ def command(
             "communication_seconds_per_step": sent.per_step,
             "nic_bytes_per_step": sent.nic_bytes_per_step,
         }
-    if times.is_fixed and not timeline.free_running:
+    if timeline.waited is not None:
+        facts |= table_facts(loaded, hardware, times, shares, form=how, free=free)
+    elif times.is_fixed and not timeline.free_running:
         from preduce.topo.timing.event_graph import cycle_time
 
         steady = cycle_time(loaded, hardware, times, form=how)
@@ -182,19 +197,27 @@ def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
     }
 
 
-def _quorum_facts(observed: "Observed") -> dict[str, Any]:
-    """Who was in the rounds, and how fast they came, after the first quarter of them."""
-    record = observed.quorum
+def _quorum_facts(schedule: "Schedule", observed: "Observed") -> dict[str, Any]:
+    """Who was in the rounds, and how fast they came, after the first quarter of them; beside what is proved."""
+    from preduce.topo.strategies.quorum import Quorum
+
+    record, setting = observed.quorum, schedule.strategy.when
     assert record is not None, "asked before"
+    assert isinstance(setting, Quorum), "nothing else records rounds"
     warm_up = len(record.gradients) // 4
+    even = record.gradients[warm_up:].sum() / schedule.num_workers or 1.0
     rounds, gradients = record.rates(warm_up=warm_up)
     return {
         "quorum": {
             "rounds_per_second": rounds,
             "gradients_per_second": gradients,
+            "needed": setting.needed(schedule.num_workers),
             "mean_active": float(record.active[warm_up:].mean()),
+            "least_share": float(record.gradients[warm_up:].sum(axis=0).min() / even),
             "largest_age": observed.largest_age,
+            "proved_age": setting.bound,
             "mean_age": observed.mean_age,
+            "shares_of_ages": record.shares_of_ages(warm_up=warm_up).tolist(),
         }
     }
 
@@ -220,6 +243,7 @@ def _write(timeline: "Timeline", schedule: "Schedule", output: Path, facts: dict
     from preduce.report.timeline import draw_timeline, perfetto
 
     record = None if timeline.observed is None else timeline.observed.gaps
+    quorum = None if timeline.observed is None else timeline.observed.quorum
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
     elif record is not None:
@@ -228,6 +252,12 @@ def _write(timeline: "Timeline", schedule: "Schedule", output: Path, facts: dict
         proved = facts["gaps"]
         bounds = {"over_edges": proved["proved_over_edges"], "over_pairs": proved["proved_over_pairs"]}
         save(draw_gaps_over_time(record, schedule.name, **bounds), output)
+    elif quorum is not None:
+        from preduce.report.quorum_over_time import draw_quorum_over_time
+
+        asked = facts["quorum"]
+        picture = draw_quorum_over_time(quorum, schedule.name, needed=asked["needed"], bound=asked["proved_age"])
+        save(picture, output)
     else:
         save(draw_timeline(timeline, schedule.name), output)
 
@@ -254,7 +284,7 @@ def _print(
     )
     if words := runs(schedule.strategy.pace, schedule.strategy.when, schedule.strategy.how, form):
         out.print(f"runs: {words}")
-    for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum)):
+    for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
         if name in facts:
             show(facts[name])
     if "nic_bytes_per_step" in facts:
@@ -299,16 +329,19 @@ def _print(
     if free:
         out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
     if output is not None:
-        out.print(f"{'gaps over time' if 'gaps' in facts else 'timeline'} written to {output}")
+        drawn = next((words for name, words in DRAWN.items() if name in facts), "timeline")
+        out.print(f"{'timeline' if output.suffix.lower() == '.json' else drawn} written to {output}")
 
 
 def _print_quorum(found: dict[str, Any]) -> None:
     from preduce.console import console
 
+    proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
+
     console().print(
         f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "
         f"{found['mean_active']:.3g} workers active in a round; gradients are {found['mean_age']:.2g} rounds late, at "
-        f"most {found['largest_age']:g}"
+        f"most {found['largest_age']:g}{proved}; the least heard worker has {found['least_share']:.2g} of an even share"
     )
 
 
