@@ -98,7 +98,7 @@ def _contributors(quorum: Quorum) -> Claim:
         least = 1
     text += (
         "; where fewer go on, because others have ended, of so many as are left. A worker that a round leaves out "
-        "comes to it alone. A member that is still in an earlier round is waited for: the quorum of that one is not waived."
+        "comes to it alone. A member that is in an earlier round is waited for: the quorum of that one is not waived."
     )
     return Claim("quorum", Status.PROVED, f"{text} {EXPLORED}", {"at_least": least})
 

@@ -341,8 +341,8 @@ class OldShareCountsAgain(PartialGroups):
 BUGS = {
     PublishesTwice: SOLO, LosesLateProgress: SOLO, BringsNothing: SOLO, ActivationsAreCumulative: CHAIN,
     ForgetsActivationsThatComeEarly: CHAIN, TellsNobody: SOLO, TellsTheGroupBefore: CROSSED,
-    QuorumOneTooSmall: QUORUM, QuorumOneTooLarge: QUORUM, QuorumOfTheWholeSystem: NODES_2, QuorumNotOfTheSmallGroup: QUORUM,
-    WhoHasEndedNoLongerCounts: DELAYED,
+    QuorumOneTooSmall: QUORUM, QuorumOneTooLarge: QUORUM, QuorumOfTheWholeSystem: NODES_2,
+    QuorumNotOfTheSmallGroup: QUORUM, WhoHasEndedNoLongerCounts: DELAYED,
     QuorumWaitsForTheEnded: QUORUM, EndedAreDrawn: MAJORITY, AnybodyStartsUnderMajority: MAJORITY,
     ArrivalsOfAnEarlierRoundCount: QUORUM, LateOnesDoNotCount: SOLO, RestsPassAtOnce: CHAIN,
     MeansOfThoseThatAreThere: SOLO, EarlySharesAreLost: SOLO, SharesOfTwoRoundsAreMixed: SOLO,
