@@ -86,10 +86,7 @@ class Replay:
 
     def means_agree(self):
         """Between rounds: the mean of the shadows is the first one's and the progress; rounds that run are undone."""
-        total = Fraction(0)
-        for worker, shadow in enumerate(self.s):
-            total += shadow
-        return total == self.start * len(self.s) + sum(self.progress)
+        return sum(self.s) == self.start * len(self.s) + sum(self.progress)
 
     def by_matrices(self, last):
         """Models after the last round from progress alone: s <- W_k (s + u_k)."""
