@@ -1,4 +1,4 @@
-"""Quorums of groups in virtual time: hand-made runs, and what a slow worker and random slowdowns cost with and without."""
+"""Quorums of groups in virtual time: hand-made runs, and what slow workers cost with and without them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_grace_waits_for_a_workers_own_progress():
 
 
 def calls_a_second(compute, *, rounds=240, **members):
-    """Calls and rounds a second in the last three quarters of the rounds, and the largest age; of lockstep the first."""
+    """Calls and rounds a second after a quarter of the rounds, and the largest age; of lockstep the first."""
     first = rounds // 4
     if not members:
         return CLUSTER.num_workers / simulate(NODES, compute=compute, num_rounds=rounds).per_step(warm_up=first)
