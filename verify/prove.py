@@ -186,6 +186,6 @@ PROVERS_OF_WHEN: dict[str, Prover] = {
     "gap": Prover(
         _kept_gap_claims, frozenset({"deadlock-free", "queues"}), more=essential_of_kept_gap, is_certified=True
     ),
-    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"})),
+    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"}), is_certified=True),
 }
 """The prover where the *when* axis says who waits for whom, whatever the kind."""
