@@ -126,11 +126,21 @@ class Tables:
                 self._spread(table, broadcast=broadcast)
                 state = optimizer.state.get(table.parameter, {})
                 state.update({key: table.shard_of(value) for key, value in state.items() if table.is_whole(value)})
-            elif broadcast:
-                self._exchange.wire.broadcast(table.parameter.detach())
             table.copies = [weakref.ref(table.modules[0])]
             for module in table.modules:
                 route_module(module, Handle(self, table, module, 0))
+        if broadcast:
+            self.broadcast()
+
+    def broadcast(self) -> None:
+        """Copy worker 0's tables to all workers, of those that every worker has.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        for table in self.tables:
+            if self._exchange is not None and not table.is_sharded:
+                self._exchange.wire.broadcast(table.parameter.detach())
 
     def _spread(self, table: Table, *, broadcast: bool) -> None:
         layout = table.layout

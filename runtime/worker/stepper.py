@@ -189,7 +189,6 @@ class Stepper:
             if self.run.applier.changes_means:
                 self.runner.refuse_changed_means()
         else:
-            self.run.tables.close_step()
             self._average()
             self.run.applier.changes_means = False
         self._averaged = False
@@ -203,6 +202,7 @@ class Stepper:
 
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
+        self.run.tables.close_step()
         self.runner.before_step(self.steps, self.round, first=True)
         self._count(self._steps + self.runner.more)
 
@@ -218,7 +218,6 @@ class Stepper:
     def average_gradients(self) -> None:
         """Average the gradients of the coming step now."""
         self.declare()
-        self.run.tables.close_step()
         self._average()
         self._averaged = True
         self._means.begin()
@@ -282,7 +281,9 @@ class Stepper:
                 self.runner.before_step(step, round_, first=True)
                 if after_averaging is not None:
                     self._means.begin()
+                    self._averaged = True  # for what averages unless that is done, such as clip_grad_norm_
                     after_averaging()
+                    self._averaged = False
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
             elif self.run.tables:
