@@ -97,6 +97,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         codec: str | None = None,
         world: World | None = None,
     ) -> None:
+        self.reasons: tuple[str, ...] = ()
+        """Why each table goes its way, where `preduce.parallelize` chose."""
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
         self.schedule = read_schedule(schedule)

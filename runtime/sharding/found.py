@@ -48,9 +48,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
                 f"or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
             )
         parameter, modules = known[route.parameter]
-        _refuse_uses(model, route, parameter, modules)
-        for module in modules:
-            _refuse_module(route, module)
+        refuse_route(model, route, parameter, modules)
         n = schedule.num_workers
         rows = RowLayout.of(routes, route, n) if route.way is Way.SHARDED else None
         found.append(Table(index, route, parameter, modules, n, average=routes.average, layout=rows))
@@ -84,6 +82,19 @@ def refuse_other_sizes(tables: Tables, schedule: Schedule) -> None:
                 f"schedule {schedule.name!r}: parameter {table.name!r} is a table of {route.rows}×{route.columns} in "
                 f"what.tables and of {shape[0]}×{shape[1]} in the model; use the schedule that was made for this model"
             )
+
+
+def refuse_route(
+    model: torch.nn.Module, route: Route, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
+) -> None:
+    """Refuse a route by which a parameter's embeddings would not give what they give on one device.
+
+    Raises:
+        InputError: why not.
+    """
+    _refuse_uses(model, route, parameter, modules)
+    for module in modules:
+        _refuse_module(route, module)
 
 
 def _refuse_uses(
