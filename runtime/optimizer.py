@@ -153,12 +153,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.ending = Ending(self.run, self.runner, self.stepper, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
         tell(self.run, self.runner, self.ending)
-        remember(self, model.parameters())
         if policies.broadcast:
             self.meeting.broadcast()
         if tables:
             tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
             tables.spread(self.optimizer, broadcast=policies.broadcast)
+        remember(self, model.parameters())
 
     @property
     def round(self) -> int:

@@ -114,6 +114,8 @@ def _refuse_uses(
             f"parameter {route.parameter!r}: lies on {parameter.device}; tables of their own route are exchanged over "
             "gloo, on CPU; give it way 'dense'"
         )
+    if parameter.is_meta and route.way is not Way.SHARDED:
+        raise InputError(f"parameter {route.parameter!r}: has no numbers (device meta); only sharded tables are drawn")
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # noqa: SLF001 - no public way
         raise InputError(
             f"parameter {route.parameter!r}: has hooks on its gradient, which is made by all workers together and "
