@@ -29,6 +29,7 @@ from preduce.verify.membership import prove_membership
 from preduce.verify.memory import prove_memory
 from preduce.verify.on_request import prove_generated, prove_pairwise, prove_server
 from preduce.verify.quorum import prove_quorum
+from preduce.verify.quorum_groups import prove_quorum_of_groups
 from preduce.verify.rounds import prove_rounds
 from preduce.verify.staleness import prove_meetings
 from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
@@ -54,7 +55,7 @@ def prove(schedule: Schedule) -> Proof:
     Raises:
         ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
-    prover = PROVERS_OF_WHEN.get(schedule.strategy.when.word) or PROVERS.get(schedule.strategy.kind)
+    prover = PROVERS_OF_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
     essential = prover.essential | (prover.of_rules if schedule.rule() is not None else frozenset())
@@ -188,10 +189,13 @@ PROVERS: dict[str, Prover] = {
 """The prover of every kind. A new kind is one line here."""
 
 
-PROVERS_OF_WHEN: dict[str, Prover] = {
+PROVERS_OF_PROTOCOL: dict[str, Prover] = {
     "gap": Prover(
         _kept_gap_claims, frozenset({"deadlock-free", "queues"}), more=essential_of_kept_gap, is_certified=True
     ),
     "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"})),
+    "quorum-groups": Prover(
+        prove_quorum_of_groups, MEANS | {"conflict-free", "conservation", "mean-preserved"}, frozenset({"membership"})
+    ),
 }
-"""The prover where the *when* axis says who waits for whom, whatever the kind."""
+"""The prover where the *when* axis says who waits for whom, by a protocol."""

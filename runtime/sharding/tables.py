@@ -153,7 +153,8 @@ class Tables:
                 rows = self.block(table, mine, BlockOnFirst(first), whole[first:last])
                 shard[layout.place_of(mine)] = rows
         if whole.is_meta:
-            torch.utils.swap_tensors(table.parameter, torch.nn.Parameter(shard, table.parameter.requires_grad))  # type: ignore[no-untyped-call]
+            drawn = torch.nn.Parameter(shard, table.parameter.requires_grad)
+            torch.utils.swap_tensors(table.parameter, drawn)  # type: ignore[no-untyped-call]
         else:
             table.parameter.data = shard
 
