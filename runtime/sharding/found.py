@@ -87,10 +87,10 @@ def refuse_other_sizes(tables: Tables, schedule: Schedule) -> None:
 def refuse_route(
     model: torch.nn.Module, route: Route, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Refuse a way that a table of a model cannot go as one device goes it.
+    """Refuse a route by which a parameter's embeddings would not give what they give on one device.
 
     Raises:
-        InputError: as said.
+        InputError: why not.
     """
     _refuse_uses(model, route, parameter, modules)
     for module in modules:
@@ -114,6 +114,8 @@ def _refuse_uses(
             f"parameter {route.parameter!r}: lies on {parameter.device}; tables of their own route are exchanged over "
             "gloo, on CPU; give it way 'dense'"
         )
+    if parameter.is_meta and route.way is not Way.SHARDED:
+        raise InputError(f"parameter {route.parameter!r}: has no numbers (device meta); only sharded tables are drawn")
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # noqa: SLF001 - no public way
         raise InputError(
             f"parameter {route.parameter!r}: has hooks on its gradient, which is made by all workers together and "
