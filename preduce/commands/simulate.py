@@ -275,7 +275,8 @@ def _print(
         f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds in "
         f"{seconds(facts['makespan_seconds'])}, [bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
-    if words := runs(schedule.strategy.pace, schedule.strategy.when, schedule.strategy.how, form):
+    strategy = schedule.strategy
+    if words := runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what):
         out.print(f"runs: {words}")
     for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
         if name in facts:
