@@ -21,10 +21,11 @@ import torch
 
 import preduce
 from benchmarks.lab.baselines import Training, baseline, use_environment
+from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.lengths import StepLengths
-from benchmarks.lab.tasks import Samples, make_model, shard
+from benchmarks.lab.tasks import Samples, loss_of, make_model
 from preduce.topo.errors import PreduceError
 
 if TYPE_CHECKING:
@@ -80,9 +81,9 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
         model.parameters(), lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay
     )
     training: Training = (Preduce if job.how == "preduce" else baseline)(job, model, sgd)
-    places = shard(job, rank, samples.labels)
-    generator = torch.Generator().manual_seed(1000 * job.seed + rank)
-    apart = isinstance(training, Preduce) and training.optimizer.schedule.strategy.protocol == "gap"
+    batches = Batches(job, rank, samples)
+    protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Preduce) else ""
+    apart, partial_sums = protocol == "gap", protocol == "quorum"
     goal, every = job.steps // _share(training, job), 1 if apart else _snapshots_every(training, job)
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
@@ -100,13 +101,13 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     with (job.path / f"snapshots-{rank:03d}.bin").open("wb") as file:
         try:
             while reached < 100 * job.steps:
-                due = seconds(reached)
+                batch, share = batches.draw()
+                due = share * seconds(reached)
                 begun = clock.begin(due)
                 if reached % every == 0:  # where time is padded anyway, so that it costs the run nothing
                     _snapshot(file, plain, reached)
-                batch = places[torch.randint(len(places), (job.batch,), generator=generator)]
                 training.model.train()
-                loss = torch.nn.functional.cross_entropy(training.model(samples.inputs[batch]), samples.labels[batch])
+                loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
                 sgd.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)
@@ -135,7 +136,8 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     _wait_for_the_others(job, board, end, apart=apart)
     board.end()
     training.close()
-    return {**said, "reached": reached, "apart": apart}
+    rounds = {"rounds": _reached(training)} if partial_sums else {}
+    return {**said, "reached": reached, "apart": apart, **rounds}
 
 
 def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> None:
@@ -152,7 +154,7 @@ def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> 
 
 
 def _reached(training: Training) -> int:
-    """The step that a worker which keeps a gap has entered: it may have skipped some."""
+    """The step that a worker which keeps a gap has entered (it may have skipped some), or the sums that one took."""
     assert isinstance(training, Preduce)
     return training.optimizer.round
 
