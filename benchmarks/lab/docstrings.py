@@ -31,6 +31,8 @@ LEAST, MOST = 6, 256
 """Words of a docstring; longer ones are cut off."""
 FOREIGN = {"tests", "test", "idlelib", "site-packages", "lib2to3", "dist-packages"}
 FEATURES, HIDDEN = 32, 48
+AT_ONCE = 64
+"""Docstrings that are evaluated together, in the order of their lengths."""
 
 
 def samples() -> tuple[np.ndarray, np.ndarray]:
@@ -91,9 +93,17 @@ class Reader(nn.Module):
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         """Scores, shape (count, packages), from words, shape (count, 256)."""
+        if not self.training and len(words) > AT_ONCE:
+            return self._in_parts(words)
         words = words[:, : longest(words)]
         there = (words > 0).unsqueeze(2)  # (count, longest, 1)
         thoughts, _ = self.reads(self.words(words))  # (count, longest, HIDDEN)
         mean = (thoughts * there).sum(1) / there.sum(1)
         scores: torch.Tensor = self.judges(mean)
+        return scores
+
+    def _in_parts(self, words: torch.Tensor) -> torch.Tensor:
+        scores = torch.empty(len(words), len(PACKAGES))
+        for part in torch.argsort((words > 0).sum(1)).split(AT_ONCE):
+            scores[part] = self(words[part])
         return scores

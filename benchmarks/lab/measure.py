@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.tasks import accuracy, evaluated, loss_of, make_model
+from benchmarks.lab.tasks import SEQUENCES, accuracy, evaluated, loss_of, make_model
 from benchmarks.lab.worker import HEADER
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def read_cell(job: Job, samples: Samples) -> Measured:
     busy = [worker["busy"] / len(worker["times"]) for worker in said if "busy" in worker]
     sent = [said[node * job.workers_per_node]["sent"] for node in range(job.num_nodes)]
     rounds = [worker["rounds"] for worker in said if "rounds" in worker]
-    curve, accuracies, own = _curve(job, samples, started, apart=apart)
+    curve, accuracies, own = _curve(job, samples, started, apart=apart or bool(rounds))
     return Measured(
         step_ms=1000 * job.num_workers / sum(speeds),
         steps=reached,
@@ -153,7 +153,7 @@ def _curve(
     """The mean model's loss over time, and its accuracy where samples are held out; in the end also the workers' own.
 
     Workers that stay together are averaged at equal steps. Of free-running and differently paced ones, and of those
-    that keep a gap (`apart`), the mean at an instant takes everybody's newest snapshot; the instants are those at which
+    that keep a gap or whose sums do not wait (`apart`), the mean at an instant takes everybody's newest snapshot; the instants are those at which
     half of the workers have the next one, or the next but `job.every`.
     """
     model = make_model(job.task, samples, Clock(), job.seed).eval()
@@ -162,7 +162,7 @@ def _curve(
     free = job.free_running or apart
     together = not free and len({tuple(step for _, step, _ in track) for track in tracks}) == 1
     least = min(len(track) for track in tracks)
-    part = evaluated(samples)
+    part = evaluated(samples, SEQUENCES) if job.task == "docstrings" else evaluated(samples)
     curve: Curve = []
     accuracies: list[tuple[float, float]] = []
     told = None if job.task == "hyperplane" else samples.held_out  # heights have no right or wrong

@@ -78,6 +78,8 @@ PAPERS = (
         name="eager-sgd",
         title="eager-SGD (PPoPP'20)",
         claim="Partial all-reduce 1.14 to 2.01× as fast as All-Reduce where workers are delayed.",
+        module="benchmarks.papers.eager_sgd",
+        headlines=(),
     ),
     Paper(
         name="pipe-sgd",
