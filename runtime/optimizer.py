@@ -240,7 +240,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             UnavailableError: a worker is gone or silent.
             InputError: the loop changes the means, and nothing says how.
         """
-        with self.stepper.joining():
+        with self.stepper.joining(after_averaging):
             yield
             self.ending.guard(lambda: self.stepper.serve(after_averaging))
 
@@ -257,6 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run = self.run
         run.flat.check()
         with self.ending.guarded():
+            self.stepper.gather()
             self.runner.settle()
             with own_values_kept(run.flat):
                 with run.reducer.heartbeat.gathering("mean_model()", self.round):
@@ -296,6 +297,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"load_state_dict: step {own['steps']} lies inside a round of {self.run.pace} steps, whose beginning "
                 "is not known any more; save the state after the last step of a round"
             )
+        if own is not None:
+            self.ending.guard(lambda: self.stepper.gather(apply=False))
         self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "preduce"})
         if own is not None:
             if self.runner.drains_together:

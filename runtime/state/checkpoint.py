@@ -64,6 +64,7 @@ def save_checkpoint(
     """
     ending, meeting = optimizer.ending, optimizer.meeting
     ending.refuse_unless_running("save or load a checkpoint")
+    ending.guard(optimizer.stepper.gather)
     run, round_, rank = optimizer.run, optimizer.round, optimizer.rank
     if optimizer.steps % run.pace:
         raise InputError(
@@ -136,6 +137,7 @@ def load_checkpoint(
     """
     ending, meeting = optimizer.ending, optimizer.meeting
     ending.refuse_unless_running("save or load a checkpoint")
+    ending.guard(optimizer.stepper.gather)
     number = meeting.next_number("load_checkpoint")
     members = _assembled(optimizer, "load_checkpoint()")
     try:

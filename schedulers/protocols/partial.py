@@ -342,6 +342,13 @@ class Partial:
         number = shake_256(f"preduce quorum, seed {self.setting.seed}, round {round_}".encode()).digest(8)
         return int.from_bytes(number) % self.num_workers
 
+    def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
+        """Whose coming may start the open round, as far as this worker knows: one of them, or enough of them."""
+        on = [w for w in range(self.num_workers) if w != process and not state.ended[w]]
+        if self.setting.quorum is Start.MAJORITY:
+            return (self._initiator(state),)
+        return tuple(w for w in on if state.arrived[w] <= state.entered)
+
     # The thread.
 
     def _may_begin(self, state: PartialState) -> bool:
