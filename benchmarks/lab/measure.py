@@ -153,8 +153,8 @@ def _curve(
     """The mean model's loss over time, and its accuracy where samples are held out; in the end also the workers' own.
 
     Workers that stay together are averaged at equal steps. Of free-running and differently paced ones, and of those
-    that keep a gap or whose sums do not wait (`apart`), the mean at an instant takes everybody's newest snapshot; the instants are those at which
-    half of the workers have the next one, or the next but `job.every`.
+    that keep a gap or whose sums do not wait (`apart`), the mean at an instant takes everybody's newest snapshot; the
+    instants are those at which half of the workers have the next one, or the next but `job.every`.
     """
     model = make_model(job.task, samples, Clock(), job.seed).eval()
     size = 2 * sum(p.numel() for p in model.parameters())

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from benchmarks.lab.setting import Setting
     from preduce.topo.cluster import Cluster
 
-HALF = 0
-"""A quorum of half of the workers, however many there are."""
+HALF, ALL_BUT_ONE = 0, -1
+"""Quorums of half of the workers and of all but one, however many there are."""
 SEED = 5
 """Of who starts a round under `majority`."""
 FAR = 16
@@ -38,6 +38,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "half": {"quorum": HALF},
     "half, by call": {"quorum": HALF, **BY_CALL},
     "half, latest": {"quorum": HALF, "missed": "latest"},
+    "all but one": {"quorum": ALL_BUT_ONE},
+    "all but one, by call": {"quorum": ALL_BUT_ONE, **BY_CALL},
 }
 """Settings by name; a contestant's is `eager NAME`."""
 
@@ -50,7 +52,8 @@ def name_of(setting: str) -> str:
 def quorum_of(name: str, num_workers: int) -> Quorum:
     """One of the settings, for so many workers."""
     fields = SETTINGS[name]
-    quorum = max(2, num_workers // 2) if fields["quorum"] == HALF else fields["quorum"]
+    numbers = {HALF: max(2, num_workers // 2), ALL_BUT_ONE: num_workers - 1}
+    quorum = numbers.get(fields["quorum"], fields["quorum"])
     return Quorum(**{**fields, "quorum": quorum})
 
 

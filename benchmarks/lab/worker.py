@@ -6,6 +6,7 @@ is measured. Snapshots (16-bit, in memory) are averaged and evaluated afterwards
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -37,6 +38,8 @@ HEADER = struct.Struct("<dq")
 START_SECONDS = 45.0
 SPARE_SECONDS = 15.0
 LEAVE_SECONDS = 1.0
+FINISH_SECONDS = 8.0
+"""How long workers whose sums do not wait may take to reach the same last sum."""
 
 
 class Preduce:
@@ -53,7 +56,10 @@ class Preduce:
         self.optimizer.step()
 
     def close(self) -> None:
-        """The launcher's exit hooks write the trace and tell the others."""
+        """The launcher's exit hooks write the trace and tell the others; sums that do not wait end with one of all."""
+        if self.optimizer.schedule.strategy.protocol == "quorum":
+            with contextlib.suppress(PreduceError, RuntimeError):  # who has gone has left its results
+                self.optimizer.finish()
 
 
 def work(job: Job, node: int, samples: Samples) -> None:
@@ -91,11 +97,15 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
         return {"failed": "the others were not ready in time"}
     sent, started, end = _bytes_out(), time.monotonic(), time.monotonic() + job.limit
     busy = time.process_time()
+
+    def result(ended: str) -> dict[str, object]:
+        found = {"ended": ended, "started": started, "times": list(times), "sent": _bytes_out() - sent}
+        return {**found, "rounds": _reached(training)} if partial_sums else found
+
     if job.free_running:
+        patience = FINISH_SECONDS if partial_sums else LEAVE_SECONDS
         threading.Thread(
-            target=_leave_when_over,
-            args=(job, rank, board, partial(_result, "steps", started, sent, times)),
-            daemon=True,
+            target=_leave_when_over, args=(job, rank, board, partial(result, "steps"), patience), daemon=True
         ).start()
     ended, reached = "steps", 0
     with (job.path / f"snapshots-{rank:03d}.bin").open("wb") as file:
@@ -132,12 +142,11 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
         if reached % every == 0:
             _snapshot(file, plain, reached)
-    said = {**_result(ended, started, sent, times), "busy": time.process_time() - busy}
+    said = {**result(ended), "busy": time.process_time() - busy}
     _wait_for_the_others(job, board, end, apart=apart)
     board.end()
     training.close()
-    rounds = {"rounds": _reached(training)} if partial_sums else {}
-    return {**said, "reached": reached, "apart": apart, **rounds}
+    return {**said, "reached": reached, "apart": apart}
 
 
 def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> None:
@@ -159,11 +168,9 @@ def _reached(training: Training) -> int:
     return training.optimizer.round
 
 
-def _result(ended: str, started: float, sent: int, times: list[tuple[float, float, float]]) -> dict[str, object]:
-    return {"ended": ended, "started": started, "times": list(times), "sent": _bytes_out() - sent}
-
-
-def _leave_when_over(job: Job, rank: int, board: Board, result: Callable[[], dict[str, object]]) -> None:
+def _leave_when_over(
+    job: Job, rank: int, board: Board, result: Callable[[], dict[str, object]], patience: float
+) -> None:
     """A free-running worker may wait for peers that have already left: end it a little after the run.
 
     Its last, unfinished step is not among the results either way.
@@ -171,13 +178,18 @@ def _leave_when_over(job: Job, rank: int, board: Board, result: Callable[[], dic
     while not board.over:
         time.sleep(0.1)
     said = result()
-    time.sleep(LEAVE_SECONDS)
-    _write(job, rank, {"rank": rank, **said})
+    time.sleep(patience)
+    if not _path(job, rank).exists():
+        _write(job, rank, {"rank": rank, **said})
     os._exit(0)
 
 
+def _path(job: Job, rank: int) -> Path:
+    return job.path / f"worker-{rank:03d}.json"
+
+
 def _write(job: Job, rank: int, said: dict[str, object]) -> None:
-    path = job.path / f"worker-{rank:03d}.json"
+    path = _path(job, rank)
     part = path.with_suffix(f".{threading.get_ident()}")
     part.write_text(json.dumps(said))
     part.replace(path)
