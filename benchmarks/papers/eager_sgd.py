@@ -67,7 +67,7 @@ SETTINGS: dict[str, Setting] = {
         for delay, name in HYPERPLANE.items()
     },
     SHIFTING: Setting(name=SHIFTING, rate="1gbit", task="images", compute=0.1 / 3, skew=(0.05 / 3, 0.4 / 3)),
-    TEXT: Setting(name=TEXT, rate="1gbit", task="docstrings", compute=0.08, momentum=0.9),
+    TEXT: Setting(name=TEXT, rate="1gbit", task="docstrings", compute=0.08),
     **{
         name: Setting(
             name=name,
@@ -80,9 +80,9 @@ SETTINGS: dict[str, Setting] = {
         for name, fields in GROUPS.items()
     },
 }
-RATES = {"images": 0.15, "hyperplane": 0.05, "docstrings": 0.5}
+RATES = {"images": 0.15, "hyperplane": 0.05, "docstrings": 0.6}
 STEPS = {"images": 80, "hyperplane": 48, "docstrings": 80}
-TARGETS = {"images": 0.3, "hyperplane": 0.03, "docstrings": 0.8}
+TARGETS = {"images": 0.3, "hyperplane": 0.03, "docstrings": 0.95}
 GROUP_STEPS = 32
 
 CONTESTANTS: dict[str, tuple[str, ...]] = {
