@@ -266,9 +266,7 @@ class Partial:
 
     def _may_take(self, state: PartialState) -> bool:
         """Whether there are results for a training that waits for them, or has ended."""
-        if state.stage != CALLED and not (state.resting and state.stage == COMPUTING):
-            return False
-        return state.done > state.version
+        return state.stage != MEETING and state.done > state.version
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """By call one result is taken, else all that are there, as who has ended does.
@@ -403,7 +401,7 @@ class Partial:
 
     def finished(self, process: int, state: PartialState) -> bool:  # noqa: ARG002 - as in Finishing
         """Whether the last round of all is taken."""
-        return state.resting and state.stage == COMPUTING and state.last == state.version - 1 >= 0
+        return state.stage == COMPUTING and state.last == state.version - 1 >= 0  # known only once all rest
 
     # What traces need: see Describing in base.py.
 
