@@ -57,7 +57,7 @@ class Preduce:
 
     def close(self) -> None:
         """The launcher's exit hooks write the trace and tell the others; sums that do not wait end with one of all."""
-        if self.optimizer.schedule.strategy.protocol == "quorum":
+        if self.optimizer.schedule.strategy.protocol.startswith("quorum"):
             with contextlib.suppress(PreduceError, RuntimeError):  # who has gone has left its results
                 self.optimizer.finish()
 
@@ -89,7 +89,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     training: Training = (Preduce if job.how == "preduce" else baseline)(job, model, sgd)
     batches = Batches(job, rank, samples)
     protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Preduce) else ""
-    apart, partial_sums = protocol == "gap", protocol == "quorum"
+    apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
     goal, every = job.steps // _share(training, job), 1 if apart else _snapshots_every(training, job)
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []

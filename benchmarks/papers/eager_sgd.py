@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING
 
-from benchmarks.lab.quorums import FAR, name_of
+from benchmarks.lab.quorums import group_name, name_of
 from benchmarks.lab.setting import Setting
 from benchmarks.papers import latency
 from benchmarks.papers.cells import RAW, Cells, Experiment, NoLabError
@@ -35,8 +35,6 @@ SOLO, MAJORITY, HALF, MOST = (name_of(who) for who in ("solo", "majority", "half
 PUBLISHED = tuple(name_of(f"{who}, as published") for who in ("solo", "majority"))
 LATEST = {
     **dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)),
-    name_of("solo, by call"): PUBLISHED[0],
-    name_of("majority, by call"): PUBLISHED[1],
     HALF: name_of("half, latest"),
 }
 """Who lets the newest result replace older ones where another, who starts sums alike, applies each."""
@@ -45,7 +43,7 @@ SLOW, SHIFTING, TEXT = "images, one 5× slow", "images, 50 to 400 ms shifting", 
 DELAYS = (200, 300, 400)
 HYPERPLANE = {delay: f"hyperplane, one of 8 delayed by {delay} ms" for delay in DELAYS}
 GROUPS = {"16 workers, one 5× slow": {"slow": ((6, 5.0),)}, "16 workers, 6× at random": {"random_factor": 6.0}}
-STATIC, GENERATORS = "node-then-all 15", ("generator, node-then-all 24", "generator, smart, paper's rule")
+STATIC, GENERATORS = "node-then-all 15", ("generator, smart, paper's rule",)
 
 SPEED = "Gradients per second, All-Reduce = 1"
 LEARNT = "Share of held-out samples told right after as many gradients"
@@ -55,8 +53,6 @@ TO_LOSS = "Speed to the loss, All-Reduce = 1"
 ROUNDS = "Gradients in a sum"
 OF_GROUPS = "Groups: gradients per second, static schedule in lockstep = 1"
 
-SCALE = {"hyperplane": 3, "images": 3}
-"""Delays and computing are slept so many times as short as the paper's."""
 SHAPE, GROUP_SHAPE = (4, 2), (4, 4)
 LIMIT = 45.0
 
@@ -73,7 +69,7 @@ SETTINGS: dict[str, Setting] = {
             name=name,
             rate="1gbit",
             task="images",
-            compute=0.16,
+            compute=0.1,
             **fields,
             random_chance=1 / 16 if "random_factor" in fields else 0.0,
         )
@@ -81,7 +77,7 @@ SETTINGS: dict[str, Setting] = {
     },
 }
 RATES = {"images": 0.15, "hyperplane": 0.05, "docstrings": 0.6}
-STEPS = {"images": 80, "hyperplane": 48, "docstrings": 80}
+STEPS = {"images": 64, "hyperplane": 40, "docstrings": 80}
 TARGETS = {"images": 0.3, "hyperplane": 0.03, "docstrings": 0.95}
 GROUP_STEPS = 32
 
@@ -89,17 +85,16 @@ CONTESTANTS: dict[str, tuple[str, ...]] = {
     SLOW: (
         ALL_REDUCE,
         SOLO,
-        name_of(f"solo, up to {FAR} late"),
         MAJORITY,
         HALF,
         MOST,
         *PUBLISHED,
         name_of("half, latest"),
     ),
-    **{name: (ALL_REDUCE, SOLO, name_of("solo, by call"), PUBLISHED[0]) for name in HYPERPLANE.values()},
-    SHIFTING: (ALL_REDUCE, MAJORITY, name_of("majority, by call"), *reversed(PUBLISHED), SOLO, HALF),
+    **{name: (ALL_REDUCE, SOLO, PUBLISHED[0]) for name in HYPERPLANE.values()},
+    SHIFTING: (ALL_REDUCE, MAJORITY, *reversed(PUBLISHED), SOLO, HALF),
     TEXT: (ALL_REDUCE, SOLO, MAJORITY, HALF, *PUBLISHED),
-    **{name: (STATIC, *GENERATORS) for name in GROUPS},
+    **{name: (STATIC, group_name("quorum 2"), group_name("quorum 3"), *GENERATORS) for name in GROUPS},
 }
 PAPER: dict[tuple[str, str], float] = {
     **{(HYPERPLANE[delay], "solo"): gain for delay, gain in zip(DELAYS, (1.50, 1.75, 2.01), strict=True)},
@@ -108,7 +103,21 @@ PAPER: dict[tuple[str, str], float] = {
     (TEXT, "majority"): 1.27,
 }
 
-WHY: dict[str, str] = {**latency.WHY}
+WHY: dict[str, str] = {
+    **latency.WHY,
+    SPEED: "predicted is the same schedule with the same lengths of steps in virtual time, where only computing takes "
+    "time. A late gradient counts for the next sum here and its worker does not wait; as published it counts for the "
+    "sum of its call, so a majority waits for whoever is drawn. Seconds of the hyperplane and of shifting delays are a "
+    "third of the paper's. It prints no computing time: of the hyperplane 285 ms are taken, which its three ratios ask "
+    "for, and 100 ms beside shifting delays. A docstring's words take 0.9 ms each, so that a mean step is 80 ms. The "
+    "models are small (0.002, 0.08 and 0.57 MB), because two cores compute for all.",
+    LEARNT: "the mean model's; where the newest result replaces older ones parameters part, hence the workers' own "
+    "models beside it. Digits without the 360 that are held out, and docstrings of four packages without 1,024.",
+    TO_LOSS: "losses of the mean model over training samples: "
+    "0.03 of the hyperplane, 0.3 of images, 0.95 of docstrings. Staleness costs steps, which stand against the speed.",
+    OF_GROUPS: "the paper has no groups. Virtual time: one worker 5x slow, quorum 2 of each group 4.3, 3 of each 4.7; "
+    "6x at random, quorum 2 2.3. Prague's generator has no prediction here.",
+}
 
 
 def experiments(part: str | None = None) -> list[Experiment]:
@@ -133,14 +142,14 @@ def _experiment(where: str, *, at_once: bool) -> Experiment:
         rate=RATES[setting.task],
         target=TARGETS[setting.task],
         limit=LIMIT,
-        repetitions=2 if in_groups else 3,
+        repetitions=1 if in_groups else 3,
         at_once=at_once,
     )
 
 
 PARTS = ("figure9", "slow", "hyperplane", "shifting", "text", "groups")
 """What can be run by itself, the most important first."""
-SHARE_OF_FIGURE_9 = 0.25
+SHARE_OF_FIGURE_9 = 0.3
 
 
 def run(minutes: float, only: str | None = None) -> Results:
