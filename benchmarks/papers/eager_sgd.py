@@ -57,19 +57,19 @@ SHAPE, GROUP_SHAPE = (4, 2), (4, 4)
 LIMIT = 45.0
 
 SETTINGS: dict[str, Setting] = {
-    SLOW: Setting(name=SLOW, rate="1gbit", task="images", compute=0.04, slow=((6, 5.0),)),
+    SLOW: Setting(name=SLOW, rate="1gbit", task="images", compute=0.05, slow=((6, 5.0),)),
     **{
         name: Setting(name=name, rate="1gbit", task="hyperplane", compute=0.095, delayed=(1, delay / 3e3), batch=256)
         for delay, name in HYPERPLANE.items()
     },
     SHIFTING: Setting(name=SHIFTING, rate="1gbit", task="images", compute=0.1 / 3, skew=(0.05 / 3, 0.4 / 3)),
-    TEXT: Setting(name=TEXT, rate="1gbit", task="docstrings", compute=0.08),
+    TEXT: Setting(name=TEXT, rate="1gbit", task="docstrings", compute=0.1),
     **{
         name: Setting(
             name=name,
             rate="1gbit",
             task="images",
-            compute=0.1,
+            compute=0.16,
             **fields,
             random_chance=1 / 16 if "random_factor" in fields else 0.0,
         )
@@ -77,7 +77,7 @@ SETTINGS: dict[str, Setting] = {
     },
 }
 RATES = {"images": 0.15, "hyperplane": 0.05, "docstrings": 0.6}
-STEPS = {"images": 64, "hyperplane": 40, "docstrings": 80}
+STEPS = {"images": 56, "hyperplane": 40, "docstrings": 72}
 TARGETS = {"images": 0.3, "hyperplane": 0.03, "docstrings": 0.95}
 GROUP_STEPS = 32
 
@@ -109,7 +109,7 @@ WHY: dict[str, str] = {
     "time. A late gradient counts for the next sum here and its worker does not wait; as published it counts for the "
     "sum of its call, so a majority waits for whoever is drawn. Seconds of the hyperplane and of shifting delays are a "
     "third of the paper's. It prints no computing time: of the hyperplane 285 ms are taken, which its three ratios ask "
-    "for, and 100 ms beside shifting delays. A docstring's words take 0.9 ms each, so that a mean step is 80 ms. The "
+    "for, and 100 ms beside shifting delays. A docstring's words take 1.1 ms each, so that a mean step is 100 ms. The "
     "models are small (0.002, 0.08 and 0.57 MB), because two cores compute for all.",
     LEARNT: "the mean model's; where the newest result replaces older ones parameters part, hence the workers' own "
     "models beside it. Digits without the 360 that are held out, and docstrings of four packages without 1,024.",
