@@ -45,14 +45,7 @@ def command(
     latency: options.Latency = None,
     rails: options.Rails = None,
     form: options.FileForm = None,
-    touched: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Of a table that goes its own way, the share of its rows that a step of one worker touches, of a "
-            "node's workers, of all; may be repeated.",
-            metavar="NAME=0.8%[:2%[:5%]]",
-        ),
-    ] = None,
+    touched: options.TouchedShares = None,
     rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
@@ -91,7 +84,7 @@ def command(
     if free:
         hardware = hardware.without_bandwidths()
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
-    shares = None if touched is None else touched_of(touched, loaded)
+    shares = None if touched is None else touched_of(touched, loaded.cluster)
     timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how, touched=shares)
     facts = facts_of(loaded, timeline)
     observed = timeline.observed
@@ -211,7 +204,7 @@ def _quorum_facts(schedule: "Schedule", observed: "Observed") -> dict[str, Any]:
         "quorum": {
             "rounds_per_second": rounds,
             "gradients_per_second": gradients,
-            "needed": setting.needed(schedule.num_workers),
+            "needed": setting.needed(schedule.num_workers) if schedule.strategy.averages_everyone else None,
             "mean_active": float(record.active[warm_up:].mean()),
             "least_share": float(record.gradients[warm_up:].sum(axis=0).min() / even),
             "largest_age": observed.largest_age,
@@ -334,6 +327,7 @@ def _print(
 
 
 def _print_quorum(found: dict[str, Any]) -> None:
+    """Calls are gradients where these are averaged, and progress where parameters are."""
     from preduce.console import console
 
     proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"

@@ -16,7 +16,7 @@ from preduce.topo.strategies.gap import Gap
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.quorum import Quorum
+from preduce.topo.strategies.quorum import Counting, Quorum
 from preduce.topo.strategies.server import Server
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.cost import bytes_of, communication
@@ -238,12 +238,23 @@ def queue_arrays(hop: Hop, worker: int) -> int:
 
 
 def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
-    """The send buffer, and a place for each result that may wait, the sum that runs among them.
+    """One for the mean model, the send buffer, each result that may wait (the sum that runs among them), and the taken.
 
-    With `latest` the newest result has one, beside the sum that runs.
+    A call takes all that wait, or one, and others may come while it applies them. With `latest` one result waits beside
+    the sum that runs.
     """
-    assert isinstance(strategy.when, Quorum), "the registry names the protocol"
-    return 1 + (strategy.when.staleness if strategy.when.keeps_equal else 2)
+    when = strategy.when
+    assert isinstance(when, Quorum), "the registry names the protocol"
+    waiting = when.staleness if when.keeps_equal else 2
+    return 2 + waiting + (when.staleness if when.keeps_equal and when.count is Counting.OPEN_ROUND else 1)
+
+
+def _quorum_of_groups_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
+    """The shadow, what rounds changed in it since the last taking, and a round's snapshot and sum, whatever the queue.
+
+    Results that wait are added up in the second: it is what the training's parameters lack of the shadow.
+    """
+    return 4
 
 
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
@@ -252,5 +263,6 @@ ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     Generated.kind: _generated_arrays,
     "gap": _gap_arrays,
     "quorum": _quorum_arrays,
+    "quorum-groups": _quorum_of_groups_arrays,
 }
 """By `Strategy.protocol` the arrays of what has no fixed phases, so that no claim `memory` speaks of it."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.partial import (
+    COMPUTING,
     MEETING,
     Activate,
     Arrived,
@@ -211,6 +212,16 @@ class QuorumDriver(Generic[Sum]):
             of = tuple(rank for rank in self.machine.awaited(self.rank, state) if rank != self.rank)
             return Missing(f"round {state.entered} to be started", of)
 
+    def say(self, doing: Callable[[str], None]) -> None:
+        """Tell the others what this worker does, unless its thread is in a round, of which that tells."""
+        with self.condition:
+            state = self._state
+            if state is None or state.is_running or state.stage != COMPUTING or state.resting:
+                return
+            waiting = len(state.results)
+            they = "1 result waits" if waiting == 1 else f"{waiting} results wait"
+            doing("computes a gradient" + (f", while {they} for it" if waiting else ""))
+
     # The collective thread.
 
     def begin(self) -> Begun[Sum] | None:
@@ -228,9 +239,9 @@ class QuorumDriver(Generic[Sum]):
             return Begun(self._segment, share.round, share, self.payload.depart())
 
     def _is_awaited(self) -> bool:
-        """Whether the training computes and the round that may begin would have no gradient of it."""
+        """Whether the round that may begin would have no gradient of this worker, and another one will come."""
         state = self._open_state
-        return not state.buffer and Call() in self.machine.ready(self.rank, state)
+        return not state.buffer and not state.resting
 
     def finish(self, begun: Begun[Sum], shares: Sequence[Share]) -> None:
         """The sum of a round is there, and with it what each worker has brought."""
