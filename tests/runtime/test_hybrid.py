@@ -152,9 +152,9 @@ def test_beside_groups_that_average_parameters_the_tables_are_those_of_a_replay(
             ((model(*inputs[:2]) * inputs[2]).sum() / 16).backward()
         with torch.no_grad():
             for weight in tables:
-                weight -= 0.5 * weight.grad / 4
+                weight.sub_(0.5 * weight.grad / 4)
             for parameter in (one for model in models for one in model.last.parameters()):
-                parameter -= 0.5 * parameter.grad
+                parameter.sub_(0.5 * parameter.grad)
             if (step + 1) % schedule.pace_of(0) == 0:
                 average(models, schedule, step // schedule.pace_of(0))
     found = ranks.run(4, act)
@@ -172,7 +172,7 @@ def average(models, schedule, round_):
             continue
         for place, parameter in enumerate(model.last.parameters()):
             mean = sum(before[member][place] for member in group.members) / len(group.members)
-            parameter += float(group.relax) * (mean - parameter)
+            parameter.add_(float(group.relax) * (mean - parameter))
 
 
 def test_evaluation_after_the_last_step_of_a_loop_adds_no_step(ranks):
