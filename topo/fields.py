@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MaxLen, MinLen
 
 from preduce.topo.errors import ScheduleError
 
@@ -24,6 +24,9 @@ Count = Annotated[int, Ge(1), Le(2**31 - 1)]
 
 Index = Annotated[int, Ge(0), Le(2**31 - 1)]
 """A rank, a local rank, a node or a digit; counted from 0."""
+
+Title = Annotated[str, MinLen(1), MaxLen(1000)]
+"""What a user calls something."""
 
 Rounds = Annotated[int, Ge(0), Le(2**53 - 1)]
 """A number of rounds, or a seed: as large as every JSON reader keeps exactly."""

@@ -10,6 +10,7 @@ import numpy as np
 from preduce.topo.errors import ScheduleError
 from preduce.topo.phase import Group
 from preduce.topo.strategies.base import Mixing, Phased
+from preduce.topo.strategies.routes import Way
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from preduce.topo.rule import RuleView
     from preduce.topo.strategies.axes import Form
     from preduce.topo.strategies.base import Strategy
+    from preduce.topo.strategies.routes import Route, Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,22 @@ class Schedule:
             ScheduleError: the strategy has no fixed phases.
         """
         return self.mixing.num_distinct_phases(self.cluster)
+
+    @property
+    def routes(self) -> Routes:
+        """Which tables travel apart from the strategy's own averaging."""
+        return self.strategy.what
+
+    def route_of(self, parameter: str) -> Route | None:
+        """The route of a parameter; None where the strategy averages it as all others."""
+        return self.routes.table(parameter)
+
+    def owner_of(self, parameter: str, row: int) -> int | None:
+        """The worker on which a row of a sharded table lies; None where every worker has it."""
+        route = self.route_of(parameter)
+        return (
+            None if route is None or route.way is not Way.SHARDED else self.routes.owner(route, row, self.num_workers)
+        )
 
     def travelling(self, form: Form) -> Schedule:
         """The same schedule with sums of this form; unchanged where its kind or the run-time has no such form."""

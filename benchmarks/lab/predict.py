@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.lab.setting import BACKWARD, SEGMENTS
+from preduce.runtime.virtual_time.case import Case
 from preduce.runtime.virtual_time.rounds import SharedHost, run_rounds
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.hardware import CodecSeconds, Hardware, Link
@@ -136,16 +137,9 @@ def predicted_ms(point: Point, values: npt.NDArray[np.float64], *, works: list[H
     )
     paces = schedule.paces()
     rounds = max(1, point.steps // int(paces.max()))
-    timeline = run_rounds(
-        schedule,
-        in_segments(Hardware(nic=nic, codec=ON_HOST, model_bytes=point.model_bytes), setting.task),
-        setting.compute_times(),
-        num_rounds=rounds,
-        seed=0,
-        model_bytes=None,
-        form=Form(point.form),
-        host=SharedHost(float(values[4]), on_host),
-    )
+    hardware = in_segments(Hardware(nic=nic, codec=ON_HOST, model_bytes=point.model_bytes), setting.task)
+    case = Case(schedule, hardware, setting.compute_times(), rounds, seed=0, model_bytes=None, form=Form(point.form))
+    timeline = run_rounds(case, host=SharedHost(float(values[4]), on_host))
     return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
 
 

@@ -34,6 +34,7 @@ from benchmarks.steps_to_loss.virtual_training import (
 )
 from preduce.planner.steps_model import FITTED
 from preduce.runtime.virtual_time.carrying import Carrying
+from preduce.runtime.virtual_time.case import Case
 from preduce.runtime.virtual_time.gaps import run_gaps
 from preduce.runtime.virtual_time.replay import Replay
 from preduce.schedulers import registry
@@ -119,9 +120,8 @@ class Training(Carrying):
 
 def run(schedule: Schedule, times: ComputeTimes, steps: int, seed: int, listener: Training | Replay) -> float:
     """Seconds of a step."""
-    timeline = run_gaps(
-        schedule, Hardware(), times, num_rounds=steps, seed=seed, model_bytes=1, form=Form.RING, listeners=(listener,)
-    )
+    case = Case(schedule, Hardware(), times, steps, seed, model_bytes=1, form=Form.RING)
+    timeline = run_gaps(case, listeners=(listener,))
     return timeline.per_step(warm_up=steps // 4)
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from preduce.topo.strategies.axes import Form
 
 MAX_PAIRS = 256
+DRAWN = {"gaps": "gaps over time", "quorum": "rounds over time"}
+"""What a picture shows where it is no timeline, by what the facts hold."""
 
 Disturb = Annotated[
     str | None,
@@ -49,7 +51,8 @@ def command(
         typer.Option(
             "--output",
             "-o",
-            help="Timeline, or gaps over time where a schedule keeps a gap: .png, .svg, .pdf; .json for Perfetto.",
+            help="Timeline; gaps over time where a schedule keeps a gap; who is in the rounds, and how late, under a "
+            "quorum: .png, .svg, .pdf; .json for Perfetto.",
         ),
     ] = None,
     as_json: options.Json = False,
@@ -87,7 +90,7 @@ def command(
         if not free:
             facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     elif observed is not None and observed.quorum is not None:
-        facts |= _quorum_facts(observed)
+        facts |= _quorum_facts(loaded, observed)
         if not free:
             facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     elif loaded.is_mixing and not free:
@@ -182,19 +185,27 @@ def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
     }
 
 
-def _quorum_facts(observed: "Observed") -> dict[str, Any]:
-    """Who was in the rounds, and how fast they came, after the first quarter of them."""
-    record = observed.quorum
+def _quorum_facts(schedule: "Schedule", observed: "Observed") -> dict[str, Any]:
+    """Who was in the rounds, and how fast they came, after the first quarter of them; beside what is proved."""
+    from preduce.topo.strategies.quorum import Quorum
+
+    record, setting = observed.quorum, schedule.strategy.when
     assert record is not None, "asked before"
+    assert isinstance(setting, Quorum), "nothing else records rounds"
     warm_up = len(record.gradients) // 4
+    even = record.gradients[warm_up:].sum() / schedule.num_workers or 1.0
     rounds, gradients = record.rates(warm_up=warm_up)
     return {
         "quorum": {
             "rounds_per_second": rounds,
             "gradients_per_second": gradients,
+            "needed": setting.needed(schedule.num_workers),
             "mean_active": float(record.active[warm_up:].mean()),
+            "least_share": float(record.gradients[warm_up:].sum(axis=0).min() / even),
             "largest_age": observed.largest_age,
+            "proved_age": setting.bound,
             "mean_age": observed.mean_age,
+            "shares_of_ages": record.shares_of_ages(warm_up=warm_up).tolist(),
         }
     }
 
@@ -220,6 +231,7 @@ def _write(timeline: "Timeline", schedule: "Schedule", output: Path, facts: dict
     from preduce.report.timeline import draw_timeline, perfetto
 
     record = None if timeline.observed is None else timeline.observed.gaps
+    quorum = None if timeline.observed is None else timeline.observed.quorum
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
     elif record is not None:
@@ -228,6 +240,12 @@ def _write(timeline: "Timeline", schedule: "Schedule", output: Path, facts: dict
         proved = facts["gaps"]
         bounds = {"over_edges": proved["proved_over_edges"], "over_pairs": proved["proved_over_pairs"]}
         save(draw_gaps_over_time(record, schedule.name, **bounds), output)
+    elif quorum is not None:
+        from preduce.report.quorum_over_time import draw_quorum_over_time
+
+        asked = facts["quorum"]
+        picture = draw_quorum_over_time(quorum, schedule.name, needed=asked["needed"], bound=asked["proved_age"])
+        save(picture, output)
     else:
         save(draw_timeline(timeline, schedule.name), output)
 
@@ -299,16 +317,19 @@ def _print(
     if free:
         out.print("Communication takes no time here: give --model-bytes to count it.", style="dim")
     if output is not None:
-        out.print(f"{'gaps over time' if 'gaps' in facts else 'timeline'} written to {output}")
+        drawn = next((words for name, words in DRAWN.items() if name in facts), "timeline")
+        out.print(f"{'timeline' if output.suffix.lower() == '.json' else drawn} written to {output}")
 
 
 def _print_quorum(found: dict[str, Any]) -> None:
     from preduce.console import console
 
+    proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
+
     console().print(
         f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "
         f"{found['mean_active']:.3g} workers active in a round; gradients are {found['mean_age']:.2g} rounds late, at "
-        f"most {found['largest_age']:g}"
+        f"most {found['largest_age']:g}{proved}; the least heard worker has {found['least_share']:.2g} of an even share"
     )
 
 

@@ -252,22 +252,15 @@ def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
     Raises:
         PreduceError: the setting does not fit the graph, or workers wait for one another for ever.
     """
+    from preduce.runtime.virtual_time.case import Case
     from preduce.runtime.virtual_time.gaps import run_gaps
     from preduce.runtime.virtual_time.replay import Replay
 
     gap = schedule.strategy.when
     assert isinstance(gap, Gap)
     replay = Replay(schedule.strategy.graphs[0], gap, seed=seed)
-    timeline = run_gaps(
-        schedule,
-        job.hardware,
-        job.compute_times(),
-        num_rounds=num_rounds,
-        seed=seed,
-        model_bytes=None,
-        form=Form.RING,
-        listeners=(replay,),
-    )
+    case = Case(schedule, job.hardware, job.compute_times(), num_rounds, seed, model_bytes=None, form=Form.RING)
+    timeline = run_gaps(case, listeners=(replay,))
     found = replay.replayed(job.cluster.node_of())
     part = num_rounds // PARTS
     ends = timeline.finish[part - 1 :: part].mean(axis=1)  # of each part

@@ -71,7 +71,7 @@ def draw_gaps_over_time(
     share.set_ylabel("gap over an edge (steps)", fontsize=8, color=INK)
     if len(shares) <= 12:
         share.set_yticks(gaps)
-    _plain(share)
+    plain(share)
     _words(figure.add_subplot(grid[1:, 1]), record)
     return figure
 
@@ -85,10 +85,11 @@ def _lines(axis: Axes, what: str, bound: int | None, seen: int) -> None:
     if is_near and bound is not None:
         axis.axhline(bound, color=ALARM, linewidth=1.2, linestyle=":")
     axis.set_ylim(bottom=0)
-    _plain(axis)
+    plain(axis)
 
 
-def _plain(axis: Axes) -> None:
+def plain(axis: Axes) -> None:
+    """The frame that panels over one clock share: two sides, a pale grid behind what is drawn."""
     axis.grid(color=GRID, linewidth=0.6)
     axis.set_axisbelow(True)
     for side in ("top", "right"):

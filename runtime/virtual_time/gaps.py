@@ -26,18 +26,14 @@ from preduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, Sen
 from preduce.topo.errors import ScheduleError
 from preduce.topo.strategies.gap import Gap, Order
 from preduce.topo.timing.cost import round_seconds
-from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
+    from preduce.runtime.virtual_time.case import Case
     from preduce.topo.round import Round
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
 
 
 class Listener(Protocol):
@@ -183,37 +179,26 @@ class GapTiming(Timing):
                         listener.averages(step.process, row, used, adds_own=adds_own)
 
 
-def run_gaps(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes,
-    *,
-    num_rounds: int,
-    seed: int,
-    model_bytes: int | None,
-    form: Form,  # noqa: ARG001 - neighbours send whole models
-    listeners: Sequence[Listener] = (),
-) -> Timeline:
+def run_gaps(case: Case, *, listeners: Sequence[Listener] = ()) -> Timeline:
     """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges).
 
     Raises:
         ScheduleError: workers wait for one another for ever.
     """
-    setting, graph = schedule.strategy.when, schedule.strategy.graphs[0]
+    setting, graph, cluster = case.schedule.strategy.when, case.schedule.strategy.graphs[0], case.schedule.cluster
     assert isinstance(setting, Gap), "the registry chose this function"
-    count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
-    size = size_or_one(hardware, model_bytes)
-    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
+    paces = case.paces()
+    size, seconds = case.size(), case.seconds()
     hop = hop_of(graph, setting)
-    links = InTurn(schedule.cluster, hardware)
-    told = Told(paces, hop.graph.targets, setting.staleness) if count <= MAX_WORKERS else None
+    links = InTurn(cluster, case.hardware)
+    told = Told(paces, hop.graph.targets, setting.staleness) if len(paces) <= MAX_WORKERS else None
     listeners = listeners if told is None else (told, *listeners)
     timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
-    machine = VirtualMachine(hop, timing, seed=seed, keep_notes=False)
+    machine = VirtualMachine(hop, timing, seed=case.seed, keep_notes=False)
     machine.run()
     timing.check_ended(machine)
     finish, computed = timing.finish, timing.computed
-    wire = round_seconds(graph, schedule.cluster, hardware, model_bytes=size)  # (n,)
+    wire = round_seconds(graph, cluster, case.hardware, model_bytes=size)  # (n,)
     is_parallel = setting.order is Order.PARALLEL
     # Whatever a worker waited longer than an exchange of all at once takes, it waited for others.
     busy = np.minimum(wire, finish - timing.begun if is_parallel else finish - computed)

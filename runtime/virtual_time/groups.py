@@ -21,15 +21,11 @@ from preduce.schedulers.protocols.group_generator.worker import Computed, Enter,
 from preduce.topo.phase import Phase
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.timing import loads
-from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
+    from preduce.runtime.virtual_time.case import Case
 
 COST_UNIT = 1e-6
 """Seconds in which workers tell the generator what a round takes them to compute, as at run time."""
@@ -112,22 +108,12 @@ def group_machine(
     return VirtualMachine(system, timing, seed=seed)
 
 
-def run_groups(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes,
-    *,
-    num_rounds: int,
-    seed: int,
-    model_bytes: int | None,
-    form: Form,
-) -> Timeline:
+def run_groups(case: Case) -> Timeline:
     """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each."""
-    strategy, cluster = schedule.strategy, schedule.cluster
+    strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Generated), "the registry chose this function"
-    count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
-    size = size_or_one(hardware, model_bytes)
-    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
+    count, num_rounds, paces = cluster.num_workers, case.num_rounds, case.paces()
+    size, seconds = case.size(), case.seconds()
     records = np.full((4, num_rounds, count), np.nan)
     nic_bytes, done_rounds = np.zeros(cluster.num_nodes), np.zeros(count, dtype=np.int64)
     heard = Hearsay(paces) if count <= MAX_WORKERS else None
@@ -136,7 +122,7 @@ def run_groups(
     @cache
     def loaded(members: tuple[int, ...]) -> tuple[float, loads.Loads]:
         phase = Phase.from_groups(count, [members])
-        one = loads.of_phase(phase, cluster, hardware, model_bytes=size, form=form.value)
+        one = loads.of_phase(phase, cluster, case.hardware, model_bytes=size, form=case.form.value)
         return float(one.seconds()[0]), one
 
     def group(members: tuple[int, ...]) -> float:
@@ -157,7 +143,8 @@ def run_groups(
     timing = GroupTiming(lambda worker, round_: float(seconds[round_, worker]), group, record)
     # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
     costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
-    group_machine(GeneratorSetting.of(strategy, cluster), timing, rounds=num_rounds, costs=costs, seed=seed).run()
+    setting = GeneratorSetting.of(strategy, cluster)
+    group_machine(setting, timing, rounds=num_rounds, costs=costs, seed=case.seed).run()
     assert not np.isnan(records).any(), "the protocol never halts before the end: see verify/properties"
     begun, computed, start, end = records
     observed = Observed.of(nic_bytes, None if heard is None else heard.ages)

@@ -20,17 +20,13 @@ from preduce.schedulers.protocols.base import Received
 from preduce.topo.round import Round
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.timing.cost import round_seconds
-from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
+    from preduce.runtime.virtual_time.case import Case
 
 
 class PairTiming(Timing):
@@ -99,22 +95,12 @@ class PairTiming(Timing):
             records[3, row, worker] = step.end
 
 
-def run_pairs(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes,
-    *,
-    num_rounds: int,
-    seed: int,
-    model_bytes: int | None,
-    form: Form,  # noqa: ARG001 - two workers exchange whole models
-) -> Timeline:
+def run_pairs(case: Case) -> Timeline:
     """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbours)."""
-    strategy, cluster = schedule.strategy, schedule.cluster
+    strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
-    count, paces, rng = schedule.num_workers, schedule.paces(), np.random.default_rng(seed)
-    size = size_or_one(hardware, model_bytes)
-    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
+    count, paces = cluster.num_workers, case.paces()
+    size, seconds = case.size(), case.seconds()
 
     ends, node_of = np.cumsum(seconds, axis=0), cluster.node_of()  # (num_rounds, n), (n,)
     nic_bytes = np.zeros(cluster.num_nodes)
@@ -123,7 +109,7 @@ def run_pairs(
     @cache
     def seconds_of(source: int, to: int) -> float:
         edge = Round.from_edges(count, [(source, to, Fraction(1, 2))])
-        return float(round_seconds(edge, cluster, hardware, model_bytes=size)[to])
+        return float(round_seconds(edge, cluster, case.hardware, model_bytes=size)[to])
 
     def way(source: int, to: int) -> float:
         nic_bytes[node_of[source]] += size * (node_of[source] != node_of[to])  # asked once for each message
@@ -139,7 +125,7 @@ def run_pairs(
     is_active = np.isin(np.arange(count), strategy.active)
     pairing = pairing_of(strategy, count)
     timing = PairTiming(seconds, way, overlap=strategy.overlap, on_exchange=exchanged)
-    VirtualMachine(pairing, timing, seed=seed).run()
+    VirtualMachine(pairing, timing, seed=case.seed).run()
     records = timing.records
     for worker in range(count):
         if not timing.done[worker]:  # a passive worker, or one without neighbours: computes and never waits

@@ -17,10 +17,7 @@ from preduce.topo.timing.rounds import Rounds
 from preduce.topo.timing.stages import of_period, of_prologue
 
 if TYPE_CHECKING:
-    from preduce.topo.hardware import Hardware
-    from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
+    from preduce.runtime.virtual_time.case import Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +32,19 @@ class SharedHost:
     round_seconds: tuple[float, ...]
 
 
-def run_rounds(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes,
-    *,
-    num_rounds: int,
-    seed: int,
-    model_bytes: int | None,
-    form: Form,
-    host: SharedHost | None = None,
-) -> Timeline:
+def run_rounds(case: Case, *, host: SharedHost | None = None) -> Timeline:
     """The rounds of a schedule with fixed phases, its prologue first; `host` is for emulated nodes. O(num_rounds · n).
 
     Raises:
         ScheduleError: the strategy has no fixed phases, or groups overlap.
     """
-    stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
-    first = of_prologue(schedule, hardware, model_bytes=model_bytes, form=form) if schedule.prologue else None
+    schedule, num_rounds = case.schedule, case.num_rounds
+    stages = of_period(schedule, case.hardware, model_bytes=case.model_bytes, form=case.form)
+    first = None
+    if schedule.prologue:
+        first = of_prologue(schedule, case.hardware, model_bytes=case.model_bytes, form=case.form)
     when, prologue = schedule.strategy.when, schedule.prologue
-    paces, rng = schedule.paces(), np.random.default_rng(seed)
+    paces, seconds = case.paces(), case.seconds()
     records = np.empty((5, num_rounds, schedule.num_workers))
     rounds = Rounds(when, (schedule.num_workers,))
     host = host or SharedHost(0.0, (0.0,) * len(stages))
@@ -62,7 +52,7 @@ def run_rounds(
     for round_ in range(num_rounds):
         index = (round_ - prologue) % len(stages)
         stage = first if first is not None and round_ < prologue else stages[index]
-        compute_seconds = compute.round_seconds(paces, round_, rng)[0] + paces * host.step_seconds
+        compute_seconds = seconds[round_] + paces * host.step_seconds
         records[:, round_] = rounds.next(stage, compute_seconds, host.round_seconds[index])
         if operating is not None:
             operating[round_] = stage.duration() + np.where(stage.cell_of >= 0, host.round_seconds[index], 0.0)

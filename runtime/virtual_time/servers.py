@@ -17,15 +17,12 @@ from preduce.runtime.virtual_time.staleness import MAX_WORKERS, Ages
 from preduce.runtime.virtual_time.timeline import Observed, Timeline
 from preduce.topo.strategies.server import Server
 from preduce.topo.timing.coding import Coding
-from preduce.topo.timing.stages import size_or_one
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from preduce.topo.hardware import Hardware
+    from preduce.runtime.virtual_time.case import Case
     from preduce.topo.schedule import Schedule
-    from preduce.topo.strategies.axes import Form
-    from preduce.topo.timing.compute import ComputeTimes
 
 COMPUTED, PUSHED, ANSWERED = range(3)
 
@@ -40,32 +37,21 @@ class _Event(NamedTuple):
     host: int
 
 
-def run_servers(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes,
-    *,
-    num_rounds: int,
-    seed: int,
-    model_bytes: int | None,
-    form: Form,  # noqa: ARG001 - shards travel one way
-) -> Timeline:
+def run_servers(case: Case) -> Timeline:
     """Every worker's rounds under a parameter server.
 
     O(num_rounds · n · hosts) messages, each of O(messages on the links); ages take O(n) for each.
     """
-    strategy, paces = schedule.strategy, schedule.paces()
+    schedule, strategy, paces = case.schedule, case.schedule.strategy, case.paces()
     assert isinstance(strategy, Server), "the registry chose this function"
-    rng = np.random.default_rng(seed)
-    size = size_or_one(hardware, model_bytes)
-    seconds = np.array([compute.round_seconds(paces, r, rng)[0] for r in range(num_rounds)])  # (num_rounds, n)
-    coding = Coding.of(strategy.how, hardware)
+    size, seconds = case.size(), case.seconds()
+    coding = Coding.of(strategy.how, case.hardware)
     seconds += size * (coding.seconds.encode + coding.seconds.decode)
     shard = size * coding.wire / len(strategy.hosts)
-    run = _Run(schedule, strategy, seconds, Network(schedule.cluster, hardware), shard)
+    run = _Run(schedule, strategy, seconds, Network(schedule.cluster, case.hardware), shard)
     run.go()
     begun, computed, start, end, finish = run.records
-    start = np.maximum(start, end - _undisturbed(strategy, paces, Network(schedule.cluster, hardware), shard))
+    start = np.maximum(start, end - _undisturbed(strategy, paces, Network(schedule.cluster, case.hardware), shard))
     observed = Observed.of(run.network.nic_bytes, run.ages)
     return Timeline(
         paces,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from preduce.runtime.virtual_time.case import Case
 from preduce.runtime.virtual_time.gaps import run_gaps
 from preduce.runtime.virtual_time.groups import run_groups
 from preduce.runtime.virtual_time.pairs import run_pairs
@@ -74,4 +75,4 @@ def simulate(
         )
     run = PROTOCOLS.get(schedule.strategy.protocol, run_rounds)
     form = form or schedule.strategy.how.form
-    return run(schedule, hardware, compute, num_rounds=num_rounds, seed=seed, model_bytes=model_bytes, form=form)
+    return run(Case(schedule, hardware, compute, num_rounds, seed, model_bytes, form))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from preduce.runtime.virtual_time.case import Case
 from preduce.runtime.virtual_time.gaps import run_gaps
 from preduce.runtime.virtual_time.replay import Replay, Replayed
 from preduce.schedulers import registry
@@ -31,9 +32,8 @@ def replayed(schedule: Schedule, compute: ComputeTimes, num_rounds: int = 90) ->
     gap = schedule.strategy.when
     assert isinstance(gap, Gap)
     replay = Replay(schedule.strategy.graphs[0], gap)
-    run_gaps(
-        schedule, Hardware(), compute, num_rounds=num_rounds, seed=1, model_bytes=1, form=Form.RING, listeners=(replay,)
-    )
+    case = Case(schedule, Hardware(), compute, num_rounds, seed=1, model_bytes=1, form=Form.RING)
+    run_gaps(case, listeners=(replay,))
     return replay.replayed(schedule.cluster.node_of())
 
 

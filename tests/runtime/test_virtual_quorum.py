@@ -7,23 +7,23 @@ import pytest
 
 from preduce.runtime.virtual_time.machine import VirtualMachine
 from preduce.runtime.virtual_time.partial import PartialTiming
+from preduce.runtime.virtual_time.partial_waits import WaitingPartial
 from preduce.runtime.virtual_time.predict import predict
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers.protocols.partial import Partial
 from preduce.topo.cluster import Cluster
-from preduce.topo.errors import MissingFeatureError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Quorum
 from preduce.topo.timing.compute import ComputeTimes
 
 
-def run(setting, seconds, *, sum_seconds=0.0, initiators=None):
+def run(setting, seconds, *, sum_seconds=0.0, initiators=None, way=0.0):
     """The timing of a run in which each worker computes so long for each of its gradients, (num_rounds, n)."""
     table = np.array(seconds, dtype=np.float64)
-    timing = PartialTiming(table, lambda source, to: 0.0, sum_seconds=sum_seconds)
+    timing = PartialTiming(table, lambda source, to: way, sum_seconds=sum_seconds, grace=setting.grace * 1e-6)
     machine = Partial(setting, table.shape[1], initiators=initiators, collective=False)
-    VirtualMachine(machine, timing).run()
+    VirtualMachine(WaitingPartial(machine), timing).run()
     return timing
 
 
@@ -120,7 +120,56 @@ def test_every_gradient_counts_once_and_words_and_sums_take_their_time():
     assert found.largest_age <= 4
 
 
-def test_what_virtual_time_does_not_know_is_refused():
-    schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(when=Quorum(quorum="solo", grace=500)))
-    with pytest.raises(MissingFeatureError, match=r"when\.quorum\.grace: is 500; virtual time knows none"):
-        simulate(schedule, num_rounds=2)
+def test_grace_by_hand():
+    # Worker 0 comes at 1, worker 1 at 1.5: within a grace of 0.75 s the thread of worker 1 waits for it, and no more.
+    both = run(Quorum(quorum="solo", grace=750_000), [[1, 1.5]] * 3, sum_seconds=0.25)
+    assert both.gradients.tolist() == [[1, 1]] * 3
+    assert both.summed[0].tolist() == [1.5, 3.25, 5.0]
+    assert both.ages == [0] * 6
+    # A grace of 0.25 s ends at 1.25; worker 1 comes at 1.5, when round 0 has ended, and starts round 1. The thread of
+    # worker 0, whose next call is at 2.5, gives it until 1.75. So it goes on: the other one is waited for in vain.
+    one = run(Quorum(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25)
+    assert one.summed[0].tolist() == [1.25, 1.75, 2.75]
+    assert one.gradients.tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert one.finish.T.tolist() == [[1.5, 2.5, 3.5], [1.5, 3.0, 3.0]]
+    # Word of the start is 0.125 s on its way, and grace begins when it has come.
+    later = run(Quorum(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25, way=0.125)
+    assert later.summed[0, 0] == 1.375
+
+
+def test_a_mean_of_models_by_hand():
+    # Worker 0 has round 0 at 1.5 and waits with its model for worker 1, which takes it at 3; the mean takes 0.5 s. Only
+    # then threads enter round 1, which worker 1 started with its call at 3; both compute from 3.5 on.
+    timing = run(Quorum(quorum="solo", missed="latest", synchronise_every=1), [[1, 3]] * 2, sum_seconds=0.5)
+    assert timing.summed.tolist() == [[1.0, 3.5], [1.5, 4.0]]
+    assert timing.finish.tolist() == [[3.5, 3.5], [7.0, 7.0]]
+    assert timing.begun.tolist() == [[0.0, 0.0], [3.5, 3.5]]
+    assert timing.gradients.tolist() == [[1, 0], [0, 1]]
+    assert (timing.rounds, timing.ages) == ([0, 1], [0, 1])
+    # Every second round: worker 0 does not wait after round 0, and worker 1 takes both at its call.
+    timing = run(Quorum(quorum="solo", missed="latest", synchronise_every=2), [[1, 3.25]] * 2, sum_seconds=0.5)
+    assert timing.summed[0].tolist() == [1.0, 2.5]
+    assert timing.finish.tolist() == [[1.5, 3.25], [3.75, 3.75]]
+
+
+def test_grace_lets_nearly_equal_workers_meet_and_means_are_paid_for():
+    """Solo alone has few of eight workers in a round; with a grace of some times their jitter it has all."""
+    hardware = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-9), model_bytes=2_000_000)
+    compute = ComputeTimes(base=0.02, jitter=0.05)
+
+    def observed(**members):
+        schedule = Schedule("s", Cluster.regular(2, 4), AllReduce(when=Quorum(quorum="solo", **members)))
+        return simulate(schedule, hardware, compute=compute, num_rounds=60, seed=2).observed
+
+    alone, met = observed(), observed(grace=8000)
+    assert alone.quorum.active[15:].mean() < 4
+    assert met.quorum.active[15:].mean() == 8
+    assert met.mean_age < alone.mean_age
+    record = alone.quorum
+    assert record.oldest().max() == alone.largest_age
+    assert record.mean_ages() @ record.gradients.sum(axis=1) == pytest.approx(record.ages.sum())
+    assert record.shares_of_ages().sum() == pytest.approx(1)
+    assert len(record.ages) == record.gradients.sum()
+    plain, mean = observed(missed="latest"), observed(missed="latest", synchronise_every=10)
+    assert mean.nic_bytes == pytest.approx(plain.nic_bytes * 66 / 60)
+    assert mean.largest_age <= 10

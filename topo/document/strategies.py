@@ -24,6 +24,7 @@ from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.quorum import Quorum, Start
+from preduce.topo.strategies.routes import Route, Routes
 from preduce.topo.strategies.server import Server
 from preduce.topo.strategies.static import Static
 
@@ -94,6 +95,8 @@ def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
     _check_keys(raw, kind.known_keys(), place)
     _check_keys(raw.get("how"), [field.name for field in fields(How)], child(place, "how"))
     members = {key: _tuples(value) for key, value in raw.items() if key != "kind" and key not in kind.keys}
+    if "what" in raw:
+        members["what"] = _load_what(raw["what"], child(place, "what"))
     if "when" in raw:
         members["when"] = _load_when(raw["when"], child(place, "when"))
     if kind.load is not None:
@@ -131,6 +134,18 @@ def dump_strategy(strategy: Strategy) -> Raw:
         elif part.default is MISSING or value != part.default:
             result[part.name] = _dump_when(value) if part.name == "when" else _plain(value)
     return result
+
+
+def _load_what(raw: object, place: str) -> Routes:
+    """Which tables go their own way; an object with a list of them."""
+    if not isinstance(raw, dict):
+        raise DocumentError(place, f'is {shown(raw)}; it must be an object such as {{"tables": []}}')
+    _check_keys(raw, [field.name for field in fields(Routes)], place)
+    tables = raw.get("tables")
+    for index, table in enumerate(tables if isinstance(tables, list) else ()):
+        _check_keys(table, [field.name for field in fields(Route)], f"{child(place, 'tables')}[{index}]")
+    with located(raw, place):
+        return TypeAdapter(Routes).validate_python(_tuples(raw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +242,8 @@ def _adapter(kind: str) -> TypeAdapter[Strategy]:
 
 def _tuples(value: object) -> object:
     """Values hold tuples where documents hold lists."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 

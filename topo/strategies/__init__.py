@@ -27,6 +27,10 @@ from preduce.topo.strategies.generated import InitiatorRule as InitiatorRule
 from preduce.topo.strategies.neighbor import Neighbor as Neighbor
 from preduce.topo.strategies.pairwise import Pairwise as Pairwise
 from preduce.topo.strategies.quorum import Quorum as Quorum
+from preduce.topo.strategies.routes import Gradient as Gradient
+from preduce.topo.strategies.routes import Route as Route
+from preduce.topo.strategies.routes import Routes as Routes
+from preduce.topo.strategies.routes import Way as Way
 from preduce.topo.strategies.server import Server as Server
 from preduce.topo.strategies.static import GroupPhases as GroupPhases
 from preduce.topo.strategies.static import RulePhases as RulePhases

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count
 from preduce.topo.strategies.axes import LOCKSTEP, RING, Codec, Form, How, Late, Lockstep, Sending, When
+from preduce.topo.strategies.routes import ALIKE, Routes
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -48,6 +49,7 @@ class Strategy(Closed, ABC):
 
     pace: Pace = 1
     when: When = LOCKSTEP
+    what: Routes = ALIKE
     how: How = RING
     averaging: Averaging = Averaging.MEAN
 
@@ -69,6 +71,7 @@ class Strategy(Closed, ABC):
             known = " or ".join(self.forms)
             raise ScheduleError(f"how.form: is {self.how.form}; strategy {self.kind!r} travels as {known}")
         self._check_how(cluster)
+        self._check_what(cluster)
         self.check_kind(cluster)
 
     def _check_how(self, cluster: Cluster) -> None:
@@ -85,6 +88,20 @@ class Strategy(Closed, ABC):
                 "how.error_feedback: is true; only gradients that are averaged over all workers in each step have a "
                 "next sum of the same numbers, to which what rounding took can be added; leave it out"
             )
+
+    def _check_what(self, cluster: Cluster) -> None:
+        self.what.check(cluster.num_workers)
+        if self.what and (reason := self.refuses_tables()):
+            raise ScheduleError(f"what.tables: a table's rows are exchanged in every step, in lockstep, and {reason}")
+
+    def refuses_tables(self) -> str:
+        """Why no table may go a way of its own; empty where all workers take the same steps together."""
+        if self.protocol:
+            waiting = f"with when.{self.when.word}" if self.when.protocol else f"of strategy {self.kind!r}"
+            return f"workers {waiting} have no common steps; take allreduce, static or neighbor, in lockstep"
+        if not isinstance(self.pace, int) and len(set(self.pace)) > 1:
+            return "workers of unequal pace have no common steps; give one pace for all"
+        return ""
 
     def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
         """Why nothing that this strategy sends may be rounded; empty where it may."""

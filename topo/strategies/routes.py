@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from preduce.topo.errors import ScheduleError
-from preduce.topo.fields import Choice, Closed, Count, Index
+from preduce.topo.fields import Choice, Closed, Count, Index, Title
 
 
 class Way(Choice):
@@ -27,13 +27,13 @@ class Way(Choice):
 
 
 class Gradient(Choice):
-    """What the owner's optimizer sees of a sharded table's gradient."""
+    """What the optimizer sees of a table's gradient, where the table is sharded or gathered."""
 
     SPARSE = "sparse"
     """The touched rows only."""
 
     DENSE = "dense"
-    """The shard with zeros in all other rows, as an embedding with `sparse=False` has it: Adam's moments decay."""
+    """All rows, zeros where nobody touched one, as an embedding with `sparse=False` has it: Adam's moments decay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Route(Closed):
     workers, without `partitions` as many as hosts. So neighbouring rows (frequent words come first) are spread.
     """
 
-    parameter: str
+    parameter: Title
     rows: Count
     columns: Count
     way: Way = Way.SHARDED
@@ -59,13 +59,23 @@ class Routes(Closed):
 
     `local_aggregation`: workers of one node first agree on each row that several of them touch, and it crosses to
     another node once. `average`: whether a table's gradient is the workers' mean, as the strategy's own, or their sum.
+    Tables are exchanged in the order in which they stand here.
     """
 
     word: ClassVar[str] = "routes"
 
-    tables: tuple[Route, ...]
+    tables: tuple[Route, ...] = ()
     local_aggregation: bool = True
     average: bool = True
+
+    def __bool__(self) -> bool:
+        """Whether anything travels apart."""
+        return bool(self.tables)
+
+    @property
+    def apart(self) -> tuple[Route, ...]:
+        """The tables that the strategy does not average itself, in their order."""
+        return tuple(route for route in self.tables if route.way is not Way.DENSE)
 
     def table(self, parameter: str) -> Route | None:
         """The route of a parameter; None where it goes by the strategy."""
@@ -90,6 +100,10 @@ class Routes(Closed):
         Raises:
             ScheduleError: the place, the value and the rule.
         """
+        default = Routes()
+        for name in ("local_aggregation", "average"):
+            if not self.tables and getattr(self, name) != getattr(default, name):
+                raise ScheduleError(f"what.{name}: is false; there is no table that it could be for; leave it out")
         seen: dict[str, int] = {}
         for place, route in enumerate(self.tables):
             where = f"what.tables[{place}]"
@@ -99,17 +113,30 @@ class Routes(Closed):
                     "a parameter has one route"
                 )
             seen[route.parameter] = place
-            if route.way is not Way.SHARDED and (route.hosts or route.partitions is not None):
-                raise ScheduleError(f"{where}: way {route.way} has no hosts and no partitions; leave them out")
-            for host in route.hosts:
-                if host >= num_workers:
-                    raise ScheduleError(f"{where}.hosts: has {host}; workers are 0..{num_workers - 1}")
-            if len(set(route.hosts)) < len(route.hosts):
-                raise ScheduleError(f"{where}.hosts: has a worker twice; parts are dealt to each in turn")
-            if route.partitions is not None and not (
-                len(self.hosts(route, num_workers)) <= route.partitions <= route.rows
-            ):
-                raise ScheduleError(
-                    f"{where}.partitions: is {route.partitions}; at least one for each of "
-                    f"{len(self.hosts(route, num_workers))} hosts, and at most one for each of {route.rows} rows"
-                )
+            _check_route(route, where, num_workers)
+
+
+def _check_route(route: Route, where: str, num_workers: int) -> None:
+    """Refuse hosts that do not exist, and settings that mean nothing for the table's way."""
+    if route.way is not Way.SHARDED and (route.hosts or route.partitions is not None):
+        raise ScheduleError(f"{where}: way {route.way} has no hosts and no partitions; leave them out")
+    if route.way is Way.DENSE and route.gradient is not Gradient.DENSE:
+        raise ScheduleError(
+            f"{where}.gradient: is {route.gradient}; way dense averages all rows and hands the optimizer all of them; "
+            "leave it out, or choose gather"
+        )
+    for host in route.hosts:
+        if not 0 <= host < num_workers:
+            raise ScheduleError(f"{where}.hosts: has {host}; workers are 0..{num_workers - 1}")
+    if len(set(route.hosts)) < len(route.hosts):
+        raise ScheduleError(f"{where}.hosts: has a worker twice; parts are dealt to each in turn")
+    least = len(route.hosts) or num_workers
+    if route.partitions is not None and not least <= route.partitions <= route.rows:
+        raise ScheduleError(
+            f"{where}.partitions: is {route.partitions}; at least one for each of {least} hosts, and at most one for "
+            f"each of {route.rows} rows"
+        )
+
+
+ALIKE = Routes()
+"""Everything goes by the strategy."""

@@ -40,6 +40,12 @@ class Server(Strategy):
         if self.staleness is not None and (self.synchronous or self.staleness < 0):
             raise ScheduleError("staleness: is a number of rounds >= 0, and only for an asynchronous server")
 
+    def refuses_tables(self) -> str:
+        """A synchronous server's workers have common steps, though they ask for what a round gives."""
+        if self.synchronous and self.steps_once:
+            return ""
+        return "workers of a server have common steps only where it is synchronous, with pace 1"
+
     def refuses_codec(self, cluster: Cluster) -> str:
         """Averaged gradients may be rounded; answers of an asynchronous server are parameters."""
         return "" if self.averages_gradients else Strategy.refuses_codec(self, cluster)

@@ -22,6 +22,7 @@ from .axes import HOW, read_how, read_when
 from .kept_gap import event_graph, require_own_weights
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text
+from .tables import Tables, read_what
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,6 +77,7 @@ class Schedule:
     `averages_gradients` these come late in a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round
     late where `is_late`. `nodes` are the nodes as the file lists them, empty where it says only that each has
     `node_size` workers, in the order of ranks. `gap` is what workers keep that go on by themselves, None in rounds.
+    `tables` go their own way in each step.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -95,6 +97,7 @@ class Schedule:
     nodes: list[list[int]] = field(default_factory=list)
     node_size: int = 0
     gap: KeptGap | None = None
+    tables: Tables = field(default_factory=lambda: Tables([], is_local=True))
 
     @property
     def has_matrices(self) -> bool:
@@ -181,6 +184,7 @@ class _Options(NamedTuple):
     is_step_normalised: bool
     how: dict[str, Any]
     gap: KeptGap | None
+    tables: Tables
 
 
 def read_schedule(document: object) -> Schedule:
@@ -243,7 +247,7 @@ def _read_cluster(raw: dict[str, Any]) -> _Cluster:
 
 def _read_strategy(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
     """Form, radices, and phases or rounds."""
-    options = ("pace", "averaging", "when", "how")
+    options = ("pace", "averaging", "when", "what", "how")
     kind = raw.get("kind")
     as_choice(kind, "strategy.kind", ("static", "neighbor", "allreduce"))
     if kind == "allreduce":
@@ -292,12 +296,15 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late
     require(averages_gradients or not pipeline, "strategy.when.pipeline", "goes with allreduce at pace 1")
     how = read_how(raw, averages_gradients=averages_gradients)
+    tables = read_what(raw, cluster.num_workers)
+    has_common_steps = gap is None and len(set(paces)) == 1
+    require(has_common_steps or not tables.listed, "strategy.what", "tables are exchanged in steps that all share")
     prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
     is_step_normalised = raw.get("averaging", "mean") != "mean"
-    return _Options(prologue, paces, is_late, averages_gradients, pipeline, is_step_normalised, how, gap)
+    return _Options(prologue, paces, is_late, averages_gradients, pipeline, is_step_normalised, how, gap, tables)
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

@@ -1,0 +1,52 @@
+"""What every run in virtual time is given, whatever the schedule's protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.topo.timing.stages import size_or_one
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.axes import Form
+    from preduce.topo.timing.compute import ComputeTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A schedule, what it runs on, and for how long.
+
+    `seed` is that of jitter, of disturbances and of draws of partners, `model_bytes` the model's size unless the
+    hardware states it, and `form` how groups average.
+    """
+
+    schedule: Schedule
+    hardware: Hardware
+    compute: ComputeTimes
+    num_rounds: int
+    seed: int
+    model_bytes: int | None
+    form: Form
+
+    def paces(self) -> npt.NDArray[np.int64]:
+        """Steps per round of every worker, shape (num_workers,)."""
+        return self.schedule.paces()
+
+    def size(self) -> int:
+        """The model's bytes; 1 when they are unknown and no link's bandwidth is known either.
+
+        Raises:
+            InputError: the size is needed and missing.
+        """
+        return size_or_one(self.hardware, self.model_bytes)
+
+    def seconds(self) -> npt.NDArray[np.float64]:
+        """What every worker computes in every round, shape (num_rounds, num_workers). The same for a seed."""
+        paces, rng = self.paces(), np.random.default_rng(self.seed)
+        return np.array([self.compute.round_seconds(paces, index, rng)[0] for index in range(self.num_rounds)])

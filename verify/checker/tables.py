@@ -1,0 +1,84 @@
+"""Reading `what`: tables of which a step touches few rows, and which therefore go their own way.
+
+Way `sharded`: row r of a table lies in part r mod `partitions`, and part p on the worker `hosts[p mod len(hosts)]`; all
+workers are hosts where none is named, and there are as many parts as hosts where no number is. Every worker holds a
+whole table of way `gather`, and so of way `dense`, which goes by the strategy's own averages as everything else does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .refusal import require
+from .strict_json import as_choice, as_integer, as_integers, as_list, as_object, as_text
+
+LIMIT = 2**31
+"""No number of rows, columns or parts reaches this."""
+
+DEFAULTS: dict[str, object] = {"tables": [], "local_aggregation": True, "average": True}
+TABLE: dict[str, object] = {"way": "sharded", "gradient": "dense", "hosts": [], "partitions": None}
+
+
+class Table(NamedTuple):
+    """A table as read; `hosts` and `partitions` are filled in where the file leaves them out."""
+
+    parameter: str
+    rows: int
+    columns: int
+    way: str
+    hosts: list[int]
+    partitions: int
+
+
+class Tables(NamedTuple):
+    """All tables in the order in which they are exchanged; `is_local` where the workers of a node agree first."""
+
+    listed: list[Table]
+    is_local: bool
+
+
+def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
+    """A closed object; members that equal their default are left out of it, in place."""
+    place = "strategy.what"
+    members = as_object(strategy.setdefault("what", {}), place, (), DEFAULTS)
+    is_local = members.get("local_aggregation", True)
+    as_choice(is_local, f"{place}.local_aggregation", (False, True))
+    as_choice(members.get("average", True), f"{place}.average", (False, True))
+    raw = as_list(members.get("tables", []), f"{place}.tables")
+    listed = [_read_table(table, num_workers, f"{place}.tables[{index}]") for index, table in enumerate(raw)]
+    names = [table.parameter for table in listed]
+    require(len(set(names)) == len(names), f"{place}.tables", "a parameter has one route")
+    _drop_defaults(members, DEFAULTS)
+    require(listed or not members, place, "settings are for tables, and there is none")
+    if not members:
+        del strategy["what"]
+    return Tables(listed, bool(is_local))
+
+
+def _read_table(raw: object, num_workers: int, place: str) -> Table:
+    members = as_object(raw, place, ("parameter", "rows", "columns"), TABLE)
+    parameter = as_text(members["parameter"], f"{place}.parameter")
+    require(0 < len(parameter) <= 1000, f"{place}.parameter", "has 1 to 1000 characters")
+    rows = as_integer(members["rows"], f"{place}.rows", 1, LIMIT)
+    columns = as_integer(members["columns"], f"{place}.columns", 1, LIMIT)
+    way = members.get("way", "sharded")
+    as_choice(way, f"{place}.way", ("sharded", "gather", "dense"))
+    gradient = members.get("gradient", "dense")
+    as_choice(gradient, f"{place}.gradient", ("dense", "sparse"))
+    require(way != "dense" or gradient == "dense", f"{place}.gradient", "way dense has a dense gradient")
+    hosts = as_integers(members.get("hosts", []), f"{place}.hosts", 0, num_workers)
+    require(len(set(hosts)) == len(hosts), f"{place}.hosts", "names each worker once")
+    hosts = list(hosts) or list(range(num_workers))
+    partitions = len(hosts)
+    if members.get("partitions") is not None:
+        partitions = as_integer(members["partitions"], f"{place}.partitions", len(hosts), rows + 1)
+    is_plain = not members.get("hosts") and members.get("partitions") is None
+    require(way == "sharded" or is_plain, place, "only a sharded table has hosts and partitions")
+    _drop_defaults(members, TABLE)
+    return Table(parameter, rows, columns, str(way), hosts, partitions)
+
+
+def _drop_defaults(members: dict[str, Any], defaults: dict[str, object]) -> None:
+    for name, default in defaults.items():
+        if name in members and members[name] == default:
+            del members[name]
