@@ -67,6 +67,7 @@ from .topo.strategies import Drain as Drain
 from .topo.strategies import Form as Form
 from .topo.strategies import Gap as Gap
 from .topo.strategies import Generated as Generated
+from .topo.strategies import Gradient as Gradient
 from .topo.strategies import GroupPhases as GroupPhases
 from .topo.strategies import How as How
 from .topo.strategies import InitiatorRule as InitiatorRule
@@ -80,6 +81,8 @@ from .topo.strategies import Pipeline as Pipeline
 from .topo.strategies import Quorum as Quorum
 from .topo.strategies import Round as Round
 from .topo.strategies import Rounding as Rounding
+from .topo.strategies import Route as Route
+from .topo.strategies import Routes as Routes
 from .topo.strategies import RulePhases as RulePhases
 from .topo.strategies import Sending as Sending
 from .topo.strategies import Server as Server
@@ -87,6 +90,7 @@ from .topo.strategies import Skip as Skip
 from .topo.strategies import Static as Static
 from .topo.strategies import Strategy as Strategy
 from .topo.strategies import Total as Total
+from .topo.strategies import Way as Way
 from .topo.strategies import Where as Where
 from .topo.timing.compute import ComputeTimes as ComputeTimes
 from .topo.timing.compute import RandomDelay as RandomDelay

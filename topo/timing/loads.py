@@ -116,6 +116,66 @@ def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=num_bytes)
 
 
+def of_pieces(
+    cluster: Cluster,
+    hardware: Hardware,
+    *,
+    wanted: npt.NDArray[np.float64],
+    held: npt.NDArray[np.float64],
+    workers: npt.NDArray[np.int64],
+) -> Loads:
+    """The loads of an all_to_all over all workers in which everybody asks some of them for pieces.
+
+    A link works in both directions at once, so handing out costs what handing back the same bytes costs. A message goes
+    to every other worker, however little is in it. O(num_nodes · levels of switches).
+
+    Args:
+        cluster: of the workers.
+        hardware: their links.
+        wanted: bytes that each node's workers ask for together, shape (num_nodes,).
+        held: the share of all that the workers of each node hand out, shape (num_nodes,).
+        workers: how many of them do, shape (num_nodes,).
+    """
+    n, sizes, links = cluster.num_workers, cluster.node_sizes().astype(float), Links.of(cluster, hardware)
+    nodes, one = np.arange(cluster.num_nodes), np.zeros(cluster.num_nodes, dtype=np.int64)
+
+    def through(asked: npt.NDArray[np.float64], share: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        larger: npt.NDArray[np.float64] = np.maximum(share * (wanted.sum() - asked), asked * (1 - share))
+        return larger
+
+    crossing = through(wanted, held)
+    others = np.maximum(sizes - 1, 0) / sizes
+    within = wanted * held * others
+    inside = np.max(within / np.maximum(workers, 1) * links.inside_inverse, initial=0.0)
+    worst_inside = np.max(links.inside_latency * (sizes > 1), initial=0.0)
+    way_up, besides = links.nic_latency, []
+    latency = np.zeros(1)
+    if links.uplinks is not None:
+        found = links.uplinks.crossings(one, nodes, sizes, np.array([cluster.num_nodes]))
+        way_up = way_up + found.climb
+        below = [(links.uplinks.above == switch).any(axis=0) for switch in found.switch]
+        shared = np.array([through(wanted[nodes_].sum(), held[nodes_].sum()) for nodes_ in below])
+    across = np.max(way_up, initial=0.0) if cluster.num_nodes > 1 else 0.0
+    latency += (n - 1) * max(across, worst_inside)
+    if links.uplinks is not None:
+        besides.append(_shared_once(latency, found.group, found.switch, shared, links.uplinks.inverse[found.switch]))
+    if links.bus != Link():
+        busy = sizes * (n - 1) * links.bus.latency + (crossing + within) * links.bus.seconds_per_byte
+        besides.append(_shared_once(np.zeros(1), one, nodes, busy, np.ones(len(busy))))
+    used = nodes if cluster.num_nodes > 1 else nodes[:0]
+    return Loads(
+        latency,
+        np.array([inside]),
+        one[used],
+        used,
+        crossing[used],
+        sizes[used],
+        links.nic_inverse[used],
+        hardware.num_nics,
+        besides=tuple(besides),
+    )
+
+
 def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
     """The shape of explicit groups, for `topo.timing.traffic`, and their (group, node) incidences, shape (count, 2)."""
     sizes = phase.sizes

@@ -1,0 +1,311 @@
+"""The way of every table: by rows, gathered, or as all else, whatever takes the least time in a step.
+
+A step's seconds are those of the exchanges of the tables that go their own way, of the strategy's own averages over
+everything else, and of what an optimizer does to rows that no other worker has to look at: a table of which every
+worker holds a copy is swept by every worker, a sharded one by its owners, each its part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from preduce.console import seconds as in_seconds
+from preduce.console import size as in_bytes
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
+from preduce.topo.timing.cost import communication
+from preduce.topo.timing.tables import ELEMENT_BYTES, Touched, aggregates_in, exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.schedule import Schedule
+
+APPLYING = 5e-10
+"""Seconds that gradient and optimizer take per byte of the rows that they visit, where nobody measured it: about what
+SGD with `sparse=False` took on one ordinary core, zeros included; momentum took 7e-10, Adagrad 1.5e-9, Adam 2.8e-9."""
+
+MAX_COMBINATIONS = 3**7
+"""Ways of all tables together, up to which each is tried; of more, tables change theirs one by one."""
+
+IN_ORDER = (Way.DENSE, Way.GATHER, Way.SHARDED)
+"""Of equal ones the first is taken: what is simplest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A parameter that is looked up by rows, with how many of them a step touches.
+
+    `ways` are those that it may go; `because` says why not the others. A sparse gradient, of which the optimizer sees
+    touched rows only, is never averaged densely, since that would change what the optimizer does to the others.
+    """
+
+    parameter: str
+    rows: int
+    columns: int
+    touched: Touched
+    gradient: Gradient = Gradient.DENSE
+    element_bytes: int = ELEMENT_BYTES
+    ways: tuple[Way, ...] = IN_ORDER
+    because: str = ""
+
+    def __post_init__(self) -> None:
+        """Take words for what they name, and refuse a table that has no way.
+
+        Raises:
+            InputError: as said.
+        """
+        object.__setattr__(self, "gradient", Gradient(self.gradient))
+        object.__setattr__(self, "ways", tuple(map(Way, self.ways)))
+        if not self.allowed:
+            raise InputError(f"table {self.parameter!r}: has a sparse gradient and may go by no way but dense")
+
+    @property
+    def allowed(self) -> tuple[Way, ...]:
+        """The ways that its gradient allows besides, the simplest first."""
+        sparse = self.gradient is Gradient.SPARSE
+        return tuple(way for way in IN_ORDER if way in self.ways and not (sparse and way is Way.DENSE))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its rows."""
+        return self.rows * self.columns * self.element_bytes
+
+    def route(self, way: Way) -> Route:
+        """Its route if it goes this way, a sharded one over all workers."""
+        return Route(parameter=self.parameter, rows=self.rows, columns=self.columns, way=way, gradient=self.gradient)
+
+    def visited(self, way: Way, num_workers: int) -> float:
+        """Bytes that gradient and optimizer of one worker visit in a step."""
+        seen = self.touched.everyone if self.gradient is Gradient.SPARSE else 1.0
+        return seen * self.num_bytes / (num_workers if way is Way.SHARDED else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one table by one way: seconds of a step, and what leaves the busiest node's NICs."""
+
+    seconds: float
+    nic_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The routes, with what the whole step's exchange costs by the model, and why they are these.
+
+    `costs` holds for every table each way that it may go, all others going as chosen. `seconds` are of all that a step
+    sends and visits, the strategy's own averages among them; `dense_bytes` are averaged by the strategy.
+    """
+
+    routes: Routes
+    seconds: float
+    dense_bytes: int
+    costs: dict[str, dict[Way, Cost]]
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `preduce design --json` prints it."""
+        return {
+            "seconds": self.seconds,
+            "dense_bytes": self.dense_bytes,
+            "local_aggregation": self.routes.local_aggregation,
+            "ways": {route.parameter: str(route.way) for route in self.routes.tables},
+            "costs": {
+                name: {str(way): {"seconds": cost.seconds, "nic_bytes": cost.nic_bytes} for way, cost in ways.items()}
+                for name, ways in self.costs.items()
+            },
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricing:
+    """What a step costs by the ways of its tables: the same numbers for the choice and for whoever checks it."""
+
+    tables: tuple[Table, ...]
+    schedule: Schedule
+    hardware: Hardware
+    dense_bytes: int
+    applying: float = APPLYING
+    _own: dict[tuple[str, Way, bool], Cost] = field(default_factory=dict)
+    _averaging: dict[int, Cost] = field(default_factory=dict)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The schedule's."""
+        return self.schedule.cluster
+
+    def by_strategy(self, ways: Sequence[Way]) -> int:
+        """Bytes that the strategy averages: everything else, and the tables that go as everything else does."""
+        dense = (table.num_bytes for table, way in zip(self.tables, ways, strict=True) if way is Way.DENSE)
+        return self.dense_bytes + sum(dense)
+
+    def averaging(self, num_bytes: int) -> Cost:
+        """What the strategy's own averages of so many bytes take in a step, kept."""
+        if num_bytes not in self._averaging:
+            sent = communication(self.schedule, self.hardware, model_bytes=num_bytes) if num_bytes else None
+            cost = Cost(0.0, 0.0) if sent is None else Cost(sent.per_step, sent.nic_bytes_per_step)
+            self._averaging[num_bytes] = cost
+        return self._averaging[num_bytes]
+
+    def own(self, table: Table, way: Way, *, local_aggregation: bool) -> Cost:
+        """What one table takes beside the strategy, kept."""
+        key = table.parameter, way, local_aggregation
+        if key not in self._own:
+            found = exchange(
+                table.route(way),
+                table.touched,
+                self.cluster,
+                self.hardware,
+                local_aggregation=local_aggregation,
+                element_bytes=table.element_bytes,
+            )
+            visits = self.applying * table.visited(way, self.cluster.num_workers)
+            self._own[key] = Cost(found.seconds + visits, found.nic_bytes)
+        return self._own[key]
+
+    def seconds(self, ways: Sequence[Way], *, local_aggregation: bool) -> float:
+        """Of a step's exchanges, averages and visits, if the tables go these ways."""
+        own = (
+            self.own(table, way, local_aggregation=local_aggregation).seconds
+            for table, way in zip(self.tables, ways, strict=True)
+        )
+        return self.averaging(self.by_strategy(ways)).seconds + sum(own)
+
+
+def choose_routes(
+    tables: Iterable[Table],
+    schedule: Schedule,
+    hardware: Hardware,
+    *,
+    dense_bytes: int,
+    applying: float = APPLYING,
+    average: bool = True,
+) -> Chosen:
+    """The ways with which a step's communication takes the least time by the α–β model; of equal ones the simplest.
+
+    Up to 7 tables every combination is tried: O(3^tables). Of more, each in turn takes the way that is best while the
+    others stay, until none changes, from each of the three uniform beginnings: O(tables²) and more.
+
+    Args:
+        tables: that are looked up by rows.
+        schedule: what averages everything else; of it the cluster's shape.
+        hardware: links of that cluster.
+        dense_bytes: of everything else.
+        applying: seconds per byte that gradient and optimizer visit.
+        average: whether a table's gradient is the workers' mean, or their sum.
+
+    Raises:
+        InputError: two tables of one parameter, a size or a time below 0.
+        ScheduleError: the strategy's workers have no common steps, or no fixed phases.
+    """
+    listed = tuple(tables)
+    names = [table.parameter for table in listed]
+    if len(set(names)) < len(names):
+        raise InputError(f"tables: {sorted({name for name in names if names.count(name) > 1})} stand there twice")
+    if dense_bytes < 0 or not 0 <= applying < float("inf"):
+        raise InputError(f"tables: {dense_bytes} dense bytes and {applying} s per byte; both are numbers >= 0")
+    pricing = Pricing(tables=listed, schedule=schedule, hardware=hardware, dense_bytes=dense_bytes, applying=applying)
+    flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
+    found = [(*_best(pricing, local_aggregation=flag), flag) for flag in flags]
+    seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
+    tables_ = tuple(table.route(way) for table, way in zip(listed, ways, strict=True))
+    routes = Routes(tables=tables_, local_aggregation=local, average=average) if tables_ else Routes()
+    replace(schedule, strategy=replace(schedule.strategy, what=routes), certificate=None)  # refuses what cannot be
+    costs = _alternatives(pricing, ways, local_aggregation=local)
+    reasons = [_reason(table, way, costs[table.parameter]) for table, way in zip(listed, ways, strict=True)]
+    if len(flags) > 1 and any(way is not Way.DENSE for way in ways):
+        other = pricing.seconds(ways, local_aggregation=not local)
+        reasons.append(_local_reason(seconds, other, is_local=local))
+    return Chosen(
+        routes=routes,
+        seconds=seconds,
+        dense_bytes=pricing.by_strategy(ways),
+        costs=costs,
+        reasons=tuple(reasons),
+    )
+
+
+def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[Way, ...]]:
+    """The least seconds, and the ways that take them."""
+    allowed = [table.allowed for table in pricing.tables]
+
+    def priced(ways: tuple[Way, ...]) -> float:
+        return pricing.seconds(ways, local_aggregation=local_aggregation)
+
+    count = 1
+    for ways in allowed:
+        count *= len(ways)
+    if count <= MAX_COMBINATIONS:
+        best = min(product(*allowed), key=priced)
+        return priced(best), best
+    ends = []
+    for first in IN_ORDER:
+        ways = tuple(first if first in own else own[0] for own in allowed)
+        ends.append(_improved(ways, allowed, priced))
+    return min(ends, key=lambda one: one[0])
+
+
+def _improved(
+    ways: tuple[Way, ...], allowed: Sequence[tuple[Way, ...]], priced: Callable[[tuple[Way, ...]], float]
+) -> tuple[float, tuple[Way, ...]]:
+    """Change one table's way at a time while that takes less."""
+    now, changed = priced(ways), True
+    while changed:
+        changed = False
+        for place, own in enumerate(allowed):
+            for way in own:
+                other = (*ways[:place], way, *ways[place + 1 :])
+                if (then := priced(other)) < now * (1 - 1e-12):
+                    now, ways, changed = then, other, True
+    return now, ways
+
+
+def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: bool) -> dict[str, dict[Way, Cost]]:
+    """What each way of a table costs, all others going as they do."""
+    result = {}
+    for place, table in enumerate(pricing.tables):
+        apart = [*ways[:place], Way.SHARDED, *ways[place + 1 :]]
+        without = pricing.averaging(pricing.by_strategy(apart))
+        own = {}
+        for way in table.allowed:
+            cost = pricing.own(table, way, local_aggregation=local_aggregation)
+            if way is Way.DENSE:
+                whole = pricing.averaging(pricing.by_strategy(apart) + table.num_bytes)
+                cost = Cost(cost.seconds + whole.seconds - without.seconds, whole.nic_bytes - without.nic_bytes)
+            own[way] = cost
+        result[table.parameter] = own
+    return result
+
+
+def _reason(table: Table, way: Way, costs: dict[Way, Cost]) -> str:
+    """One line: the table, what of it is touched, its way, and what the others would take."""
+    touched = table.touched
+    about = (
+        f"{table.parameter} ({table.rows:,} x {table.columns}, {in_bytes(table.num_bytes)}; a worker touches "
+        f"{touched.worker:.2%} of its rows in a step, a node {touched.node:.2%}, all {touched.everyone:.2%})"
+    )
+    others = [f"{other} {_took(costs[other])}" for other in table.allowed if other is not way]
+    why = f"; {', '.join(others)}" if others else ""
+    barred = [str(other) for other in IN_ORDER if other not in table.allowed]
+    if barred:
+        rule = table.because or "its optimizer sees touched rows only"
+        why += f" (not {' or '.join(barred)}: {rule})"
+    return f"{about}: {way}, {_took(costs[way])} a step{why}"
+
+
+def _took(cost: Cost) -> str:
+    return f"{in_seconds(cost.seconds)} and {in_bytes(cost.nic_bytes)} out of a node"
+
+
+def _local_reason(seconds: float, other: float, *, is_local: bool) -> str:
+    """One line about local aggregation, which holds for all tables."""
+    done = "agree on a row before it crosses" if is_local else "do not agree on rows before they cross"
+    return (
+        f"workers of a node {done}: {in_seconds(seconds)} a step for all that is sent and visited, otherwise "
+        f"{in_seconds(other)}"
+    )

@@ -1,0 +1,206 @@
+"""The α–β cost of one table's exchange in a step, by the way it goes, from how many of its rows a step touches.
+
+A worker touches u rows, the workers of a node u_node together, all workers u_all (`Touched`, as shares of the table).
+A row is `columns` numbers; a number of a row, by which it is asked for, has 8 bytes. n workers, N nodes, k on each.
+
+    way                       forward                              end of backward                 rows out of a NIC
+    dense                     –                                    part of the strategy's payload  –
+    gather                    –                                    all_gather of u of each         (n−1)·u
+    gather, aggregated        –                                    in the nodes; of u_node/k each  (n−1)·u_node/k
+    sharded                   numbers, rows back: all_to_all of u  all_to_all of u                 2k(n−k)/n·u
+    sharded, aggregated       in the nodes; all_to_all of u_node   in the nodes; all_to_all        2(N−1)/N·u_node
+
+With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated, b bytes a row; with
+16 x 1 it is 15 against 1.9. Before every exchange of unequal pieces there is one of their sizes, which is a latency
+more. What the strategy sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's.
+
+Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
+links nor aggregation, are `parallax_per_gpu` and `parallax_per_machine`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Phase
+from preduce.topo.strategies.routes import Way
+from preduce.topo.timing import loads
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.hardware import Hardware
+    from preduce.topo.strategies.routes import Route, Routes
+
+NUMBER_BYTES = 8
+"""A row's number on the wire."""
+
+ELEMENT_BYTES = 4
+"""A number of a row: float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
+
+    worker: float
+    node: float
+    everyone: float
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            InputError: no shares, or a node that touches less than one of its workers.
+        """
+        for name in ("worker", "node", "everyone"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"touched share of {name}: is {getattr(self, name)}; it lies in 0..1")
+        if not self.worker <= self.node <= self.everyone:
+            raise InputError(
+                f"touched shares: are {self.worker:g}, {self.node:g} and {self.everyone:g} of a worker, of a node and "
+                "of all; a node touches what its workers do, and all what a node does"
+            )
+
+    @classmethod
+    def independent(cls, worker: float, cluster: Cluster) -> Touched:
+        """Where only a worker's share is known: as if everybody drew its rows by itself, all alike.
+
+        Words are not alike: frequent ones are touched by all, so real workers share more, and touch less together.
+        """
+        if not 0 <= worker <= 1:
+            raise InputError(f"touched share of a worker: is {worker}; it lies in 0..1")
+        most = int(cluster.node_sizes().max())
+        return cls(worker, 1 - (1 - worker) ** most, 1 - (1 - worker) ** cluster.num_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What one table costs in each step beside the strategy: seconds before and behind computing, bytes of the NICs.
+
+    `nic_bytes` leave the busiest node through its NICs. `backward` is at the end of the backward pass.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    nic_bytes: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Both together."""
+        return self.forward + self.backward
+
+    def __add__(self, other: Exchange) -> Exchange:
+        """One after the other."""
+        return Exchange(self.forward + other.forward, self.backward + other.backward, self.nic_bytes + other.nic_bytes)
+
+
+def exchange(
+    route: Route,
+    touched: Touched,
+    cluster: Cluster,
+    hardware: Hardware,
+    *,
+    local_aggregation: bool = True,
+    element_bytes: int = ELEMENT_BYTES,
+) -> Exchange:
+    """What a step of one table takes, all workers being ready. O(num_workers)."""
+    if route.way is Way.DENSE:
+        return Exchange()
+    row = route.columns * element_bytes
+    aggregates = local_aggregation and aggregates_in(cluster)
+    own = touched.worker * route.rows
+    if route.way is Way.GATHER:
+        return _gather(own, touched.node * route.rows, row, cluster, hardware, aggregates=aggregates)
+    sizes = cluster.node_sizes().astype(float)
+    wanted = np.full(cluster.num_nodes, touched.node * route.rows) if aggregates else sizes * own  # rows of each node
+    held, hosts = _held(route, cluster)
+
+    def across(each: int) -> float:
+        one = loads.of_pieces(cluster, hardware, wanted=wanted * each, held=held, workers=hosts)
+        return float(one.seconds().max(initial=0.0))
+
+    def within(each: int) -> float:
+        return _inside_nodes(own * each, cluster, hardware) if aggregates else 0.0
+
+    sizes_first = across(0) + within(0)
+    asked, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
+    out = NUMBER_BYTES * asked + row * given + row * asked
+    return Exchange(
+        forward=sizes_first + across(NUMBER_BYTES) + within(NUMBER_BYTES) + across(row) + within(row),
+        backward=across(row) + within(row),
+        nic_bytes=float(out.max(initial=0.0)) if cluster.num_nodes > 1 else 0.0,
+    )
+
+
+def exchanges(
+    routes: Routes,
+    touched: dict[str, Touched],
+    cluster: Cluster,
+    hardware: Hardware,
+    *,
+    element_bytes: int = ELEMENT_BYTES,
+) -> Exchange:
+    """What a step of all tables of a schedule takes, one after the other.
+
+    Raises:
+        InputError: a table of which it is not said how much is touched.
+    """
+    total = Exchange()
+    for route in routes.apart:
+        if route.parameter not in touched:
+            raise InputError(f"touched: does not say how much of {route.parameter!r} a step touches")
+        total += exchange(
+            route,
+            touched[route.parameter],
+            cluster,
+            hardware,
+            local_aggregation=routes.local_aggregation,
+            element_bytes=element_bytes,
+        )
+    return total
+
+
+def aggregates_in(cluster: Cluster) -> bool:
+    """Whether there is anything to agree on before rows cross: several nodes, and several workers on one of them."""
+    return cluster.num_nodes > 1 and int(cluster.node_sizes().max()) > 1
+
+
+def _gather(
+    own: float, together: float, row: int, cluster: Cluster, hardware: Hardware, *, aggregates: bool
+) -> Exchange:
+    """All rows with their numbers around a ring, behind an all_gather of how many each worker has."""
+    sizes, n = cluster.node_sizes(), cluster.num_workers
+    each = row + NUMBER_BYTES
+    rows = cluster.num_nodes * together if aggregates else n * own
+    everyone = Phase.from_groups(n, [range(n)])
+    # A ring all-reduce of b bytes sends 2(n-1)/n of them in 2(n-1) messages: this is two all_gathers of b each.
+    ring = loads.of_phase(everyone, cluster, hardware, model_bytes=rows * each / 2, form="ring")
+    before = _inside_nodes(0, cluster, hardware) + _inside_nodes(own * each, cluster, hardware) if aggregates else 0.0
+    # A node lets through everything but what its last worker has: in a ring, all but one worker's rows.
+    least = together / float(sizes.max()) if aggregates else own
+    return Exchange(
+        backward=before + float(ring.seconds().max()),
+        nic_bytes=(rows - least) * each if cluster.num_nodes > 1 else 0.0,
+    )
+
+
+def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
+    """An all_to_all of so many bytes of each worker inside every node."""
+    groups = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
+    phase = Phase.from_groups(cluster.num_workers, [group for group in groups if len(group) > 1])
+    return float(loads.of_exchange(phase, cluster, hardware, num_bytes=num_bytes).seconds().max(initial=0.0))
+
+
+def _held(route: Route, cluster: Cluster) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """The share of a sharded table's parts on each node, and how many workers there have some, shape (num_nodes,)."""
+    hosts = np.array(route.hosts or range(cluster.num_workers))
+    node_of, parts = cluster.node_of(), route.partitions or len(hosts)
+    of_part = node_of[hosts[np.arange(parts) % len(hosts)]]
+    held = np.bincount(of_part, minlength=cluster.num_nodes) / parts
+    return held, np.bincount(node_of[hosts], minlength=cluster.num_nodes)
