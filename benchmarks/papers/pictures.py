@@ -76,8 +76,9 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     by_steps = all(curve.steps for curve in curves)
     _lines(axes[0], curves)
     _lines(axes[1], [replace(curve, at=curve.steps) for curve in curves] if by_steps else curves)
+    judged = "loss of samples held out" if "held out" in plot else "training loss of the mean model"
     for axis in axes:
-        axis.set(xlabel="seconds" if "seconds" in plot else "steps", ylabel="training loss of the mean model")
+        axis.set(xlabel="seconds" if "seconds" in plot else "steps", ylabel=judged)
     axes[0].set_yscale("log")
     if by_steps:
         axes[1].set(xlabel="steps", yscale="log")

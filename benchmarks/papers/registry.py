@@ -96,5 +96,6 @@ PAPERS = (
         name="parallax",
         title="Parallax (2018)",
         claim="Dense and sparse parameters by different ways: up to 2.8× as fast as TF-PS, 6.3× as Horovod.",
+        module="benchmarks.papers.parallax",
     ),
 )

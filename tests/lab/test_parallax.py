@@ -8,7 +8,7 @@ from benchmarks.papers.tables.baselines import Gathered, Servers
 from benchmarks.papers.tables.clicks import Clicks
 from benchmarks.papers.tables.models import ClickData, ClickModel
 from benchmarks.papers.tables.text import text
-from tests.helpers.thread_ranks import ThreadRanks
+from helpers.thread_ranks import ThreadRanks
 
 SIZE, STEPS = 4, 3
 

@@ -56,19 +56,19 @@ def data_of(task: str, path: str) -> Data:
 
 def model_of(task: str, *, sparse: bool = True) -> WithTables:
     """A task's model, the same on all workers."""
-    kind = {"language": Language, "clicks": ClickModel, "sweep": SweepModel}[task.split()[0]]
+    kind = {"language": Language, "clicks": ClickModel, "sweep": SweepModel}[task.split(maxsplit=1)[0]]
     return kind(sparse=sparse)
 
 
 def way_of(name: str, job: Job, group: Communicator) -> Way:
     """The way of that name; ours reads its schedule."""
     task = job.task
-    table_rate, rate = RATES[task.split()[0]]
+    table_rate, rate = RATES[task.split(maxsplit=1)[0]]
 
-    def optimizer(parameters: list[torch.nn.Parameter], is_table: bool) -> torch.optim.Optimizer:  # noqa: FBT001
+    def optimizer(parameters: list[torch.nn.Parameter], is_table: bool) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(parameters, lr=table_rate if is_table else rate)
 
-    model = model_of(task, sparse=name != DENSE)
+    model = model_of(task, sparse=name in BASELINES or not (name == DENSE or task.startswith("sweep")))
     hosts = range(0, job.num_workers, job.workers_per_node)
     if name == HOROVOD:
         return Gathered(group, model, optimizer)

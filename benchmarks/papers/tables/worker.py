@@ -53,79 +53,97 @@ def _measure(job: Job, rank: int, said: dict[str, Any]) -> None:
     timeout = timedelta(seconds=TIMEOUT)
     world = GlooWorld(connect_store(timeout), rank, job.num_workers, timeout)
     group = world.create(tuple(range(job.num_workers)), name="papers")
-    data = data_of(job.task, job.data_file or job.options.get("text", ""))
-    ways: dict[str, Way] = {}
+    data = data_of(job.task, job.options["text"])
+    runs = _made(job, rank, data, group, said)
+    end = time.monotonic() + job.limit
+    said["turns"] = {name: run.turns for name, run in runs.items()}
+    for name, run in runs.items():  # the first step connects, and is not timed
+        said["doing"] = f"{name}, first step"
+        run.steps(1)
+    for turn in range(job.options["turns"]):
+        for name, run in runs.items():
+            said["doing"] = f"{name}, turn {turn}"
+            run.turn()
+        if turn % 8 == 0:
+            _write(job, rank, said)
+        if meet(group, float(time.monotonic() > end)) or all(run.is_over for run in runs.values()):
+            break
+    for name, run in runs.items():
+        said["doing"] = f"{name}, turn {job.options['turns']}"
+        if job.options["judge"] and not run.is_over:
+            run.judge()
+    said.pop("doing", None)
+    meet(group)
+
+
+def _made(job: Job, rank: int, data: Data, group: Communicator, said: dict[str, Any]) -> dict[str, _Run]:
+    """All ways that could be made by all workers; the others' problems are said."""
+    runs = {}
     for name in job.options["ways"]:
         problem = ""
         try:
-            ways[name] = way_of(name, job, group)
+            runs[name] = _Run(job, rank, data, way_of(name, job, group), group)
         except Exception as error:  # noqa: BLE001 - the others go on without it
             problem = f"{type(error).__name__}: {error}"[:300]
             traceback.print_exc()
-        if _meet(group, float(bool(problem))):
-            ways.pop(name, None)
+        if meet(group, float(bool(problem))):
+            runs.pop(name, None)
             said["failed"][name] = problem or "failed on another worker"
-    end = time.monotonic() + job.limit
-    steps, turns = job.options["steps"], job.options["turns"]
-    done = dict.fromkeys(ways, 0)
-    said["turns"] = {name: [] for name in ways}
-    for name, way in ways.items():  # the first step connects, and is not timed
-        said["doing"] = f"{name}, first step"
-        _steps(job, rank, data, way, done[name], 1)
-        done[name] += 1
-    for turn in range(turns):
-        for name, way in ways.items():
-            if turn >= job.options.get("most", {}).get(name, turns):
-                continue
-            said["doing"] = f"{name}, turn {turn}"
-            loss = _judged(job, rank, data, way, group) if job.options["judge"] else None
-            _meet(group)
-            sent, begun = bytes_out(), time.monotonic()
-            trained = _steps(job, rank, data, way, done[name], steps)
-            ended = time.monotonic()
-            _meet(group)
-            said["turns"][name].append([done[name], begun, ended, bytes_out() - sent, loss, trained])
-            done[name] += steps
-        if turn % 8 == 0:
-            _write(job, rank, said)
-        if _meet(group, float(time.monotonic() > end)):
-            break
-    if job.options["judge"]:
-        for name, way in ways.items():
-            said["turns"][name].append([done[name], 0.0, 0.0, 0, _judged(job, rank, data, way, group), 0.0])
-    said.pop("doing")
-    _meet(group)
+    return runs
 
 
-def _steps(job: Job, rank: int, data: Data, way: Way, first: int, count: int) -> float:  # noqa: PLR0917 - as measured
-    """Train; returns the mean loss of this worker's batches. Computing sleeps a third forward and two thirds back."""
-    total = 0.0
-    for step in range(first, first + count):
-        batch = data.batch(job.seed, step, rank)
-        way.model.zero_grad()
-        way.before(batch)
-        loss = way.model(batch)
-        time.sleep(job.compute / 3)
-        loss.backward()
-        time.sleep(2 * job.compute / 3)
-        way.step()
-        total += float(loss)
-    return total / count
+class _Run:
+    """One way under way: its steps so far and what its turns took, as `sessions.py` reads them."""
+
+    def __init__(self, job: Job, rank: int, data: Data, way: Way, group: Communicator) -> None:
+        self.job, self.rank, self.data, self.way, self.group = job, rank, data, way, group
+        self.done, self.is_over = 0, False
+        self.turns: list[list[float | None]] = []
+
+    def turn(self) -> None:
+        """Judge, and take the steps of one turn unless the target was reached."""
+        loss = self.judge() if self.job.options["judge"] and not self.is_over else None
+        if self.is_over:
+            return
+        meet(self.group)
+        sent, begun = bytes_out(), time.monotonic()
+        before, trained = self.done, self.steps(self.job.options["steps"])
+        ended = time.monotonic()
+        meet(self.group)
+        if loss is not None:
+            self.turns.pop()
+        self.turns.append([before, begun, ended, bytes_out() - sent, loss, trained])
+
+    def steps(self, count: int) -> float:
+        """Train; returns the mean loss of this worker's batches. Computing sleeps a third forward, the rest back."""
+        total = 0.0
+        for _ in range(count):
+            batch = self.data.batch(self.job.seed, self.done, self.rank)
+            self.way.model.zero_grad()
+            self.way.before(batch)
+            loss = self.way.model(batch)
+            time.sleep(self.job.compute / 3)
+            loss.backward()
+            time.sleep(2 * self.job.compute / 3)
+            self.way.step()
+            self.done += 1
+            total += float(loss)
+        return total / count
+
+    def judge(self) -> float:
+        """The mean of all workers' losses over samples that nobody trains on, as a turn that took no time."""
+        batch = self.data.judged(self.rank, JUDGED)
+        self.way.model.zero_grad()
+        self.way.before(batch)
+        with torch.no_grad():
+            loss = float(self.way.model(batch))
+        mean = meet(self.group, loss) / self.job.num_workers
+        self.turns.append([self.done, 0.0, 0.0, 0, mean, 0.0])
+        self.is_over = mean <= (self.job.options["target"] or float("-inf"))
+        return mean
 
 
-def _judged(job: Job, rank: int, data: Data, way: Way, group: Communicator) -> float:
-    """The mean of all workers' losses over samples that nobody trains on."""
-    batch = data.judged(rank, JUDGED)
-    way.model.zero_grad()
-    way.before(batch)
-    with torch.no_grad():
-        loss = float(way.model(batch))
-    said = torch.tensor([loss])
-    group.all_reduce(said).wait()
-    return float(said) / job.num_workers
-
-
-def _meet(group: Communicator, word: float = 0.0) -> float:
+def meet(group: Communicator, word: float = 0.0) -> float:
     """Wait for all; the sum of what they say."""
     said = torch.tensor([word])
     group.all_reduce(said).wait()

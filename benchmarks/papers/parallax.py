@@ -1,0 +1,232 @@
+"""Parallax's rows: what it gains to send tables another way than the rest, on 4 nodes of 4 workers and on 16 of one.
+
+All ways but one give the same gradients, so a step is a step; they differ in what it takes. Ways of a session take
+turns in the same processes (tables/worker.py). Seconds are those of steps alone; losses are taken between them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.papers.cells import RAW, NoLabError
+from benchmarks.papers.rows import Results, Row, only
+from benchmarks.papers.tables import sessions
+from benchmarks.papers.tables.figures import CHOICE, LATER, SWEEP, TARGETS, WHY, WITHIN, WORDS, curves, rows
+from benchmarks.papers.tables.models import LanguageData
+from benchmarks.papers.tables.sessions import (
+    COMPOSED,
+    GATHER,
+    GATHER_LOCAL,
+    HYBRID,
+    HYBRID_LOCAL,
+    PLANNED,
+    Found,
+    Session,
+)
+from benchmarks.papers.tables.sweep import SHARES
+from benchmarks.papers.tables.ways import DENSE, HOROVOD, TF_PS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.lab.crew import Crew
+    from benchmarks.lab.network import Network
+
+NAME = "parallax"
+SHAPES = ((4, 4), (16, 1))
+RATE, SWEEP_RATE = "40mbit", "100mbit"
+COMPUTE, SWEEP_COMPUTE = 0.05, 0.02
+
+
+def _loss(task: str, shape: tuple[int, int], ways: tuple[str, ...], turns: int, limit: float) -> Session:
+    return Session(
+        name=f"{_where(task, shape)}{LATER}to the loss",
+        task=task,
+        shape=shape,
+        rate=RATE,
+        compute=COMPUTE,
+        ways=ways,
+        turns=turns,
+        steps=5,
+        judge=True,
+        target=TARGETS[task],
+        limit=limit,
+    )
+
+
+def _where(task: str, shape: tuple[int, int]) -> str:
+    return f"{task}, {shape[0]}x{shape[1]}"
+
+
+def _ladder(task: str, shape: tuple[int, int]) -> Session:
+    """Everybody but the all-reduce of everything, which takes as long as all others together."""
+    local = (GATHER_LOCAL, HYBRID_LOCAL) if shape[1] > 1 else ()
+    ways = tuple(way for way in WORDS if way != DENSE and (way in local or not way.endswith("aggregated")))
+    return Session(
+        name=_where(task, shape), task=task, shape=shape, rate=RATE, compute=COMPUTE, ways=ways, turns=4, limit=110.0
+    )
+
+
+def _sweep(shape: tuple[int, int]) -> list[Session]:
+    local = (GATHER_LOCAL, HYBRID_LOCAL) if shape[1] > 1 else ()
+    ways = (HYBRID, *local, GATHER, DENSE, TF_PS, PLANNED)
+    return [
+        Session(
+            name=f"sweep, {shape[0]}x{shape[1]}, {100 * share:g} %",
+            task=f"sweep {share:g}",
+            shape=shape,
+            rate=SWEEP_RATE,
+            compute=SWEEP_COMPUTE,
+            ways=ways,
+            turns=3,
+            limit=60.0,
+        )
+        for share in SHARES
+    ]
+
+
+def _everything(shape: tuple[int, int]) -> list[Session]:
+    one = replace(_ladder("language", shape), ways=(DENSE,), turns=1, steps=1)
+    return [replace(one, name=f"{one.name}{LATER}all-reduce of everything")]
+
+
+def ladder(shape: tuple[int, int]) -> list[Session]:
+    """The language model by every way."""
+    return [_ladder("language", shape)]
+
+
+def to_loss(shape: tuple[int, int]) -> list[Session]:
+    """The language model to its loss."""
+    return [_loss("language", shape, (PLANNED, COMPOSED, TF_PS, HOROVOD), 18, 260.0)]
+
+
+def clicks(shape: tuple[int, int]) -> list[Session]:
+    """The model of clicks, by every way and to its loss."""
+    return [_ladder("clicks", shape), _loss("clicks", shape, (PLANNED, TF_PS, HOROVOD), 16, 100.0)]
+
+
+PARTS = {
+    "ladder": lambda: [*ladder((4, 4)), *ladder((16, 1))],
+    "loss": lambda: [*to_loss((4, 4)), *to_loss((16, 1))],
+    "sweep": lambda: [*_sweep((4, 4)), *_sweep((16, 1))],
+    "clicks": lambda: clicks((4, 4)),
+    "everything": lambda: [*_everything((4, 4)), *_everything((16, 1))],
+}
+"""What can be run by itself."""
+ALL = (
+    *(ladder((4, 4)) + to_loss((4, 4)) + _sweep((4, 4))),
+    *(ladder((16, 1)) + to_loss((16, 1)) + _sweep((16, 1))),
+    *(clicks((4, 4)) + _everything((4, 4))),
+)
+"""In the order of importance, as far as one network after the other allows."""
+
+
+def run(minutes: float, only: str | None = None) -> Results:
+    """Session by session until the time is spent; what is left out is said.
+
+    Raises:
+        NoLabError: this machine cannot hold the lab.
+    """
+    from benchmarks.lab.crew import Crew
+    from benchmarks.lab.network import Network, why_not
+    from benchmarks.lab.run import leave_on_a_signal, machine
+
+    if (reason := why_not()) is not None:
+        raise NoLabError(reason)
+    end = time.monotonic() + 60 * minutes
+    listed = list(ALL) if only is None else PARTS[only]()
+    scratch = Path(tempfile.mkdtemp(prefix="preduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    leave_on_a_signal()
+    kept: list[Found] = []
+    notes: list[str] = []
+    commit = str(machine()["commit"])
+    try:
+        LanguageData.write(scratch / "text.npy")
+        for shape, group in groupby(listed, key=lambda session: session.shape):
+            those = list(group)
+            if time.monotonic() + 60 > end:
+                notes += [f"{session.name}: left out, because the time was spent" for session in those]
+                continue
+            try:
+                with Network(shape[0], RATE) as network, Crew(network, scratch) as crew:
+                    for session in those:
+                        _one(session, (network, crew, scratch), end, kept, notes)
+                        _write(commit, kept, notes, only)
+            except Exception as error:  # noqa: BLE001 - what was measured is kept, whatever fails
+                notes.append(f"{shape[0]}x{shape[1]}: the lab failed: {type(error).__name__}: {str(error)[:200]}")
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        shutil.rmtree(scratch, ignore_errors=True)
+        _write(commit, kept, notes, only)
+    return _results(commit, kept, notes)
+
+
+def _one(session: Session, place: tuple[Network, Crew, Path], end: float, kept: list[Found], notes: list[str]) -> None:
+    """Run a session in what is left of the time; say so where that is not enough."""
+    network, crew, scratch = place
+    left = end - time.monotonic() - sessions.TRANSFER_SECONDS
+    if left < sessions.least_seconds(session):
+        notes.append(f"{session.name}: left out, because the time was spent")
+        return
+    for node in range(session.shape[0]):
+        network.shape(node, session.rate)
+    begun = time.monotonic()
+    try:
+        found = sessions.run(replace(session, limit=min(session.limit, left)), crew, scratch, scratch / "text.npy")
+    except Exception as error:  # noqa: BLE001 - the others are to run, whatever fails here
+        notes.append(f"{session.name}: failed: {type(error).__name__}: {str(error)[:200]}")
+        return
+    kept.append(found)
+    speeds = ", ".join(f"{way} {1e3 * median(found.step_seconds(way)):.0f}" for way in session.ways if found.timed(way))
+    print(f"{session.name}: {time.monotonic() - begun:.0f} s; ms per step: {speeds}", flush=True)
+
+
+def _write(commit: str, kept: Sequence[Found], notes: Sequence[str], only: str | None) -> None:
+    """Everything, outside git."""
+    RAW.mkdir(parents=True, exist_ok=True)
+    content = {"commit": commit, "notes": list(notes), "found": [sessions.to_json(one) for one in kept]}
+    _kept(only).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _kept(only: str | None) -> Path:
+    return RAW / f"papers-{NAME}{'' if only is None else f'-{only}'}.json"
+
+
+def stored(only: str | None = None) -> Results:
+    """The same rows from what a run left on this machine."""
+    content = json.loads(_kept(only).read_text())
+    return _results(content["commit"], [Found.of_json(one) for one in content["found"]], content["notes"])
+
+
+def _results(commit: str, kept: Sequence[Found], notes: Sequence[str]) -> Results:
+    said = [*notes, *(note for one in kept for note in one.notes)]
+    made = tuple(row for one in kept for row in rows(one))
+    figures = {row.figure for row in made}
+    return Results(
+        paper=NAME,
+        commit=commit,
+        rows=made,
+        why={figure: words for figure, words in WHY.items() if figure in figures},
+        notes=tuple(said),
+        curves=tuple(curve for one in kept for curve in curves(one)),
+        bars=(SWEEP,) if SWEEP in figures else (),
+    )
+
+
+def derived(found: Results) -> tuple[Row, ...]:
+    """How many of all settings have a choice that is within 5 % of the best contestant."""
+    near = [row.measured >= 0.95 for row in found.rows if row.figure == CHOICE]
+    if not near:
+        return ()
+    share = sum(near) / len(near)
+    fields: dict[str, Any] = {"figure": WITHIN, "setting": f"of {len(near)}", "unit": "share", "aim": 0.9}
+    return only((Row(measured=share, low=share, high=share, runs=1, **fields),))
