@@ -17,6 +17,7 @@ from .runtime.data.sharding import shard as shard
 from .runtime.optimizer import DistributedOptimizer as DistributedOptimizer
 from .runtime.pilot.job import PilotJob as PilotJob
 from .runtime.recorder import merge_traces as merge_traces
+from .runtime.sharding.clipping import clip_grad_norm_ as clip_grad_norm_
 from .runtime.state.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.state.checkpoint import save_checkpoint as save_checkpoint
 from .runtime.virtual_time.predict import Prediction as Prediction

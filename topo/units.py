@@ -135,6 +135,19 @@ def parse_number(text: str) -> float | Fraction:
     return Fraction(int(match[1]), int(match[2]))
 
 
+def parse_share(text: str) -> float:
+    """A share of a whole, such as `0.8%` or `0.008`.
+
+    Raises:
+        InputError: not a number, or beyond 0..1.
+    """
+    units = {"": Fraction(1), "%": Fraction(1, 100)}
+    share = float(_parse(text, units, "a share", "0.8% or 0.008"))
+    if not share <= 1:
+        raise InputError(f"{_shown(text)} is more than a whole; a share lies in 0..1")
+    return share
+
+
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
     """The shortest `number + unit` that means exactly `value`, or None when none of at most 6 digits does."""
     if value and not 1e-12 <= value <= 1e18:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from preduce.commands import options
+from preduce.commands.simulate_tables import print_tables, table_facts, touched_of
 
 if TYPE_CHECKING:
     from preduce.runtime.virtual_time.gap_record import GapRecord
@@ -44,6 +45,14 @@ def command(
     latency: options.Latency = None,
     rails: options.Rails = None,
     form: options.FileForm = None,
+    touched: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of a table that goes its own way, the share of its rows that a step of one worker touches, of a "
+            "node's workers, of all; may be repeated.",
+            metavar="NAME=0.8%[:2%[:5%]]",
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
@@ -82,7 +91,8 @@ def command(
     if free:
         hardware = hardware.without_bandwidths()
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
-    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how)
+    shares = None if touched is None else touched_of(touched, loaded)
+    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how, touched=shares)
     facts = facts_of(loaded, timeline)
     observed = timeline.observed
     if observed is not None and observed.gaps is not None:
@@ -101,7 +111,9 @@ def command(
             "communication_seconds_per_step": sent.per_step,
             "nic_bytes_per_step": sent.nic_bytes_per_step,
         }
-    if times.is_fixed and not timeline.free_running:
+    if timeline.waited is not None:
+        facts |= table_facts(loaded, hardware, times, shares, form=how, free=free)
+    elif times.is_fixed and not timeline.free_running:
         from preduce.topo.timing.event_graph import cycle_time
 
         steady = cycle_time(loaded, hardware, times, form=how)
@@ -272,7 +284,7 @@ def _print(
     )
     if words := runs(schedule.strategy.pace, schedule.strategy.when, schedule.strategy.how, form):
         out.print(f"runs: {words}")
-    for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum)):
+    for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
         if name in facts:
             show(facts[name])
     if "nic_bytes_per_step" in facts:

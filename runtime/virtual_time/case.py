@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
     from preduce.topo.timing.compute import ComputeTimes
+    from preduce.topo.timing.tables import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Case:
     """A schedule, what it runs on, and for how long.
 
     `seed` is that of jitter, of disturbances and of draws of partners, `model_bytes` the model's size unless the
-    hardware states it, and `form` how groups average.
+    hardware states it, and `form` how groups average. `exchange` is what tables that go their own way take in each
+    step, None where there are none.
     """
 
     schedule: Schedule
@@ -33,6 +35,7 @@ class Case:
     seed: int
     model_bytes: int | None
     form: Form
+    exchange: Exchange | None = None
 
     def paces(self) -> npt.NDArray[np.int64]:
         """Steps per round of every worker, shape (num_workers,)."""
@@ -50,3 +53,9 @@ class Case:
         """What every worker computes in every round, shape (num_rounds, num_workers). The same for a seed."""
         paces, rng = self.paces(), np.random.default_rng(self.seed)
         return np.array([self.compute.round_seconds(paces, index, rng)[0] for index in range(self.num_rounds)])
+
+    def seconds_of_steps(self) -> npt.NDArray[np.float64]:
+        """As `seconds`, of each step of a pace that is the same for all, shape (num_rounds, pace, num_workers)."""
+        rng, count, pace = np.random.default_rng(self.seed), self.schedule.num_workers, int(self.paces().max())
+        listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * pace)]
+        return np.array(listed).reshape(self.num_rounds, pace, count)

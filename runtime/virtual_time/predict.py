@@ -22,18 +22,21 @@ from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.cost import bytes_of, communication
 from preduce.topo.timing.event_graph import cycle_time
 from preduce.topo.timing.sampling import sample
+from preduce.topo.timing.table_steps import exchange_of, steady_seconds
+from preduce.topo.timing.tables import Exchange
 from preduce.verify.gaps.one_worker import capacities_of
 from preduce.verify.meetings import NeverMeetError, TooManyRoundsError, rounds_to_meet
 from preduce.verify.memory import prove_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from preduce.schedulers.protocols.hop import Hop
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
     from preduce.topo.strategies.base import Strategy
+    from preduce.topo.timing.tables import Touched
 
 ROUNDS = 200
 
@@ -73,6 +76,7 @@ def predict(
     form: Form | None = None,
     num_rounds: int = ROUNDS,
     seed: int = 0,
+    touched: Mapping[str, Touched] | None = None,
 ) -> Prediction:
     """Predict a schedule of any kind. Fixed phases: O(n · period) at most; others: a simulation of `num_rounds` rounds.
 
@@ -84,23 +88,40 @@ def predict(
         form: how groups average; the schedule's own by default.
         num_rounds: rounds that are simulated, where there are no fixed phases.
         seed: of what is drawn there.
+        touched: how much of each table that goes its own way a step touches; `communication_seconds` and `nic_bytes`
+            count their exchange, `arrays` only what the strategy averages.
 
     Raises:
-        InputError: the model's size is neither given nor part of the hardware.
+        InputError: the model's size is neither given nor part of the hardware, or a table of which `touched` says
+            nothing.
         ScheduleError: groups overlap.
     """
     size = bytes_of(hardware, model_bytes)
     compute = ComputeTimes.of(hardware) if compute is None else compute
     if schedule.strategy.protocol:
-        return _simulated(schedule, hardware, compute, size=size, form=form, num_rounds=num_rounds, seed=seed)
+        return _simulated(
+            schedule, hardware, compute, size=size, form=form, num_rounds=num_rounds, seed=seed, touched=touched
+        )
     cost = communication(schedule, hardware, model_bytes=size, form=form)
-    timed = cycle_time if compute.is_fixed else sample
+    exchange = exchange_of(schedule, hardware, touched)
+    if exchange is None:
+        timed = cycle_time if compute.is_fixed else sample
+        step = timed(schedule, hardware, compute, model_bytes=size, form=form).per_step
+    elif compute.is_fixed:
+        step = steady_seconds(schedule, hardware, compute, exchange, model_bytes=size, form=form)
+    else:
+        run = simulate(
+            schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form,
+            touched=touched,
+        )  # fmt: skip
+        step = run.per_step(warm_up=num_rounds // 4)
+    apart = exchange or Exchange()
     largest, mean = _age_of_rounds(schedule)
     arrays = (prove_memory(schedule).entry or {})["arrays"]
     return Prediction(
-        timed(schedule, hardware, compute, model_bytes=size, form=form).per_step,
-        cost.per_step,
-        cost.nic_bytes_per_step,
+        step,
+        cost.per_step + apart.seconds,
+        cost.nic_bytes_per_step + apart.nic_bytes,
         largest,
         mean,
         arrays,
@@ -118,11 +139,13 @@ def _simulated(
     form: Form | None,
     num_rounds: int,
     seed: int,
+    touched: Mapping[str, Touched] | None,
 ) -> Prediction:
     """As `preduce simulate`; the first quarter of the rounds is left out of the seconds."""
     timeline = simulate(
-        schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form
-    )
+        schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form,
+        touched=touched,
+    )  # fmt: skip
     observed, paces = timeline.observed, schedule.paces()
     assert observed is not None, "every protocol counts what it sends"
     steps = num_rounds * float(paces.mean()) if timeline.free_running else num_rounds * float(paces.max())

@@ -15,6 +15,7 @@ import numpy as np
 from preduce.runtime.virtual_time.timeline import Timeline
 from preduce.topo.timing.rounds import Rounds
 from preduce.topo.timing.stages import of_period, of_prologue
+from preduce.topo.timing.table_steps import TableRounds
 
 if TYPE_CHECKING:
     from preduce.runtime.virtual_time.case import Case
@@ -44,16 +45,22 @@ def run_rounds(case: Case, *, host: SharedHost | None = None) -> Timeline:
     if schedule.prologue:
         first = of_prologue(schedule, case.hardware, model_bytes=case.model_bytes, form=case.form)
     when, prologue = schedule.strategy.when, schedule.prologue
-    paces, seconds = case.paces(), case.seconds()
+    paces, exchange = case.paces(), case.exchange
+    seconds = case.seconds() if exchange is None else case.seconds_of_steps()
     records = np.empty((5, num_rounds, schedule.num_workers))
     rounds = Rounds(when, (schedule.num_workers,))
+    meeting = None if exchange is None else TableRounds(rounds, exchange)
+    waited = None if exchange is None else np.empty(records.shape[1:])
     host = host or SharedHost(0.0, (0.0,) * len(stages))
     operating = np.zeros(records.shape[1:]) if any(stage.segments for stage in stages) else None
     for round_ in range(num_rounds):
         index = (round_ - prologue) % len(stages)
         stage = first if first is not None and round_ < prologue else stages[index]
-        compute_seconds = seconds[round_] + paces * host.step_seconds
-        records[:, round_] = rounds.next(stage, compute_seconds, host.round_seconds[index])
+        work = host.round_seconds[index]
+        if meeting is not None and waited is not None:
+            records[:, round_], waited[round_] = meeting.next(stage, seconds[round_] + host.step_seconds, work)
+        else:
+            records[:, round_] = rounds.next(stage, seconds[round_] + paces * host.step_seconds, work)
         if operating is not None:
             operating[round_] = stage.duration() + np.where(stage.cell_of >= 0, host.round_seconds[index], 0.0)
     behind = when.lag if when.delays_gradients else 0
@@ -72,4 +79,6 @@ def run_rounds(case: Case, *, host: SharedHost | None = None) -> Timeline:
         awaited=awaited,
         drained=rounds.drained(),
         operating=operating,
+        exchanging=None if exchange is None else np.full(records.shape[1:], exchange.seconds) * paces,
+        waited=waited,
     )

@@ -11,17 +11,21 @@ from preduce.runtime.virtual_time.pairs import run_pairs
 from preduce.runtime.virtual_time.partial import run_quorum
 from preduce.runtime.virtual_time.rounds import run_rounds
 from preduce.runtime.virtual_time.servers import run_servers
-from preduce.topo.errors import InputError
+from preduce.topo.errors import InputError, MissingFeatureError
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.server import Server
 from preduce.topo.timing.compute import ComputeTimes
+from preduce.topo.timing.table_steps import exchange_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from preduce.runtime.virtual_time.timeline import Timeline
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
+    from preduce.topo.timing.tables import Touched
 
 MAX_CELLS = 50_000_000
 PROTOCOLS = {
@@ -43,11 +47,13 @@ def simulate(
     seed: int = 0,
     model_bytes: int | None = None,
     form: Form | None = None,
+    touched: Mapping[str, Touched] | None = None,
 ) -> Timeline:
     """Run a schedule in virtual time. Deterministic for a seed.
 
     O(num_rounds · n) for fixed phases. The kinds `generated` and `pairwise` run the protocol objects of the run-time;
-    groups cost there what they would cost alone on the links. Messages of a `server` stand in line on them.
+    groups cost there what they would cost alone on the links. Messages of a `server` stand in line on them. Tables that
+    go their own way are exchanged in each step, in which all workers meet.
 
     Args:
         schedule: static, allreduce or neighbor, whose prologue is run first; generated, pairwise or server.
@@ -55,11 +61,14 @@ def simulate(
         compute: step times; None for those of the hardware.
         num_rounds: how many rounds every worker does.
         seed: of jitter, disturbances, and draws of partners.
-        model_bytes: the model's size, unless the hardware states it.
+        model_bytes: the size of what the strategy averages, unless the hardware states it.
         form: how groups average; the schedule's own by default.
+        touched: how much of each table that goes its own way a step touches.
 
     Raises:
-        InputError: step times that do not fit the workers, no rounds, or a timeline that would not fit memory.
+        InputError: step times that do not fit the workers, no rounds, a timeline that would not fit memory, or a table
+            of which `touched` says nothing.
+        MissingFeatureError: tables beside a server.
         ScheduleError: groups overlap.
     """
     hardware = hardware or Hardware()
@@ -75,4 +84,10 @@ def simulate(
         )
     run = PROTOCOLS.get(schedule.strategy.protocol, run_rounds)
     form = form or schedule.strategy.how.form
-    return run(Case(schedule, hardware, compute, num_rounds, seed, model_bytes, form))
+    exchange = exchange_of(schedule, hardware, touched)
+    if exchange is not None and run is not run_rounds:
+        raise MissingFeatureError(
+            f"schedule {schedule.name!r}: virtual time knows no tables beside strategy {schedule.strategy.kind!r}; "
+            "take allreduce"
+        )
+    return run(Case(schedule, hardware, compute, num_rounds, seed, model_bytes, form, exchange))

@@ -52,7 +52,9 @@ class Timeline:
     none (-1) while it fills. `drained` (num_workers,) is when each worker is done with what its last rounds left under
     way; with `finish[-1]` unless something is. `operating` holds the seconds that the links of an operation were busy,
     where it was sent in pieces with pauses between them; elsewhere they were busy from its start to its end. `observed`
-    is there for kinds without fixed phases.
+    is there for kinds without fixed phases. `exchanging` and `waited` are there where tables go their own way: seconds
+    of a round, between `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it
+    waited for others to come to that.
     """
 
     paces: npt.NDArray[np.int64]
@@ -67,6 +69,8 @@ class Timeline:
     drained: npt.NDArray[np.float64] | None = None
     operating: npt.NDArray[np.float64] | None = None
     observed: Observed | None = None
+    exchanging: npt.NDArray[np.float64] | None = None
+    waited: npt.NDArray[np.float64] | None = None
 
     @property
     def runs_beside(self) -> bool:
@@ -110,13 +114,21 @@ class Timeline:
 
     def computing(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker computed, shape (num_workers,)."""
-        return np.asarray((self.compute_end - self.compute_start).sum(axis=0))
+        return np.asarray((self.compute_end - self.compute_start).sum(axis=0)) - self._apart() - self._met()
+
+    def _apart(self) -> npt.NDArray[np.float64]:
+        """Seconds that rows of tables were exchanged, shape (num_workers,)."""
+        return np.zeros(len(self.paces)) if self.exchanging is None else np.asarray(self.exchanging.sum(axis=0))
+
+    def _met(self) -> npt.NDArray[np.float64]:
+        """Seconds that each worker waited for others to exchange rows, shape (num_workers,)."""
+        return np.zeros(len(self.paces)) if self.waited is None else np.asarray(self.waited.sum(axis=0))
 
     def communicating(self) -> npt.NDArray[np.float64]:
-        """Seconds that each worker's group operations took (under overlap partly behind its computing)."""
+        """Seconds that each worker's group operations took (under overlap partly behind its computing), and tables."""
         if self.operating is not None:
-            return np.asarray(self.operating.sum(axis=0))
-        return np.asarray((self.communicate_end - self.communicate_start).sum(axis=0))
+            return np.asarray(self.operating.sum(axis=0)) + self._apart()
+        return np.asarray((self.communicate_end - self.communicate_start).sum(axis=0)) + self._apart()
 
     def waiting(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker neither computed nor communicated, shape (num_workers,).
@@ -133,5 +145,6 @@ class Timeline:
             waited = (self.finish - busy_to - hidden).sum(axis=0)
         else:
             waited = (self.communicate_start - self.compute_end).sum(axis=0)
+        waited = waited + self._met()
         # Differences of long sums: what rounding leaves is no waiting, and never less than none.
         return np.where(waited > 1e-9 * self.finish[-1], waited, 0.0)
