@@ -157,6 +157,8 @@ class Known:
     def same_as(self, way: str) -> str:
         """The contestant whose routes a planned way has; itself where it has its own."""
         what = self.schedules[way].strategy.what
+        if way != PLANNED:
+            return way
         if not what.apart:
             return DENSE if DENSE in self.session.ways else way
         for name, (kind, aggregated) in OURS.items():
@@ -225,13 +227,15 @@ def _shares(task: str, shape: tuple[int, int], text: str) -> dict[str, Touched]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """Consecutive steps of one way: how many came before, seconds from the first worker's start to the last one's end,
-    bytes out of a node's card (mean), the loss before it where one was taken, and the training loss during it."""
+    bytes out of a node's card (mean), the loss before it where one was taken, the training loss during it, and seconds
+    of processor in all threads of a worker (mean)."""
 
     done: int
     seconds: float
     nic_bytes: float
     loss: float | None
     trained: float
+    busy: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -371,7 +375,7 @@ def _collect(said: list[dict[str, Any]], job: Job, found: Found) -> list[str]:
     for way in said[0]["turns"]:
         of_workers = [worker["turns"].get(way, []) for worker in said]
         for turns in zip(*of_workers, strict=False):
-            done, _, _, _, loss, _ = turns[0]
+            done, loss = turns[0][0], turns[0][4]
             begun, ended = min(turn[1] for turn in turns), max(turn[2] for turn in turns)
             nodes = turns[:: job.workers_per_node]
             found.turns.setdefault(way, []).append(
@@ -381,6 +385,7 @@ def _collect(said: list[dict[str, Any]], job: Job, found: Found) -> list[str]:
                     nic_bytes=float(np.mean([turn[3] for turn in nodes])),
                     loss=loss,
                     trained=float(np.mean([turn[5] for turn in turns])),
+                    busy=float(np.mean([turn[6] for turn in turns])),
                 )
             )
     return blamed

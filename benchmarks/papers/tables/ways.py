@@ -78,7 +78,7 @@ def way_of(name: str, job: Job, group: Communicator) -> Way:
 
 
 class Routed:
-    """A schedule of ours, with the lines that its users write."""
+    """A schedule of ours, with the lines that its users write; models are equal from the start, and nothing is sent."""
 
     def __init__(self, model: WithTables, schedule: str, table_rate: float, rate: float) -> None:
         groups = [
@@ -86,7 +86,7 @@ class Routed:
             {"params": model.dense(), "lr": rate},
         ]
         adagrad = torch.optim.Adagrad(groups)
-        self.optimizer = preduce.DistributedOptimizer(adagrad, model, schedule, timeout=TIMEOUT)
+        self.optimizer = preduce.DistributedOptimizer(adagrad, model, schedule, timeout=TIMEOUT, initial="keep")
         self.model = model
 
     def before(self, batch: Batch) -> None:

@@ -106,13 +106,13 @@ class _Run:
         if self.is_over:
             return
         meet(self.group)
-        sent, begun = bytes_out(), time.monotonic()
+        sent, begun, busy = bytes_out(), time.monotonic(), time.process_time()
         before, trained = self.done, self.steps(self.job.options["steps"])
-        ended = time.monotonic()
+        ended, busy = time.monotonic(), time.process_time() - busy
         meet(self.group)
         if loss is not None:
             self.turns.pop()
-        self.turns.append([before, begun, ended, bytes_out() - sent, loss, trained])
+        self.turns.append([before, begun, ended, bytes_out() - sent, loss, trained, busy])
 
     def steps(self, count: int) -> float:
         """Train; returns the mean loss of this worker's batches. Computing sleeps a third forward, the rest back."""
@@ -138,7 +138,7 @@ class _Run:
         with torch.no_grad():
             loss = float(self.way.model(batch))
         mean = meet(self.group, loss) / self.job.num_workers
-        self.turns.append([self.done, 0.0, 0.0, 0, mean, 0.0])
+        self.turns.append([self.done, 0.0, 0.0, 0, mean, 0.0, 0.0])
         self.is_over = mean <= (self.job.options["target"] or float("-inf"))
         return mean
 
