@@ -29,13 +29,14 @@ from preduce.verify.properties import (
     lock_vector,
     pairing,
     partial_array,
+    partial_groups_suite,
     partial_suite,
 )
 
 if TYPE_CHECKING:
     from preduce.verify.explore import Exploration
 
-PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce")
+PROTOCOLS = ("Hop", "group generator", "AD-PSGD", "partial all-reduce", "quorum of groups")
 
 
 def configurations(*, everything: bool) -> list[tuple[str, Any]]:
@@ -47,6 +48,7 @@ def configurations(*, everything: bool) -> list[tuple[str, Any]]:
         *group_generator_array.triples(),
     ]
     partial: list[Any] = [*partial_suite.LARGE, *partial_array.triples()]
+    groups: list[Any] = [*partial_groups_suite.LARGE]
     if everything:
         hop = [*hop_suite.SMALL, *hop_suite.MILLION, *hop_array.pairs(), *hop]
         generator = [
@@ -57,7 +59,8 @@ def configurations(*, everything: bool) -> list[tuple[str, Any]]:
             *generator,
         ]
         partial = [*partial_suite.SMALL, *partial_array.pairs(), *partial]
-    of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples()), partial), strict=True)
+        groups = [*partial_groups_suite.SMALL, *groups]
+    of_each = zip(PROTOCOLS, (hop, generator, list(pairing.triples()), partial, groups), strict=True)
     return [(protocol, configuration) for protocol, listed in of_each for configuration in listed]
 
 

@@ -251,7 +251,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             UnavailableError: a worker is gone or silent.
             InputError: the loop changes the means, and nothing says how.
         """
-        with self.stepper.joining():
+        with self.stepper.joining(after_averaging):
             yield
             self.ending.guard(lambda: self.stepper.serve(after_averaging))
 
@@ -268,6 +268,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run = self.run
         run.flat.check()
         with self.ending.guarded():
+            self.stepper.gather()
             self.runner.settle()
             with own_values_kept(run.flat):
                 with run.reducer.heartbeat.gathering("mean_model()", self.round):
@@ -310,6 +311,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"load_state_dict: step {own['steps']} lies inside a round of {self.run.pace} steps, whose beginning "
                 "is not known any more; save the state after the last step of a round"
             )
+        if own is not None:
+            self.ending.guard(lambda: self.stepper.gather(apply=False))
         theirs = {key: value for key, value in state_dict.items() if key != "preduce"}
         self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
         if own is not None:

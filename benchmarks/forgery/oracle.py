@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.forgery import kept_gaps, payloads, runs
+from benchmarks.forgery import kept_gaps, payloads, runs, tables
 from benchmarks.forgery.dense import dense, steady_figures
 
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Document, Groups, Matrix
 
-JUDGES = runs.JUDGES | payloads.JUDGES
+JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES
 OF_EVENTS = ("gap", "gap-of-pairs", "skip")
 """Claims that are made of workers that keep a gap, and of nothing else."""
 

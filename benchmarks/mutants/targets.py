@@ -40,6 +40,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/schedulers/test_protocol_hop.py",),
         ("tests/verify/test_explore_hop.py", "tests/verify/test_explore_seeded_bugs.py"),
     ),
+    "schedulers/protocols/partial.py": (
+        ("tests/schedulers/test_protocol_partial.py",),
+        ("tests/verify/test_explore_partial.py",),
+    ),
     GENERATOR + "buffers.py": (("tests/schedulers/test_protocol_generator_buffers.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/test_protocol_generator_draw.py",), EXPLORED),
     GENERATOR + "service.py": (("tests/schedulers/test_protocol_generator_service.py",), EXPLORED),

@@ -64,7 +64,7 @@ def command(
     max_distinct: Annotated[int | None, typer.Option(help="Most distinct phases (communicator splits).", min=1)] = None,
     max_queues: Annotated[
         str | None,
-        typer.Option(help="Most memory for queues of neighbours that keep a gap, such as 4GB.", metavar="SIZE"),
+        typer.Option(help="Most memory for the queues of a gap or a quorum, such as 4GB.", metavar="SIZE"),
     ] = None,
     form: options.FormName = options.ANY,
     when: options.WhenName = options.ANY,
@@ -93,7 +93,9 @@ def command(
     seed: Annotated[int, typer.Option(help="Of the search.", min=0)] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
     front: Annotated[Path | None, typer.Option(help="Where to write the whole front as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture of the front: .png, .svg or .pdf.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Picture of the front, or of quorums against imbalance: .png, .svg, .pdf.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Find the schedule that suits a cluster, with the trade-off shown; or build a catalogue entry by --using."""
@@ -133,7 +135,8 @@ def command(
             max_distinct_phases=max_distinct,
         ),
         form=options.choice_or_any(Form, form, "--form"),
-        when=None if when == options.GAP else options.choice_or_any(Lateness, when, "--when"),
+        when=None if when in (options.GAP, options.QUORUM) else options.choice_or_any(Lateness, when, "--when"),
+        quorum=when == options.QUORUM,
         gap={options.ANY: None, options.GAP: True}.get(when, False),
         max_queues=options.optional("--max-queues", parse_size, max_queues),
         codec=options.choice_or_any(Codec, codec, "--codec"),

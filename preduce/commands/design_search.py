@@ -47,7 +47,12 @@ def search(
         write_schedule(output, schedule.with_certificate(planned.proof.certificate))
     if front is not None:
         write_text(front, json.dumps(planned.to_json(), indent=2) + "\n")
-    if plot is not None:
+    if plot is not None and job.quorum:
+        from preduce.planner.imbalance import imbalances
+        from preduce.report.quorums import draw_quorums
+
+        draw_quorums(planned, imbalances(job), plot)
+    elif plot is not None:
         draw_front(planned, plot)
     if as_json:
         emit_json(planned.to_json() | ({"output": str(output)} if output else {}))
@@ -99,7 +104,7 @@ def _print(planned: Plan, job: Job) -> None:
     from preduce.report.terminal import switch_levels
 
     hardware, shown = job.hardware, _shown(planned)
-    queues = [Column("queues", drop=3)] if any(option.gap for option in shown) else []
+    queues = [Column("queues", drop=3)] if any(option.gap or option.quorum for option in shown) else []
     rows = table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
@@ -108,7 +113,8 @@ def _print(planned: Plan, job: Job) -> None:
     )  # fmt: skip
     baselines = {id(option) for option in planned.baselines}
     for option in shown:
-        held = [size(option.gap.memory_bytes) if option.gap else "-"] if queues else []
+        facts = option.gap or option.quorum
+        held = [size(facts.memory_bytes) if facts else "-"] if queues else []
         rows.add(
             f"{option.name} {MARK}" if id(option) in baselines else option.name,
             str(option.period), seconds(option.communication), seconds(option.step_seconds),
@@ -120,7 +126,10 @@ def _print(planned: Plan, job: Job) -> None:
     screen.print(
         "Per step: communication, whole step with waiting. steps: predicted steps to a loss over All-Reduce's; time: "
         f"step × steps. {MARK}: baselines, also where others beat them; nothing else here beats another in everything."
-        + (" queues: memory of the busiest worker, where neighbours keep a gap." if queues else ""),
+        + (
+            " queues: memory of the busiest worker, where neighbours keep a gap or a quorum starts rounds."
+            * bool(queues)
+        ),
         style="dim",
     )
     if len(planned.front) > MAX_ROWS:

@@ -70,14 +70,14 @@ FormName = Annotated[
         autocompletion=members(ANY, "ring", "tree", "hierarchical"),
     ),
 ]
-GAP = "gap"
-_WHENS = ("lockstep", "late", "pipeline", GAP)
+GAP, QUORUM = "gap", "quorum"
+_WHENS = ("lockstep", "late", "pipeline", GAP, QUORUM)
 WhenName = Annotated[
     str,
     typer.Option(
         "--when",
-        help="Whether a round waits: any, lockstep, late by one round, pipeline (All-Reduce's gradients come late), or "
-        "gap (workers go on by themselves, neighbours keep a gap).",
+        help="Whether a round waits: any, lockstep, late by one round, pipeline (All-Reduce's gradients come late), "
+        "gap (workers go on by themselves, neighbours keep a gap), or quorum (All-Reduce of those that have come).",
         autocompletion=members(ANY, *_WHENS),
     ),
 ]

@@ -211,7 +211,7 @@ def _quorum_facts(schedule: "Schedule", observed: "Observed") -> dict[str, Any]:
         "quorum": {
             "rounds_per_second": rounds,
             "gradients_per_second": gradients,
-            "needed": setting.needed(schedule.num_workers),
+            "needed": setting.needed(schedule.num_workers) if schedule.strategy.averages_everyone else None,
             "mean_active": float(record.active[warm_up:].mean()),
             "least_share": float(record.gradients[warm_up:].sum(axis=0).min() / even),
             "largest_age": observed.largest_age,
@@ -334,6 +334,7 @@ def _print(
 
 
 def _print_quorum(found: dict[str, Any]) -> None:
+    """Calls are gradients where these are averaged, and progress where parameters are."""
     from preduce.console import console
 
     proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"

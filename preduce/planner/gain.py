@@ -81,10 +81,10 @@ def best_plain(options: Sequence[Option]) -> Option | None:
 def simplicity(option: Option) -> tuple[int, int, int, float]:
     """Less is simpler: All-Reduce every k steps, then few distinct phases (communicators), then a short period.
 
-    Neighbours that keep a gap come last, since they have queues; of them those are simpler whose queues are smaller.
+    Neighbours that keep a gap, and quorums, come last, since they have queues; those with smaller ones are simpler.
     """
-    if option.gap:
-        return (2, option.num_phases, option.period, option.gap.memory_bytes)
+    if held := option.gap or option.quorum:
+        return (2, option.num_phases, option.period, held.memory_bytes)
     return (0 if option.is_plain else 1, option.num_phases, option.period, 0.0)
 
 

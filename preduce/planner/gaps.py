@@ -139,7 +139,12 @@ def gap_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], 
     The names of those that the time did not reach go to `left_out`.
     """
     slowdown = Slowdown.of(job)
-    if job.gap is False or (job.gap is None and slowdown.is_even) or job.cluster.num_workers > MAX_GRAPH_WORKERS:
+    if (
+        job.gap is False
+        or job.quorum
+        or (job.gap is None and slowdown.is_even)
+        or job.cluster.num_workers > MAX_GRAPH_WORKERS
+    ):
         return []
     pay = payer(clock, until)
     options: list[Option] = []

@@ -75,7 +75,8 @@ class Job:
     curvature of the loss: it prices gradients that come late. `fastest` takes the least predicted time also where the
     prediction cannot tell it from something simpler. `gap` asks for neighbours that keep a gap, and
     for nothing else (True) or for none (False); None weighs a few of them where step times differ. `max_queues` is the
-    most bytes that their queues may take of a worker. A `pilot` of the user's own job brings the prices of
+    most bytes that their queues may take of a worker. `quorum` asks for rounds that a quorum starts, and for nothing
+    else; without it none is weighed. A `pilot` of the user's own job brings the prices of
     disagreement, drift and lateness that stand in for the shipped ones.
     """
 
@@ -96,6 +97,7 @@ class Job:
     pilot: Pilot | None = None
     gap: bool | None = None
     max_queues: float | None = None
+    quorum: bool = False
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot be planned.
@@ -118,6 +120,8 @@ class Job:
             raise InputError(
                 "when: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
             )
+        if self.quorum and (self.gap or self.when is not None):
+            raise InputError("when: a quorum is asked for, and something else besides; choose one of them")
         self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(

@@ -26,10 +26,10 @@ class Lateness(StrEnum):
     """Gradients come a step late, to all workers alike: Pipe-SGD with two iterations side by side."""
 
     @classmethod
-    def of(cls, strategy: Strategy) -> Lateness:
-        """Which one a strategy has."""
+    def of(cls, strategy: Strategy) -> Lateness | None:
+        """Which one a strategy has; None where gradients are late as it comes, not all of them alike by a step."""
         if strategy.when.delays_gradients:
-            return cls.PIPELINE
+            return cls.PIPELINE if strategy.when.word == Pipeline.word else None
         return cls.LATE if strategy.when.lag else cls.LOCKSTEP
 
     @property

@@ -48,6 +48,42 @@ class GapFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumFacts:
+    """What is known of an option whose rounds a quorum starts, from its runs in virtual time.
+
+    `words` say the setting. `active` workers are in a round on average, whose `gradients` are as much as that many of
+    All-Reduce's; `gradients_per_second` is of all. `age` is the mean of their lateness in rounds, `delay` the same in
+    whole steps, of as many gradients as there are workers; `bound` the most rounds that are proved. `least_share` is
+    what the least heard worker brings, where an even share is 1; `memory_bytes` what a worker keeps beside parameters.
+    """
+
+    words: str
+    active: float
+    gradients: float
+    gradients_per_second: float
+    age: float
+    delay: float
+    bound: int
+    least_share: float
+    memory_bytes: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in an option's JSON; null where nothing takes time."""
+        rate = self.gradients_per_second
+        return {
+            "setting": self.words,
+            "mean_active": self.active,
+            "gradients_per_round": self.gradients,
+            "gradients_per_second": rate if math.isfinite(rate) else None,
+            "mean_age": self.age,
+            "delay_steps": self.delay,
+            "proved_age": self.bound,
+            "least_share": self.least_share,
+            "memory_bytes": self.memory_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """A schedule on the job's cluster, as it is to be run: its pace, its form and codec, in lockstep or late.
 
@@ -56,7 +92,7 @@ class Option:
     of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
     `catalogue`; `bound` the least disagreement that any schedule of `bound_class` can have at this communication, where
     that is proved. `corrected` says that the stretch is the one with drift correction. `gap` is
-    there where workers go on by themselves.
+    there where workers go on by themselves, `quorum` where one starts rounds: these are its steps, of fewer gradients.
     """
 
     name: str
@@ -79,6 +115,7 @@ class Option:
     bound_class: str = ""
     corrected: bool = False
     gap: GapFacts | None = None
+    quorum: QuorumFacts | None = None
 
     @property
     def costs(self) -> Costs:
@@ -102,8 +139,8 @@ class Option:
         return self.schedule.strategy.overlap
 
     @property
-    def lateness(self) -> Lateness:
-        """What comes late: nothing, parameters or gradients."""
+    def lateness(self) -> Lateness | None:
+        """What comes late: nothing, parameters or gradients; None where gradients are late as it comes."""
         return Lateness.of(self.schedule.strategy)
 
     @property
@@ -119,7 +156,7 @@ class Option:
     @property
     def is_plain(self) -> bool:
         """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
-        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int)
+        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int) and self.quorum is None
 
     @property
     def is_usual(self) -> bool:
@@ -131,6 +168,8 @@ class Option:
         """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""
         if self.lateness is Lateness.PIPELINE:
             return self.model.delay_error
+        if self.quorum:
+            return self.model.delay_error * min(1.0, self.quorum.delay)
         if self.schedule.strategy.averages_gradients:
             return 0.0
         return self.model.error(data, late=self.late)
@@ -138,12 +177,12 @@ class Option:
     @property
     def basis(self) -> str:
         """Whose errors `stretch_error` is, as the subject of a sentence."""
-        return "measured pipelines" if self.lateness is Lateness.PIPELINE else self.model.basis
+        return "measured pipelines" if self.lateness is Lateness.PIPELINE or self.quorum else self.model.basis
 
     @property
     def num_phases(self) -> int:
-        """Distinct phases in a period; of neighbours that keep a gap 1, their graph."""
-        return 1 if self.gap else self.schedule.num_distinct_phases()
+        """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum all workers."""
+        return 1 if self.gap or self.quorum else self.schedule.num_distinct_phases()
 
     @property
     def is_exact(self) -> bool:
@@ -158,7 +197,7 @@ class Option:
             "codec": str(self.how.codec),
             "where": str(self.how.where),
             "sending": str(self.how.sending),
-            "when": self.schedule.strategy.when.word if self.gap else str(self.lateness),
+            "when": self.schedule.strategy.when.word if self.gap or self.quorum else str(self.lateness),
             "pace": self.pace if isinstance(self.pace, int) else list(self.pace),
             "communication_seconds_per_step": self.communication,
             "nic_bytes_per_step": self.nic_bytes,
@@ -174,6 +213,7 @@ class Option:
             "bound": self.bound,
             **({"bound_class": self.bound_class} if self.bound_class else {}),
             **({"gap": self.gap.to_json()} if self.gap else {}),
+            **({"quorum": self.quorum.to_json()} if self.quorum else {}),
         }
 
 

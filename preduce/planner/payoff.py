@@ -87,7 +87,7 @@ def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     kept = permitted(options, job)
     may = [one for one in kept if not one.schedule.strategy.refuses_codec(one.schedule.cluster)]
     fastest = min(may, key=lambda option: option.time, default=None)
-    seeds = {id(one): one for one in (chosen, best_plain(kept), fastest) if one and not one.gap}
+    seeds = {id(one): one for one in (chosen, best_plain(kept), fastest) if one and not one.gap and not one.quorum}
     found: list[Option] = []
     for seed in seeds.values():
         if isinstance(seed.pace, int) and work_of(seed.schedule, job) <= LITTLE_WORK:

@@ -39,7 +39,8 @@ def pick(options: Sequence[Option], job: Job) -> Option:
         allowed = [option for option in exact if option.period == min(other.period for other in exact)]
     if not allowed:
         raise UnknownError(_nothing(options, job))
-    if job.objective is Objective.BALANCED and not job.fastest:
+    # Predictions of quorums err together, in the price of lateness, so that they can be told apart.
+    if job.objective is Objective.BALANCED and not job.fastest and not job.quorum:
         return simplest_as_good(allowed, job.data)
     kept = unbeaten(allowed)
     least = min(preference(option.costs, job.objective) for option in kept)
@@ -48,10 +49,19 @@ def pick(options: Sequence[Option], job: Job) -> Option:
 
 
 def permitted(options: Sequence[Option], job: Job) -> list[Option]:
-    """The options that keep the job's limits, may be late, or in lockstep, as it says, and keep a gap if it asks so."""
-    able = [option for option in options if option.lateness in job.whens and (not job.gap or option.gap)]
-    able = [option for option in able if option.gap is None or option.gap.memory_bytes <= most_queues(job)]
+    """The options that keep the job's limits, and wait as it says: late, in lockstep, with a gap or by a quorum."""
+    if job.quorum:
+        able = [option for option in options if option.quorum]
+    else:
+        able = [option for option in options if option.lateness in job.whens and (not job.gap or option.gap)]
+    able = [option for option in able if _held(option) <= most_queues(job)]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
+
+
+def _held(option: Option) -> float:
+    """Bytes that an option's queues take of a worker."""
+    facts = option.gap or option.quorum
+    return facts.memory_bytes if facts else 0.0
 
 
 def most_queues(job: Job) -> float:
@@ -157,6 +167,8 @@ def _sure(chosen: Option, against: Gain) -> str:
 def _phases(option: Option) -> str:
     if option.is_plain:
         return "one group of all workers"
+    if option.quorum:
+        return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
     if option.gap:
         return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"
     distinct = option.num_phases
@@ -194,6 +206,13 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
 
 
 def _nothing(options: Sequence[Option], job: Job) -> str:
+    if job.quorum:
+        options = [option for option in options if option.quorum]
+        least = min((option.quorum.memory_bytes for option in options if option.quorum), default=None)
+        if least is None:
+            return "a quorum takes 3 workers, or 2 under solo and majority; leave out --when quorum"
+        if least > most_queues(job):
+            return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {least:.0f}; raise it"
     if job.gap:
         options = [option for option in options if option.gap]
         sizes = [option.gap.memory_bytes for option in options if option.gap]

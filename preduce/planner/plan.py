@@ -17,6 +17,8 @@ from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.payoff import late_and_small
 from preduce.planner.pick import cautions, gain_of, pick, reasons
+from preduce.planner.quorum_words import quorum_cautions, quorum_reasons
+from preduce.planner.quorums import quorum_options
 from preduce.planner.searched import options_of
 from preduce.planner.shorter import shorter
 from preduce.planner.ways import timed
@@ -70,9 +72,14 @@ MAX_EXACT_WORKERS = 512
 
 
 NOT_SEARCHED = Front(
-    candidates=(), best=None, status=Status.UNKNOWN, seconds=0.0, seed=0, reason="graphs and gaps are not searched for"
+    candidates=(),
+    best=None,
+    status=Status.UNKNOWN,
+    seconds=0.0,
+    seed=0,
+    reason="graphs, gaps and quorums are not searched for",
 )
-"""What the search says where only neighbours that keep a gap are asked for."""
+"""What the search says where only neighbours that keep a gap, or quorums, are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +143,12 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         stop=RULES_SHARE * clock.limit,
         clock=clock,
         left_out=left_out.append,
-        names=("allreduce",) if job.gap else None,
+        names=("allreduce",) if job.gap or job.quorum else None,
     )
     not_run: list[str] = []
     keeping = _keeping_a_gap(job, clock, not_run, say)
-    searched = NOT_SEARCHED if job.gap else _search(job, clock, options, say)
+    keeping += _by_quorum(job, clock, not_run, say)
+    searched = NOT_SEARCHED if job.gap or job.quorum else _search(job, clock, options, say)
     options += keeping
     unmeasured = _measure(searched, job, clock, options)
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
@@ -157,13 +165,15 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         proof=proof,
         reasons=[
             *reasons(chosen, options, job),
+            *quorum_reasons(chosen, options, job),
             *gap_reasons(chosen, options, job),
             *late_and_small(chosen, options, job),
         ],
         cautions=[
             *cautions(chosen, job, answer.ended),
+            *quorum_cautions(chosen, job),
             *gap_cautions(chosen, job),
-            *_unmeasured(left_out, not_run, unmeasured),
+            *_unmeasured(left_out, not_run, unmeasured, "quorums" if job.quorum else "graphs and settings of a gap"),
         ],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         baselines=baselines(options),
@@ -182,6 +192,14 @@ def _keeping_a_gap(job: Job, clock: Clock, left_out: list[str], say: Callable[[s
     last = clock.limit - _for_proof(clock)
     until = last if job.gap else min(last, clock.position() + GAP_SHARE * clock.limit)
     return gap_options(job, clock, until, left_out.append)
+
+
+def _by_quorum(job: Job, clock: Clock, left_out: list[str], say: Callable[[str], None]) -> list[Option]:
+    """Rounds that a quorum starts, where these are asked for; all of the time but the proof's is theirs."""
+    if not job.quorum:
+        return []
+    say("letting quorums start rounds in virtual time")
+    return quorum_options(job, clock, clock.limit - _for_proof(clock), left_out.append)
 
 
 def load_searchers() -> None:
@@ -249,12 +267,12 @@ def _asked_first(answer: Front) -> list[Candidate]:
     return rest if answer.best is None else [answer.best, *rest]
 
 
-def _unmeasured(names: list[str], gaps: list[str], found: int) -> list[str]:
+def _unmeasured(names: list[str], not_run: list[str], found: int, what: str) -> list[str]:
     said = []
     if names:
         said.append(f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); more of it does")
-    if gaps:
-        said.append(f"the time did not reach {len(gaps)} graphs and settings of a gap ({'; '.join(gaps)})")
+    if not_run:
+        said.append(f"the time did not reach {len(not_run)} {what} ({'; '.join(not_run)})")
     if found:
         said.append(f"the time did not reach the figures of {found} schedules that the search found")
     return said

@@ -16,7 +16,7 @@ from preduce.console import size as in_bytes
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 from preduce.topo.timing.cost import communication
-from preduce.topo.timing.tables import ELEMENT_BYTES, Touched, aggregates_in, exchange
+from preduce.topo.timing.tables import ELEMENT_BYTES, Exchange, Touched, aggregates_in, exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +87,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one table by one way: seconds of a step, and what leaves the busiest node's NICs."""
+    """Seconds of a step, and what leaves the busiest node's NICs in it."""
 
     seconds: float
     nic_bytes: float
@@ -131,7 +131,7 @@ class Pricing:
     hardware: Hardware
     dense_bytes: int
     applying: float = APPLYING
-    _own: dict[tuple[str, Way, bool], Cost] = field(default_factory=dict)
+    _own: dict[tuple[str, Way, bool], Exchange] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     @property
@@ -152,11 +152,12 @@ class Pricing:
             self._averaging[num_bytes] = cost
         return self._averaging[num_bytes]
 
-    def own(self, table: Table, way: Way, *, local_aggregation: bool) -> Cost:
-        """What one table takes beside the strategy, kept."""
+    def own(self, table: Table, way: Way, *, local_aggregation: bool) -> Exchange:
+        """What one table takes beside the strategy, kept; what is visited of it counts as gradients."""
         key = table.parameter, way, local_aggregation
         if key not in self._own:
-            found = exchange(
+            visits = self.applying * table.visited(way, self.cluster.num_workers)
+            self._own[key] = Exchange(gradients=visits) + exchange(
                 table.route(way),
                 table.touched,
                 self.cluster,
@@ -164,17 +165,20 @@ class Pricing:
                 local_aggregation=local_aggregation,
                 element_bytes=table.element_bytes,
             )
-            visits = self.applying * table.visited(way, self.cluster.num_workers)
-            self._own[key] = Cost(found.seconds + visits, found.nic_bytes)
         return self._own[key]
 
+    def cost(self, ways: Sequence[Way | None], *, local_aggregation: bool) -> Cost:
+        """Of a step's exchanges, averages and visits, if the tables go these ways; None leaves a table out."""
+        going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
+        dense = sum(table.num_bytes for table, way in going if way is Way.DENSE)
+        averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
+        for table, way in going:
+            apart += self.own(table, way, local_aggregation=local_aggregation)
+        return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
+
     def seconds(self, ways: Sequence[Way], *, local_aggregation: bool) -> float:
-        """Of a step's exchanges, averages and visits, if the tables go these ways."""
-        own = (
-            self.own(table, way, local_aggregation=local_aggregation).seconds
-            for table, way in zip(self.tables, ways, strict=True)
-        )
-        return self.averaging(self.by_strategy(ways)).seconds + sum(own)
+        """The seconds of `cost`."""
+        return self.cost(ways, local_aggregation=local_aggregation).seconds
 
 
 def choose_routes(
@@ -266,19 +270,18 @@ def _improved(
 
 
 def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: bool) -> dict[str, dict[Way, Cost]]:
-    """What each way of a table costs, all others going as they do."""
-    result = {}
+    """What each way of a table adds to a step, all others going as they do."""
+    result: dict[str, dict[Way, Cost]] = {}
     for place, table in enumerate(pricing.tables):
-        apart = [*ways[:place], Way.SHARDED, *ways[place + 1 :]]
-        without = pricing.averaging(pricing.by_strategy(apart))
-        own = {}
-        for way in table.allowed:
-            cost = pricing.own(table, way, local_aggregation=local_aggregation)
-            if way is Way.DENSE:
-                whole = pricing.averaging(pricing.by_strategy(apart) + table.num_bytes)
-                cost = Cost(cost.seconds + whole.seconds - without.seconds, whole.nic_bytes - without.nic_bytes)
-            own[way] = cost
-        result[table.parameter] = own
+
+        def priced(way: Way | None, place: int = place) -> Cost:
+            return pricing.cost([*ways[:place], way, *ways[place + 1 :]], local_aggregation=local_aggregation)
+
+        without = priced(None)
+        found = {way: priced(way) for way in table.allowed}
+        result[table.parameter] = {
+            way: Cost(cost.seconds - without.seconds, cost.nic_bytes - without.nic_bytes) for way, cost in found.items()
+        }
     return result
 
 

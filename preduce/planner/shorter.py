@@ -43,7 +43,7 @@ def shorter(option: Option, job: Job, may_go_on: Callable[[Schedule], bool] = la
     schedule = option.schedule
     if job.objective is Objective.EXACT or option.status == "catalogue" or not isinstance(option.pace, int):
         return None
-    if schedule.rule() is None and schedule.num_workers > MAX_EXPLICIT_WORKERS:
+    if option.lateness is None or (schedule.rule() is None and schedule.num_workers > MAX_EXPLICIT_WORKERS):
         return None
     wanted, setting = preference(option.costs, job.objective), Setting(option.lateness, option.pace)
     known = Axes.of(schedule, job).travelling_as(option.how)

@@ -54,6 +54,16 @@ class Tables:
         """All tables, in order."""
         return iter(self.tables)
 
+    @property
+    def bytes_inside(self) -> int:
+        """What this worker has sent of tables to others on its node."""
+        return 0 if self._exchange is None else self._exchange.wire.bytes_inside
+
+    @property
+    def bytes_across(self) -> int:
+        """What this worker has sent of tables to other nodes; of a gather, what it hands to the next of the ring."""
+        return 0 if self._exchange is None else self._exchange.wire.bytes_across
+
     def of(self, parameter: torch.Tensor) -> Table | None:
         """The table of a parameter."""
         return next((table for table in self.tables if table.parameter is parameter), None)
@@ -74,9 +84,8 @@ class Tables:
         """
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._stepper = guard, stepper
-        checks = torch.sparse.check_sparse_tensor_invariants
-        if any(table.route.gradient is Gradient.SPARSE for table in self.tables) and not checks.is_enabled():
-            checks.disable()  # as they are; said once, torch does not warn of it in the middle of a step
+        if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
+            _choose_sparse_checks()
         wire = Wire(reducer, cluster, coalesces=self._coalesces)
         shapes = [
             Shape(table.name, table.parameter.new_empty((0, table.route.columns)).detach(), table.layout)
@@ -117,11 +126,21 @@ class Tables:
                 self._spread(table, broadcast=broadcast)
                 state = optimizer.state.get(table.parameter, {})
                 state.update({key: table.shard_of(value) for key, value in state.items() if table.is_whole(value)})
-            elif broadcast:
-                self._exchange.wire.broadcast(table.parameter.detach())
             table.copies = [weakref.ref(table.modules[0])]
             for module in table.modules:
                 route_module(module, Handle(self, table, module, 0))
+        if broadcast:
+            self.broadcast()
+
+    def broadcast(self) -> None:
+        """Copy worker 0's tables to all workers, of those that every worker has.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        for table in self.tables:
+            if self._exchange is not None and not table.is_sharded:
+                self._exchange.wire.broadcast(table.parameter.detach())
 
     def _spread(self, table: Table, *, broadcast: bool) -> None:
         layout = table.layout
@@ -274,3 +293,10 @@ class Tables:
             return weight[places]
 
         return table.layout, answer
+
+
+def _choose_sparse_checks() -> None:
+    """Say explicitly whether torch checks sparse tensors, as it does now; else it warns in the middle of a step."""
+    checks = torch.sparse.check_sparse_tensor_invariants
+    if not checks.is_enabled():  # type: ignore[no-untyped-call]
+        checks.disable()  # type: ignore[no-untyped-call]

@@ -12,8 +12,8 @@ from preduce.runtime.strategies.all_reduce import all_reduce
 from preduce.runtime.strategies.generated import GeneratedMeans
 from preduce.runtime.strategies.neighbor import neighbor_means
 from preduce.runtime.strategies.pairwise import PairMeans
-from preduce.runtime.strategies.progress_means import means_of_groups
 from preduce.runtime.strategies.server import parameter_server
+from preduce.runtime.strategies.static import static
 from preduce.topo.errors import MissingFeatureError
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.generated import Generated
@@ -40,7 +40,7 @@ class _Entry(Generic[Kind]):
 
 _RUNNERS: tuple[_Entry[Any], ...] = (
     _Entry(AllReduce, all_reduce),
-    _Entry(Static, means_of_groups),
+    _Entry(Static, static),
     _Entry(Neighbor, neighbor_means),
     _Entry(Server, parameter_server),
     _Entry(Generated, GeneratedMeans),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from preduce.runtime.strategies.gradient_means import GradientMeans
 from preduce.runtime.strategies.pipeline import GradientPipeline
 from preduce.runtime.strategies.progress_means import means_of_groups
-from preduce.topo.errors import MissingFeatureError
+from preduce.runtime.strategies.quorum.gradients import QuorumGradients
 from preduce.topo.strategies.axes import Pipeline
 from preduce.topo.strategies.quorum import Quorum
 
@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 
 
 def all_reduce(strategy: AllReduce, run: Run) -> Runner:
-    """The runner of all-reduce: of gradients in each step, at once or late, of parameters otherwise.
-
-    Raises:
-        MissingFeatureError: a quorum.
-    """
+    """The runner of all-reduce: of gradients in each step, at once, late or by a quorum, of parameters otherwise."""
     if isinstance(strategy.when, Quorum):
-        raise MissingFeatureError(f"schedule {run.schedule.name!r}: when.quorum cannot be executed by this version")
+        return QuorumGradients(strategy.when, run)
     if isinstance(strategy.when, Pipeline):
         return GradientPipeline(strategy.when, run)
     return GradientMeans(run) if strategy.averages_gradients else means_of_groups(strategy, run)

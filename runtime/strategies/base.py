@@ -89,6 +89,15 @@ class Runner(ABC):
     outlives_lost_workers: bool = False
     """Whether the run goes on when workers are lost; means over all are then over those that are left."""
 
+    agrees_on_end: bool = False
+    """Whether workers learn from one another's operations who has no more data: nothing of it goes by the store."""
+
+    more: int = 0
+    """Steps that the last `before_step` has taken beside the one for which it put gradients in place."""
+
+    after_averaging: Callable[[], object] | None = None
+    """What the script does to a mean gradient before the step, where it said so; for those that it does not see."""
+
     enters_steps: bool = False
     """Whether it says itself, in `run.progress`, which step it is in: where neighbours know one another's steps."""
 
@@ -111,6 +120,20 @@ class Runner(ABC):
         Raises:
             InputError: as said.
         """
+
+    def refuse_changed_means(self) -> None:
+        """Called before a step whose mean gradients the script has changed after `average_gradients()`.
+
+        Raises:
+            InputError: workers would part.
+        """
+
+    def gather(self, *, apply: bool = True) -> int:  # noqa: ARG002 - for runners that go on without one another
+        """Called where all workers meet, before anything else: come as far as all others; the steps that this took.
+
+        Without `apply` what it takes is dropped: other parameters are about to be loaded.
+        """
+        return 0
 
     def refuse_late(self) -> None:
         """Called before a step whose gradients were averaged earlier: refuse what was added to them since.

@@ -22,7 +22,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
     """
     if not schedule.is_phased:
         return set()
-    rounds = range(schedule.period + (1 if schedule.prologue else 0))
+    rounds = range(schedule.phased.period + (1 if schedule.prologue else 0))
     first = max(schedule.prologue - 1, 0)
     groups = (schedule.group_of(rank, first + index) for index in rounds)
     return {group.members for group in groups if group is not None}
@@ -33,7 +33,7 @@ def distinct_partitions(schedule: Schedule) -> list[tuple[tuple[int, ...], ...]]
     seen: dict[tuple[tuple[int, ...], ...], None] = {}
     if not schedule.is_phased:
         return []
-    for index in range(schedule.period):
+    for index in range(schedule.phased.period):
         partition = tuple(group.members for group in schedule.phase(index))
         if partition:
             seen.setdefault(partition)

@@ -246,11 +246,20 @@ def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG0
     return 1 + (strategy.when.staleness if strategy.when.keeps_equal else 2)
 
 
+def _quorum_of_groups_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
+    """The shadow, what rounds changed in it since the last taking, and a round's snapshot and sum, whatever the queue.
+
+    Results that wait are added up in the second: it is what the training's parameters lack of the shadow.
+    """
+    return 4
+
+
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     Server.kind: _server_arrays,
     Pairwise.kind: _pairwise_arrays,
     Generated.kind: _generated_arrays,
     "gap": _gap_arrays,
     "quorum": _quorum_arrays,
+    "quorum-groups": _quorum_of_groups_arrays,
 }
 """By `Strategy.protocol` the arrays of what has no fixed phases, so that no claim `memory` speaks of it."""

@@ -9,6 +9,7 @@ from preduce.runtime.virtual_time.gaps import run_gaps
 from preduce.runtime.virtual_time.groups import run_groups
 from preduce.runtime.virtual_time.pairs import run_pairs
 from preduce.runtime.virtual_time.partial import run_quorum
+from preduce.runtime.virtual_time.partial_groups import run_quorum_of_groups
 from preduce.runtime.virtual_time.rounds import run_rounds
 from preduce.runtime.virtual_time.servers import run_servers
 from preduce.topo.errors import InputError, MissingFeatureError
@@ -34,6 +35,7 @@ PROTOCOLS = {
     Server.kind: run_servers,
     "gap": run_gaps,
     "quorum": run_quorum,
+    "quorum-groups": run_quorum_of_groups,
 }
 """What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
 

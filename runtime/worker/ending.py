@@ -92,6 +92,7 @@ class Ending:
             UnavailableError: a worker did not finish within the timeout.
         """
         self.refuse_unless_running("finish")
+        self.stepper.gather()
         run, runner, round_ = self.run, self.runner, self.stepper.round
         run.flat.check()
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.

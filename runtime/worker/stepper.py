@@ -186,9 +186,10 @@ class Stepper:
             self.runner.refuse_late()
             self._means.refuse()
             self.run.applier.changes_means = self._means.changed()
+            if self.run.applier.changes_means:
+                self.runner.refuse_changed_means()
         else:
-            self.run.tables.close_step()
-            self.runner.before_step(self.steps, self.round, first=True)
+            self._average()
             self.run.applier.changes_means = False
         self._averaged = False
         self._apply()
@@ -199,6 +200,16 @@ class Stepper:
         applier = self.run.applier
         applier.step(check_finite=applier.scaled or self.runner.late_scaled)
 
+    def _average(self) -> None:
+        """Have mean gradients in place; the runner may take further steps on the way there."""
+        self.run.tables.close_step()
+        self.runner.before_step(self.steps, self.round, first=True)
+        self._count(self._steps + self.runner.more)
+
+    def gather(self, *, apply: bool = True) -> None:
+        """Come to a place where all workers meet, which must be at the same round then."""
+        self._count(self._steps + self.runner.gather(apply=apply))
+
     @property
     def has_local_gradients(self) -> bool:
         """Whether the gradients of the coming step are still to be averaged."""
@@ -207,15 +218,15 @@ class Stepper:
     def average_gradients(self) -> None:
         """Average the gradients of the coming step now."""
         self.declare()
-        self.run.tables.close_step()
-        self.runner.before_step(self.steps, self.round, first=True)
+        self._average()
         self._averaged = True
         self._means.begin()
 
     @contextlib.contextmanager
-    def joining(self) -> Iterator[None]:
+    def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
         """Inside, every round is declared before it begins, so that workers whose data ended take part in it."""
-        self._joining = True
+        self._joining = not self.runner.agrees_on_end
+        self.runner.after_averaging = after_averaging
         try:
             yield
         finally:
@@ -249,6 +260,9 @@ class Stepper:
         Raises:
             InputError: this worker changed its means, too, while it had data, and is not told how to go on so.
         """
+        if self.runner.agrees_on_end:
+            self.gather()
+            return
         lost = self.runner.lost if self.runner.outlives_lost_workers else None
         self.runner.leave()  # whoever waits here for the others' next round can answer nobody's group meanwhile
         self.uneven_inputs.ended()
@@ -267,7 +281,9 @@ class Stepper:
                 self.runner.before_step(step, round_, first=True)
                 if after_averaging is not None:
                     self._means.begin()
+                    self._averaged = True  # for what averages unless that is done, such as clip_grad_norm_
                     after_averaging()
+                    self._averaged = False
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
             elif self.run.tables:

@@ -266,9 +266,7 @@ class Partial:
 
     def _may_take(self, state: PartialState) -> bool:
         """Whether there are results for a training that waits for them, or has ended."""
-        if state.stage != CALLED and not (state.resting and state.stage == COMPUTING):
-            return False
-        return state.done > state.version
+        return state.stage != MEETING and state.done > state.version
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """By call one result is taken, else all that are there, as who has ended does.
@@ -342,6 +340,13 @@ class Partial:
         number = shake_256(f"preduce quorum, seed {self.setting.seed}, round {round_}".encode()).digest(8)
         return int.from_bytes(number) % self.num_workers
 
+    def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
+        """Whose coming may start the open round, as far as this worker knows: one of them, or enough of them."""
+        on = [w for w in range(self.num_workers) if w != process and not state.ended[w]]
+        if self.setting.quorum is Start.MAJORITY:
+            return (self._initiator(state),)
+        return tuple(w for w in on if state.arrived[w] <= state.entered)
+
     # The thread.
 
     def _may_begin(self, state: PartialState) -> bool:
@@ -396,7 +401,7 @@ class Partial:
 
     def finished(self, process: int, state: PartialState) -> bool:  # noqa: ARG002 - as in Finishing
         """Whether the last round of all is taken."""
-        return state.resting and state.stage == COMPUTING and state.last == state.version - 1 >= 0
+        return state.stage == COMPUTING and state.last == state.version - 1 >= 0  # known only once all rest
 
     # What traces need: see Describing in base.py.
 

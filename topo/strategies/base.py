@@ -63,16 +63,19 @@ class Strategy(Closed, ABC):
         if not isinstance(self.when, self.whens):
             raise ScheduleError(f"when: strategy {self.kind!r} has no {self.when.called}; leave it out")
         self.when.check()
-        if self.when.delays_gradients and not self.averages_gradients:
-            raise ScheduleError(
-                f"when.{self.when.word}: goes with pace 1, where gradients are averaged; pace is {self.pace}"
-            )
+        self._check_lateness()
         if self.how.form not in self.forms:
             known = " or ".join(self.forms)
             raise ScheduleError(f"how.form: is {self.how.form}; strategy {self.kind!r} travels as {known}")
         self._check_how(cluster)
         self._check_what(cluster)
         self.check_kind(cluster)
+
+    def _check_lateness(self) -> None:
+        if self.when.delays_gradients and not self.averages_gradients:
+            raise ScheduleError(
+                f"when.{self.when.word}: goes with pace 1, where gradients are averaged; pace is {self.pace}"
+            )
 
     def _check_how(self, cluster: Cluster) -> None:
         self.how.check()

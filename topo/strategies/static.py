@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Bulk, Rounds
 from preduce.topo.phase import Phase
 from preduce.topo.rule import RulePhase, RuleView, check_rule
-from preduce.topo.strategies.axes import Form
-from preduce.topo.strategies.base import Phased
+from preduce.topo.strategies.axes import Form, Late, Lockstep, When
+from preduce.topo.strategies.base import Averaging, Phased
+from preduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
@@ -69,6 +71,11 @@ class RulePhases(Bulk):
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
         """The group of one worker. O(size of the group), whatever the cluster."""
         return self.view(cluster).group_of(worker, index)
+
+    def largest_group(self) -> int:
+        """Members of the largest group, 1 where everybody rests. O(blocks)."""
+        blocks = (block for phase in self.phases for block in phase)
+        return max((len(b.local) * prod(self.node_radices[d] for d in b.across) for b in blocks), default=1)
 
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
@@ -138,6 +145,10 @@ class GroupPhases(Bulk):
         label = int(phase.labels()[worker])
         return None if label < 0 else phase[label]
 
+    def largest_group(self) -> int:
+        """Members of the largest group, 1 where everybody rests. O(groups)."""
+        return max((int(phase.sizes.max(initial=1)) for phase in self.phases), default=1)
+
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
         return len({phase.members.tobytes() + phase.offsets.tobytes() for phase in self.phases if len(phase)})
@@ -147,10 +158,12 @@ class GroupPhases(Bulk):
 class Static(Phased):
     """Phases that repeat for ever, written as rules or as explicit groups.
 
-    The first `prologue` rounds average over all workers before the period starts.
+    The first `prologue` rounds average over all workers before the period starts. By a quorum a group's round starts
+    when some of its members have come, and takes what the others have published by then (docs/theory).
     """
 
     kind: ClassVar[str] = "static"
+    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Quorum)
     forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
 
     phases: RulePhases | GroupPhases
@@ -158,6 +171,8 @@ class Static(Phased):
 
     def refuses_codec(self, cluster: Cluster) -> str:
         """Parameters need a round of all: what is rounded is what was added since everybody was equal."""
+        if isinstance(self.when, Quorum):
+            return "by a quorum workers are never equal at one time, so there is nothing to count from; leave it out"
         if self.phases.average_everyone(cluster):
             return ""
         return (
@@ -176,6 +191,21 @@ class Static(Phased):
         if self.prologue < 0:
             raise ScheduleError(f"prologue: is {self.prologue}; it is a number of rounds >= 0")
         self.phases.check(cluster)
+        if isinstance(self.when, Quorum):
+            self.when.check_groups(self.phases.largest_group())
+            if self.averaging is not Averaging.MEAN:
+                raise ScheduleError(
+                    f"averaging: is {self.averaging}; by a quorum a round takes as much progress of each member as "
+                    "came, so there is no number of steps to divide by; leave it out"
+                )
+
+    def _check_lateness(self) -> None:
+        """What a quorum brings late is progress, of any pace."""
+
+    @property
+    def protocol(self) -> str:
+        """A quorum of each group is another protocol than one of all workers."""
+        return f"{self.when.protocol}-groups" if self.when.protocol else ""
 
     @property
     def period(self) -> int:

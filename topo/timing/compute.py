@@ -162,7 +162,7 @@ class ComputeTimes:
 
     def fixed(self, num_workers: int) -> npt.NDArray[np.float64]:
         """Seconds per step without any randomness, shape (num_workers,)."""
-        seconds = np.full(num_workers, self.base)
+        seconds = np.full(num_workers, float(self.base))
         for worker, factor in self.slowdown:
             seconds[worker] *= factor
         return seconds

@@ -1,18 +1,20 @@
-"""The α–β cost of one table's exchange in a step, by the way it goes, from how many of its rows a step touches.
+"""The α–β cost of tables' exchanges in a step, by the ways that they go, from how many of their rows a step touches.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`Touched`, as shares of the table).
-A row is `columns` numbers; a number of a row, by which it is asked for, has 8 bytes. n workers, N nodes, k on each.
+A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each.
 
-    way                       forward                              end of backward                 rows out of a NIC
-    dense                     –                                    part of the strategy's payload  –
-    gather                    –                                    all_gather of u of each         (n−1)·u
-    gather, aggregated        –                                    in the nodes; of u_node/k each  (n−1)·u_node/k
-    sharded                   numbers, rows back: all_to_all of u  all_to_all of u                 2k(n−k)/n·u
-    sharded, aggregated       in the nodes; all_to_all of u_node   in the nodes; all_to_all        2(N−1)/N·u_node
+    way                       at a lookup                           end of backward                 rows out of a NIC
+    dense                     –                                     part of the strategy's payload  –
+    gather                    –                                     all_gather of u of each         (n−1)·u
+    gather, aggregated        –                                     in the nodes; of u_node/k each  (n−1)·u_node/k
+    sharded                   numbers, rows back: all_to_all of u   all_to_all of u                 2k(n−k)/n·u
+    sharded, aggregated       in the nodes; all_to_all of u_node    in the nodes; all_to_all        2(N−1)/N·u_node
 
-With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated, b bytes a row; with
-16 x 1 it is 15 against 1.9. Before every exchange of unequal pieces there is one of their sizes, which is a latency
-more. What the strategy sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's.
+With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
+15 against 1.9. Before each exchange all workers tell each other what they do and how much follows, which is a latency
+more, and so they do when a step is over. At the end of backward that is done once for all tables, whose gradients then
+travel together; so tables share these latencies (`Exchange.meetings`). What the strategy sends for a dense table,
+`topo.timing.cost` says: its bytes are added to the model's.
 
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
 links nor aggregation, are `parallax_per_gpu` and `parallax_per_machine`.
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from preduce.topo.hardware import Hardware
     from preduce.topo.strategies.routes import Route, Routes
 
-NUMBER_BYTES = 8
+NUMBER_BYTES = 4
 """A row's number on the wire."""
 
 ELEMENT_BYTES = 4
@@ -81,23 +83,29 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one table costs in each step beside the strategy: seconds before and behind computing, bytes of the NICs.
+    """What tables cost in each step beside the strategy: seconds at lookups and behind backward, bytes of the NICs.
 
-    `nic_bytes` leave the busiest node through its NICs. `backward` is at the end of the backward pass.
+    `meetings` are latencies of the step that tables share, by name. `nic_bytes` leave the busiest node.
     """
 
-    forward: float = 0.0
-    backward: float = 0.0
+    lookups: float = 0.0
+    gradients: float = 0.0
     nic_bytes: float = 0.0
+    meetings: tuple[tuple[str, float], ...] = ()
 
     @property
     def seconds(self) -> float:
-        """Both together."""
-        return self.forward + self.backward
+        """All of it."""
+        return self.lookups + self.gradients + sum(seconds for _, seconds in self.meetings)
 
     def __add__(self, other: Exchange) -> Exchange:
-        """One after the other."""
-        return Exchange(self.forward + other.forward, self.backward + other.backward, self.nic_bytes + other.nic_bytes)
+        """Both in one step."""
+        return Exchange(
+            self.lookups + other.lookups,
+            self.gradients + other.gradients,
+            self.nic_bytes + other.nic_bytes,
+            tuple((dict(self.meetings) | dict(other.meetings)).items()),
+        )
 
 
 def exchange(
@@ -109,16 +117,14 @@ def exchange(
     local_aggregation: bool = True,
     element_bytes: int = ELEMENT_BYTES,
 ) -> Exchange:
-    """What a step of one table takes, all workers being ready. O(num_workers)."""
+    """What a step of one table takes, all workers being ready, with one lookup. O(num_workers)."""
     if route.way is Way.DENSE:
         return Exchange()
     row = route.columns * element_bytes
     aggregates = local_aggregation and aggregates_in(cluster)
-    own = touched.worker * route.rows
-    if route.way is Way.GATHER:
-        return _gather(own, touched.node * route.rows, row, cluster, hardware, aggregates=aggregates)
     sizes = cluster.node_sizes().astype(float)
-    wanted = np.full(cluster.num_nodes, touched.node * route.rows) if aggregates else sizes * own  # rows of each node
+    own, together = touched.worker * route.rows, touched.node * route.rows
+    wanted = np.full(cluster.num_nodes, together) if aggregates else sizes * own  # rows of each node
     held, hosts = _held(route, cluster)
 
     def across(each: int) -> float:
@@ -128,13 +134,24 @@ def exchange(
     def within(each: int) -> float:
         return _inside_nodes(own * each, cluster, hardware) if aggregates else 0.0
 
-    sizes_first = across(0) + within(0)
+    latency, local = across(0), within(0)
+    meetings = (("step", latency + local), ("gradients", latency + 2 * local))
+    inside = within(row + NUMBER_BYTES) - local
+    if route.way is Way.GATHER:
+        # A node lets through everything but what its last worker has: in a ring, all but one worker's rows.
+        rows = cluster.num_nodes * together if aggregates else cluster.num_workers * own
+        least = together / float(sizes.max()) if aggregates else own
+        ring = _ring(rows * (row + NUMBER_BYTES), cluster, hardware)
+        start = _ring(0, cluster, hardware)
+        out = (rows - least) * (row + NUMBER_BYTES) if cluster.num_nodes > 1 else 0.0
+        return Exchange(0.0, inside + ring - start, out, (*meetings, ("to all", start)))
     asked, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
-    out = NUMBER_BYTES * asked + row * given + row * asked
+    most = (2 * NUMBER_BYTES * asked + row * (given + asked)).max(initial=0.0)
     return Exchange(
-        forward=sizes_first + across(NUMBER_BYTES) + within(NUMBER_BYTES) + across(row) + within(row),
-        backward=across(row) + within(row),
-        nic_bytes=float(out.max(initial=0.0)) if cluster.num_nodes > 1 else 0.0,
+        lookups=latency + local + sum(across(part) + within(part) for part in (NUMBER_BYTES, row)),
+        gradients=across(row + NUMBER_BYTES) - latency + inside,
+        nic_bytes=float(most) if cluster.num_nodes > 1 else 0.0,
+        meetings=(*meetings, ("to owners", latency)),
     )
 
 
@@ -171,23 +188,12 @@ def aggregates_in(cluster: Cluster) -> bool:
     return cluster.num_nodes > 1 and int(cluster.node_sizes().max()) > 1
 
 
-def _gather(
-    own: float, together: float, row: int, cluster: Cluster, hardware: Hardware, *, aggregates: bool
-) -> Exchange:
-    """All rows with their numbers around a ring, behind an all_gather of how many each worker has."""
-    sizes, n = cluster.node_sizes(), cluster.num_workers
-    each = row + NUMBER_BYTES
-    rows = cluster.num_nodes * together if aggregates else n * own
-    everyone = Phase.from_groups(n, [range(n)])
-    # A ring all-reduce of b bytes sends 2(n-1)/n of them in 2(n-1) messages: this is two all_gathers of b each.
-    ring = loads.of_phase(everyone, cluster, hardware, model_bytes=rows * each / 2, form="ring")
-    before = _inside_nodes(0, cluster, hardware) + _inside_nodes(own * each, cluster, hardware) if aggregates else 0.0
-    # A node lets through everything but what its last worker has: in a ring, all but one worker's rows.
-    least = together / float(sizes.max()) if aggregates else own
-    return Exchange(
-        backward=before + float(ring.seconds().max()),
-        nic_bytes=(rows - least) * each if cluster.num_nodes > 1 else 0.0,
-    )
+def _ring(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
+    """An all_gather in which all workers together bring so many bytes."""
+    everyone = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
+    # A ring all-reduce of b bytes is two all_gathers of b, one after the other.
+    both = loads.of_phase(everyone, cluster, hardware, model_bytes=num_bytes, form="ring")
+    return float(both.seconds().max()) / 2
 
 
 def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:

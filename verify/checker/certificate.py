@@ -26,6 +26,7 @@ from .claims import (
     spectral_gap,
     staleness,
     stochastic,
+    tables,
     without_backup,
 )
 from .refusal import confirm, confirm_equal, require
@@ -101,6 +102,10 @@ CLAIMS: dict[str, Claim] = {
     "consensus-after-a-loss/order": Claim(after_a_loss.check_by_order, ("order",)),
     "consensus-after-a-loss/roots": Claim(after_a_loss.check_by_roots, ("roots",)),
     "memory": Claim(memory.check, ("groups", "connections", "splits", "arrays"), of_rounds=True),
+    "one-route": Claim(tables.check_one_route, ("ways",)),
+    "one-owner": Claim(tables.check_one_owner, ("tables",)),
+    "table-order": Claim(tables.check_order, ("lookup", "gradients", "step")),
+    "nic-bytes": Claim(tables.check_nic_bytes, ("tables",)),
     "spectral-gap-hop": Claim(spectral_gap.check, GAP_MEMBERS),
     "spectral-gap-slem": Claim(spectral_gap.check, GAP_MEMBERS),
     "spectral-gap-sigma": Claim(spectral_gap.check, GAP_MEMBERS),

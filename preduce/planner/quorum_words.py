@@ -1,0 +1,82 @@
+"""What the answer says about quorums: which one pays for the job's imbalance, or that none does, and what to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.planner.gain import gain
+from preduce.planner.job import Data
+from preduce.planner.slowdown import Slowdown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preduce.planner.job import Job
+    from preduce.planner.option import Option
+
+LITTLE = 0.5
+"""A worker that brings less than this part of an even share is hardly heard."""
+
+
+def quorum_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """The recommendation in a sentence, then what the pick brings and holds."""
+    facts = chosen.quorum
+    if facts is None:
+        return []
+    count = job.cluster.num_workers
+    said = [recommended(chosen, options, job)]
+    said.append(
+        f"a step of it is a round: {facts.active:.3g} of {count} workers are in one on average, {facts.gradients:.3g} "
+        f"gradients, {facts.gradients_per_second:.4g} a second; they are {facts.age:.2g} rounds late on average, "
+        f"which is {facts.delay:.2g} of All-Reduce's steps, and never more than {facts.bound}"
+    )
+    models = facts.memory_bytes / (job.hardware.model_bytes or 1)
+    said.append(f"it keeps at most {models:.3g} times the model beside the parameters, so that results may wait")
+    return said
+
+
+def recommended(chosen: Option, options: Sequence[Option], job: Job) -> str:
+    """Which quorum pays for which imbalance, against All-Reduce in lockstep."""
+    usual = [option for option in options if option.is_plain and option.pace == 1 and not option.late]
+    base = min(usual, key=lambda option: (option.time, option.name))
+    ratio, what = gain(chosen, base, job.data), _imbalance(job)
+    assert chosen.quorum is not None, "asked before"
+    if ratio.ratio <= 1 or Slowdown.of(job).is_even:
+        return (
+            f"recommended: All-Reduce without a quorum. {what}; {chosen.quorum.words} is predicted to be {ratio} as "
+            "fast, late gradients counted"
+        )
+    sure = "" if ratio.low > 1 else ", which the prediction cannot tell from All-Reduce"
+    return (
+        f"recommended: {chosen.quorum.words} with a queue of {chosen.quorum.bound}. {what}; it is predicted to reach a "
+        f"loss {ratio} as fast as All-Reduce in every step{sure}"
+    )
+
+
+def quorum_cautions(chosen: Option, job: Job) -> list[str]:
+    """What the user of a picked quorum should know."""
+    facts = chosen.quorum
+    if facts is None:
+        return []
+    decided = (
+        "who is in a round is decided while the job runs: its seconds, ages and steps are of a run in virtual time; "
+        "the price of late gradients was measured for pipelines, where all are late alike, not for quorums"
+    )
+    said = [decided]
+    if facts.least_share < LITTLE:
+        missed = "" if job.data is Data.SHUFFLED else ", and that is the only one who sees some of the data"
+        said.append(f"the least heard worker brings {facts.least_share:.2f} of an even share of gradients{missed}")
+    return said
+
+
+def _imbalance(job: Job) -> str:
+    slowdown, what = Slowdown.of(job), []
+    if slowdown.slow:
+        worker, factor = max(slowdown.slow, key=lambda one: one[1])
+        others = len(slowdown.slow) - 1
+        what.append(
+            f"worker {worker} always takes {factor:.3g} times as long{f' (and {others} more)' if others else ''}"
+        )
+    if slowdown.has_spikes:
+        what.append(f"some steps take up to {slowdown.spike:.3g} times as long")
+    return " and ".join(what).capitalize() if what else "No worker is slow and no step takes much longer than others"

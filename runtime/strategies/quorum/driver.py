@@ -1,0 +1,314 @@
+"""Quorum driver: one worker's side of a partial collective between real processes, with the arrays beside it.
+
+Three threads work here: the training raises `Call`, `Take` and `End`, the collective thread `Begin` and `Finish`, and
+the mailbox's gives messages to the protocol object as they come. One lock orders them. What the object decides and the
+arrays that go with it change under that lock together: a round takes along exactly the gradients that the object
+counts.
+
+The run is cut into *segments*: where all workers meet (a mean model, a checkpoint, the end), each ends as one without
+data does, all take the results up to the same last round, and nothing is on its way. The next segment begins afresh.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from preduce.schedulers.protocols.base import Note, Received, Send
+from preduce.schedulers.protocols.partial import (
+    MEETING,
+    Activate,
+    Arrived,
+    Begin,
+    Call,
+    End,
+    Finish,
+    Here,
+    Share,
+    Take,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from preduce.runtime.strategies.quorum.log import QuorumLog
+    from preduce.runtime.strategies.quorum.spread import Spread
+    from preduce.runtime.transport.mailbox import Message
+    from preduce.schedulers.protocols.partial import Partial, PartialState
+
+WORDS: dict[str, type[Activate | Arrived | Here]] = {"activate": Activate, "arrived": Arrived, "here": Here}
+"""The messages that travel by mailbox; shares travel in the sums."""
+KINDS = {word: kind for kind, word in WORDS.items()}
+
+Sum = TypeVar("Sum")
+
+
+class Payload(Protocol[Sum]):
+    """What is summed; all of it is called under the driver's lock."""
+
+    def depart(self) -> Sum:
+        """Take what is in the send buffer along, and leave that empty. O(1)."""
+
+    def keep(self, round_: int, arrived: Sum) -> None:
+        """The sum of a round is there."""
+
+    def take(self, rounds: Sequence[int]) -> list[Sum]:
+        """The sums of these rounds, for the training to apply."""
+
+    def retain(self, rounds: Sequence[int]) -> None:
+        """Of the sums that are kept, only those of these rounds are still needed."""
+
+    def release(self, sums: Sequence[Sum]) -> None:
+        """These have been applied."""
+
+    def clear(self) -> None:
+        """All begins afresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[Sum]):
+    """A round that the collective thread is in, with what this worker brings."""
+
+    segment: int
+    round: int
+    share: Share
+    payload: Sum
+
+
+@dataclass(frozen=True, slots=True)
+class Taken(Generic[Sum]):
+    """Results that the training is to apply, by round ascending."""
+
+    sums: tuple[Sum, ...]
+    by: int
+    """Rounds by which the worker is further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A message without arrays, to each of some workers."""
+
+    kind: str
+    numbers: tuple[int, int]
+    """Segment and round."""
+    to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What the training waits for, and of whom."""
+
+    what: str
+    of: tuple[int, ...]
+
+
+class QuorumDriver(Generic[Sum]):
+    """The protocol object, its state and the payload of one worker.
+
+    Args:
+        machine: the protocol, with shares that meet in collectives.
+        rank: this worker.
+        payload: what is summed.
+        log: what happens here.
+        grace: seconds that a round which may begin waits for this worker's own gradient.
+    """
+
+    def __init__(self, machine: Partial, rank: int, payload: Payload[Sum], *, log: QuorumLog, grace: float) -> None:
+        self.machine, self.rank, self.payload, self.log = machine, rank, payload, log
+        self.condition = threading.Condition()
+        self.error: BaseException | None = None
+        """What ended the collective thread."""
+        self.spread: Spread | None = None
+        """By which words leave; set before the first segment."""
+        self._grace = grace
+        self._segment = -1
+        self._state: PartialState | None = None
+        self._early: list[tuple[int, str, tuple[int, ...]]] = []
+        self._closing = False
+        self._notes: list[Any] = []
+        """Of the last event."""
+
+    @property
+    def state(self) -> PartialState | None:
+        """The protocol's state, an immutable value; None between segments."""
+        return self._state
+
+    # The training.
+
+    def open(self) -> None:
+        """Begin a segment, if none is open."""
+        with self.condition:
+            if self._state is not None:
+                return
+            self._segment += 1
+            self._state, _ = self.machine.start(self.rank)
+            self.payload.clear()
+            early, self._early = self._early, []
+            words = [word for known in early for word in self._received(*known)]
+        self._post(words)
+
+    def call(self, load: Callable[[], None]) -> None:
+        """A gradient is computed: `load` adds it to the send buffer."""
+        with self.condition:
+            load()
+            self.log.add("called", self._segment, self._open_state.version, (self._open_state.calls,))
+            words = self._step(Call())
+        self._post(words)
+
+    def end(self) -> None:
+        """The worker has no more gradients in this segment."""
+        with self.condition:
+            words = self._step(End())
+        self._post(words)
+
+    def may_take(self) -> bool:
+        """Whether results are there for the training."""
+        return self._offers(Take())
+
+    def take(self) -> Taken[Sum]:
+        """The results that are there; `may_take` was true before."""
+        with self.condition:
+            before = self._open_state
+            words = self._step(Take())
+            after = self._open_state
+            rounds = next(note[1] for note in self._notes if note[0] == "taken")
+            sums = self.payload.take(rounds)
+            self.payload.retain([result.round for result in after.results])
+            taken = Taken(tuple(sums), after.version - before.version)
+        self._post(words)
+        return taken
+
+    def release(self, sums: Sequence[Sum]) -> None:
+        """The training has applied these."""
+        with self.condition:
+            self.payload.release(sums)
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether the training waits for the models of all before it goes on."""
+        return self._state is not None and self._state.stage == MEETING
+
+    def has_ended(self) -> bool:
+        """Whether the last round of all is taken, where this worker has no more gradients."""
+        return self._state is not None and self.machine.finished(self.rank, self._state)
+
+    def close_segment(self) -> None:
+        """Nothing is on its way any more."""
+        with self.condition:
+            self._state = None
+
+    def missing(self) -> Missing | None:
+        """What the training waits for; None while that is the sum of a round which has its own limit, or is there."""
+        with self.condition:
+            state = self._open_state
+            ready = self.machine.ready(self.rank, state)
+            if state.is_running or Begin() in ready or Take() in ready:
+                return None
+            if state.stage == MEETING:
+                of = tuple(rank for rank, round_ in enumerate(state.here) if round_ < state.version)
+                return Missing(f"the models of all in round {state.version}", of)
+            of = tuple(rank for rank in self.machine.awaited(self.rank, state) if rank != self.rank)
+            return Missing(f"round {state.entered} to be started", of)
+
+    # The collective thread.
+
+    def begin(self) -> Begun[Sum] | None:
+        """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
+        with self.condition:
+            self.condition.wait_for(lambda: self._closing or self._offers(Begin()))
+            if self._grace and not self._closing and self._is_awaited():
+                self.condition.wait_for(lambda: self._closing or not self._is_awaited(), self._grace)
+            if self._closing:
+                return None
+            before = self._open_state
+            share = Share(before.entered, before.buffer, before.oldest, before.resting)
+            self._step(Begin())
+            self.log.add("begun", self._segment, share.round, share.gradients)
+            return Begun(self._segment, share.round, share, self.payload.depart())
+
+    def _is_awaited(self) -> bool:
+        """Whether the round that may begin would have no gradient of this worker, and another one will come."""
+        state = self._open_state
+        return not state.buffer and not state.resting
+
+    def finish(self, begun: Begun[Sum], shares: Sequence[Share]) -> None:
+        """The sum of a round is there, and with it what each worker has brought."""
+        words: list[Word] = []
+        with self.condition:
+            for source, share in enumerate(shares):
+                if source != self.rank:
+                    words += self._step(Received(source, share))
+            words += self._step(Finish())
+            self.payload.keep(begun.round, begun.payload)
+            self.payload.retain([result.round for result in self._open_state.results])
+            self.log.add("finished", self._segment, begun.round, tuple(len(share.gradients) for share in shares))
+        self._post(words)
+
+    def fail(self, error: BaseException) -> None:
+        """The collective thread can go on no more; the training raises this where it waits or calls next."""
+        with self.condition:
+            self.error = error
+            self.condition.notify_all()
+
+    # The mailbox.
+
+    def deliver(self, message: Message) -> None:
+        """Called by the mailbox's thread with each message."""
+        assert self.spread is not None, "it is set before messages come"
+        source, kind = self.spread.received(message)
+        with self.condition:
+            words = self._received(source, kind, message.numbers)
+        self._post(words)
+
+    def close(self) -> None:
+        """Let the collective thread end."""
+        with self.condition:
+            self._closing = True
+            self.condition.notify_all()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was closed."""
+        return self._closing
+
+    @property
+    def _open_state(self) -> PartialState:
+        assert self._state is not None, "a segment is open"
+        return self._state
+
+    def _offers(self, event: Hashable) -> bool:
+        return self._state is not None and event in self.machine.ready(self.rank, self._state)
+
+    def _received(self, source: int, kind: str, numbers: tuple[int, ...]) -> list[Word]:
+        """Under the lock: what a message changes; one of a later segment waits for that."""
+        segment, round_ = numbers
+        if segment > self._segment or (segment == self._segment and self._state is None):
+            self._early.append((source, kind, numbers))
+            return []
+        if segment < self._segment:
+            return []
+        return self._step(Received(source, WORDS[kind](round_)))
+
+    def _step(self, event: object) -> list[Word]:
+        """Under the lock: one event; what is to be told then. Shares travel in the sums."""
+        self._state, actions = self.machine.step(self.rank, self._open_state, event)
+        self._notes = [action.what for action in actions if isinstance(action, Note)]
+        for note in self._notes:
+            match note:
+                case ("taken", tuple(rounds), int(version)):
+                    self.log.add("taken", self._segment, version, rounds)
+                case ("synchronised", int(version)):
+                    self.log.add("synchronised", self._segment, version)
+        self.condition.notify_all()
+        targets: dict[Activate | Arrived | Here, list[int]] = {}
+        for action in actions:
+            if isinstance(action, Send) and isinstance(action.message, Activate | Arrived | Here):
+                targets.setdefault(action.message, []).append(action.to)
+        return [Word(KINDS[type(word)], (self._segment, word.round), tuple(to)) for word, to in targets.items()]
+
+    def _post(self, words: Sequence[Word]) -> None:
+        """Without the lock."""
+        assert self.spread is not None, "it is set before words leave"
+        for word in words:
+            self.spread.send(word.to, word.kind, word.numbers)

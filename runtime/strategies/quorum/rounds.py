@@ -1,0 +1,149 @@
+"""Rounds: the thread that takes part in the sums of partial collectives, strictly 0, 1, 2, …, for one worker.
+
+What is summed is not its concern (see `Bringing`): it enters a round when the driver lets it, with what the send
+buffer holds, sums that over the members together with what the workers must tell one another, and hands both over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import torch
+
+from preduce.runtime.transport.background import Background
+from preduce.runtime.transport.tags import TAG_LENGTH, tag_of
+from preduce.runtime.transport.waiting import GoneError
+from preduce.schedulers.protocols.partial import Share
+from preduce.topo.errors import PreduceError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.runtime.averaging.reducer import Reducer
+    from preduce.runtime.recorder import Operation
+    from preduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
+    from preduce.runtime.transport.communicators import Communicator
+
+KIND = "partial sum"
+Sum = TypeVar("Sum")
+Whole_contra = TypeVar("Whole_contra", contravariant=True)
+
+
+class Bringing(Protocol[Whole_contra]):
+    """What a round sums: arrays in host memory, with room at the end of one of them."""
+
+    def arrays(self, payload: Whole_contra) -> list[torch.Tensor]:
+        """What is summed, as this worker brings it."""
+
+    def room(self, payload: Whole_contra) -> torch.Tensor:
+        """The numbers of `Facts`."""
+
+    def is_special(self, payload: Whole_contra) -> bool:
+        """One more thing that all must know if it holds for anybody."""
+
+    def arrived(self, payload: Whole_contra, counts: tuple[int, ...], *, special: bool) -> None:
+        """The sum is there, of so many gradients of each worker."""
+
+
+def room_for(num_workers: int) -> int:
+    """Numbers that a round's workers tell one another: three for each, one for all, and the tag."""
+    return 3 * num_workers + 1 + TAG_LENGTH
+
+
+class RoundsThread(Generic[Sum]):
+    """The collective thread of one worker.
+
+    Args:
+        driver: says when a round is entered, and learns what came of it.
+        bringing: knows the arrays.
+        communicator: of all workers, for this thread alone.
+        reducer: waits with a limit, and says whom for; its buckets lie in host memory.
+        clock: rounds before the present segment, alike on all workers.
+    """
+
+    def __init__(
+        self,
+        driver: QuorumDriver[Sum],
+        bringing: Bringing[Sum],
+        communicator: Communicator,
+        reducer: Reducer,
+        clock: Callable[[], int],
+    ) -> None:
+        self._driver, self._bringing, self._communicator = driver, bringing, communicator
+        self._reducer, self._clock = reducer, clock
+        self._thread = Background(self._run, name="preduce-rounds", stop=driver.close)
+
+    def start(self) -> None:
+        """Take part from now on."""
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait until it has ended; after `driver.close`."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while (begun := self._driver.begin()) is not None:
+                self._execute(begun)
+        except BaseException as error:  # noqa: BLE001 - the training raises it
+            self._driver.fail(error)
+
+    def _execute(self, begun: Begun[Sum]) -> None:
+        """One round.
+
+        Raises:
+            PeerLostError: a worker is gone or too late.
+        """
+        reducer, members = self._reducer, self._communicator.members
+        round_ = self._clock() + begun.round
+        arrays = self._bringing.arrays(begun.payload)
+        tag = tag_of(reducer.key, KIND, begun.segment, begun.round)
+        self._write(begun, tag)
+        num_bytes = sum(array.nbytes for array in arrays)
+        operation = reducer.recorder.begin(KIND, round_, round_, members, num_bytes)
+        try:
+            works = [self._communicator.all_reduce(array) for array in arrays]
+            for work in works:
+                reducer.wait_for(work, operation)
+            shares, special = self._read(begun, tag)
+        except (RuntimeError, GoneError, PreduceError) as error:
+            raise self._failed(operation, error) from None
+        reducer.recorder.end(operation)
+        reducer.heartbeat.doing(f"finished {operation}")
+        counts = tuple(len(share.gradients) for share in shares)
+        self._bringing.arrived(begun.payload, counts, special=special)
+        self._driver.finish(begun, shares)
+
+    def _failed(self, operation: Operation, error: Exception) -> BaseException:
+        """The error that the training raises; none is made of a run that ends."""
+        if self._driver.is_closing:
+            return UnavailableError(f"the run ended during {operation}")
+        return self._reducer.failure(operation, error)
+
+    def _write(self, begun: Begun[Sum], tag: tuple[int, ...]) -> None:
+        """What this worker tells, in its own places; all others are zero. (3 · members + 1 + tag,)."""
+        room, size, place = self._bringing.room(begun.payload), self._communicator.size, self._communicator.place
+        share, numbers = begun.share, [0] * (3 * self._communicator.size)
+        numbers[place] = len(share.gradients)
+        numbers[size + place] = 0 if share.oldest < 0 else share.round - share.oldest + 1
+        numbers[2 * size + place] = int(share.ended)
+        special = int(self._bringing.is_special(begun.payload))
+        room.copy_(torch.tensor([*numbers, special, *tag], dtype=room.dtype))
+
+    def _read(self, begun: Begun[Sum], tag: tuple[int, ...]) -> tuple[list[Share], bool]:
+        """What all have told.
+
+        Raises:
+            GoneError: they were in different rounds.
+        """
+        size = self._communicator.size
+        *numbers, special = map(int, self._bringing.room(begun.payload)[:-TAG_LENGTH].tolist())
+        if self._bringing.room(begun.payload)[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
+            raise GoneError("its members ran different rounds at the same time (their tags differ)")
+        counts, ages, ended = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
+        shares = [
+            Share(begun.round, tuple(range(count)), begun.round - age + 1 if age else -1, bool(gone))
+            for count, age, gone in zip(counts, ages, ended, strict=True)
+        ]
+        return shares, bool(special)

@@ -1,0 +1,213 @@
+"""Sums: a worker's send buffer, the gradients in it, and the sums of rounds that wait to be applied; in host memory.
+
+An array of one bucket holds its gradients as the bucket lays them out, then one number for each parameter, which says
+whether anybody had a gradient for it. The first array that can (see `Tail`) also has room for what a round's workers
+must tell one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.quorum import Divide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preduce.runtime.averaging.bucket import Bucket
+
+
+@dataclass(slots=True, eq=False)
+class GradientSum:
+    """Gradients in host memory: what a worker brings to a round, and later the sum of that round."""
+
+    arrays: list[torch.Tensor]
+    """One for each bucket, and last one of float32 where no bucket's can carry exact numbers."""
+    is_empty: bool = True
+    """Whether nothing was added, so that the arrays hold whatever they held before."""
+    scaled: bool = False
+    """Whether a GradScaler was at work on a gradient in it, so that what is not finite must be looked for."""
+
+
+class GradientSums:
+    """The send buffer of one worker and the sums that wait.
+
+    Costs one array of model size for the send buffer, one for the round that runs, and one for each result that waits.
+
+    Args:
+        buckets: of the model.
+        room: numbers that a round needs besides.
+        num_workers: whose gradients are summed.
+        divide: by what.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int, divide: Divide) -> None:
+        self.buckets, self._room = tuple(buckets), room
+        self._num_workers, self._divide = num_workers, divide
+        self.carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
+        """The array at whose end the room is."""
+        self._spare: list[GradientSum] = []
+        self._buffer = self._lent()
+        self._kept: dict[int, GradientSum] = {}
+        self._in_use: list[GradientSum] = []
+
+    def divisor(self, index: int) -> int:
+        """By what a bucket's gradients are divided before they are sent: a sum of halves might leave their range."""
+        return 1 if self.buckets[index].exact else self._num_workers
+
+    def _lent(self) -> GradientSum:
+        if self._spare:
+            lent = self._spare.pop()
+            lent.is_empty, lent.scaled = True, False
+            return lent
+        arrays = []
+        for index, bucket in enumerate(self.buckets):
+            length = bucket.size + len(bucket.slots) + (self._room if index == self.carrier else 0)
+            arrays.append(torch.zeros(length, dtype=bucket.dtype, pin_memory=bucket.device.type == "cuda"))
+        if self.carrier == len(self.buckets):
+            arrays.append(torch.zeros(self._room))
+        return GradientSum(arrays)
+
+    def refuse_sparse(self) -> None:
+        """Refuse gradients that have no array.
+
+        Raises:
+            InputError: a gradient is sparse.
+        """
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                gradient = slot.parameter.grad
+                if gradient is not None and gradient.layout is not torch.strided:
+                    raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
+
+    def add(self, *, scaled: bool) -> None:
+        """Add the parameters' gradients to the send buffer; `scaled` if a GradScaler was at work on them."""
+        buffer = self._buffer
+        with torch.no_grad():
+            for index, (bucket, array) in enumerate(zip(self.buckets, buffer.arrays, strict=False)):
+                self._add(bucket, array, self.divisor(index), first=buffer.is_empty)
+        buffer.is_empty = False
+        buffer.scaled |= scaled
+
+    @staticmethod
+    def _add(bucket: Bucket, array: torch.Tensor, divisor: int, *, first: bool) -> None:
+        present, views, gradients = array[bucket.size : bucket.size + len(bucket.slots)], [], []
+        flags = torch.zeros(len(bucket.slots), dtype=array.dtype)
+        for place, slot in enumerate(bucket.slots):
+            gradient = slot.parameter.grad
+            if gradient is None:
+                if first:
+                    slot.view(array).zero_()
+                continue
+            flags[place] = 1
+            views.append(slot.view(array))
+            gradients.append(gradient if gradient.device.type == "cpu" else gradient.to("cpu"))
+        if divisor != 1:
+            gradients = [gradient / divisor for gradient in gradients]
+        if views and first:
+            torch._foreach_copy_(views, gradients)
+        elif views:
+            torch._foreach_add_(views, gradients)
+        if first:
+            present.copy_(flags)
+        else:
+            present.copy_(torch.maximum(present, flags))
+
+    # What the driver asks for, under its lock.
+
+    def depart(self) -> GradientSum:
+        """Take the send buffer along."""
+        departed, self._buffer = self._buffer, self._lent()
+        return departed
+
+    def keep(self, round_: int, arrived: GradientSum) -> None:
+        """The sum of a round is there."""
+        self._kept[round_] = arrived
+
+    def take(self, rounds: Sequence[int]) -> list[GradientSum]:
+        """The sums of these rounds, until `release`."""
+        taken = [self._kept[round_] for round_ in rounds]
+        self._in_use += taken
+        return taken
+
+    def retain(self, rounds: Sequence[int]) -> None:
+        """Only these rounds' sums are still needed."""
+        for round_ in [known for known in self._kept if known not in rounds]:
+            self._give_back(self._kept.pop(round_))
+
+    def release(self, sums: Sequence[GradientSum]) -> None:
+        """These have been applied."""
+        for one in sums:
+            self._in_use = [other for other in self._in_use if other is not one]
+            self._give_back(one)
+
+    def _give_back(self, one: GradientSum) -> None:
+        if not any(one is other for other in (*self._in_use, *self._kept.values())):
+            self._spare.append(one)
+
+    def clear(self) -> None:
+        """A new segment: the send buffer and the queue are empty already, unless their gradients were dropped."""
+        self.retain(())
+        self._buffer.is_empty, self._buffer.scaled = True, False
+
+    # What the collective thread asks for, without the lock.
+
+    def arrays(self, payload: GradientSum) -> list[torch.Tensor]:
+        """What is summed: zeros where nothing was added."""
+        if payload.is_empty:
+            for array in payload.arrays:
+                array.zero_()
+        return payload.arrays
+
+    def room(self, payload: GradientSum) -> torch.Tensor:
+        """Where a round's workers tell one another what they must."""
+        return payload.arrays[self.carrier][-self._room :]
+
+    def is_special(self, payload: GradientSum) -> bool:
+        """Whether a GradScaler was at work here."""
+        return payload.scaled
+
+    def arrived(self, payload: GradientSum, counts: tuple[int, ...], *, special: bool) -> None:
+        """Divide the sum here, so that it costs the training nothing."""
+        payload.scaled = special
+        divisor = max(1, sum(counts)) if self._divide is Divide.CONTRIBUTORS else self._num_workers
+        with torch.no_grad():
+            for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
+                if divisor != (already := self.divisor(index)):
+                    array[: bucket.size].div_(divisor / already)
+
+    # What the training asks for.
+
+    def add_up(self, sums: Sequence[GradientSum]) -> GradientSum:
+        """All into the first."""
+        first, *others = sums
+        with torch.no_grad():
+            for other in others:
+                for into, array in zip(first.arrays, other.arrays, strict=True):
+                    into.add_(array)
+                first.scaled |= other.scaled
+        return first
+
+    def apply(self, one: GradientSum) -> None:
+        """Make a sum the parameters' gradients; who had none on any worker has none now."""
+        with torch.no_grad():
+            for bucket, array in zip(self.buckets, one.arrays, strict=False):
+                presence = array[bucket.size : bucket.size + len(bucket.slots)].tolist()
+                gradients, values = [], []
+                for slot, is_there in zip(bucket.slots, presence, strict=True):
+                    if not is_there:
+                        slot.parameter.grad = None
+                    elif slot.parameter.grad is None:
+                        slot.parameter.grad = slot.view(array).to(bucket.device, copy=True)
+                    else:
+                        gradients.append(slot.parameter.grad)
+                        values.append(slot.view(array))
+                if gradients and bucket.device.type == "cpu":
+                    torch._foreach_copy_(gradients, values)
+                    continue
+                for gradient, value in zip(gradients, values, strict=True):
+                    gradient.copy_(value)

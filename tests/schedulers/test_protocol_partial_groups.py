@@ -1,0 +1,146 @@
+"""Partial averaging in groups as a machine: a late member, and random runs replayed exactly with models of one number.
+
+The replay carries out the machine's notes as its docstring says, in fractions, and checks them against a second account
+that knows only who entered which round with what: the mean of all shadows, the recursion by the schedule's mixing
+matrices, the models at the end.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from helpers.machine_laws import Walk
+from preduce.schedulers.protocols.base import Note, Received, Send
+from preduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Share, Take
+from preduce.schedulers.protocols.partial_groups import Ended, PartialGroups, members_of
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.phase import Group, Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Quorum, Static
+
+
+def test_a_late_member_brings_what_it_has_and_its_progress_joins_the_next_round():
+    machine = PartialGroups(Quorum(quorum="solo"), 2, lambda worker, round_: (0, 1))
+    (fast, _), (slow, _) = machine.start(0), machine.start(1)
+    fast, actions = machine.step(0, fast, Call())
+    assert actions == (Send(1, Activate(0)),)
+    fast, actions = machine.step(0, fast, Begin())
+    assert actions == (Send(1, Share(0, (0,), oldest=0)), Note(("begun", 0, (0,))))
+    slow, _ = machine.step(1, slow, Received(0, Activate(0)))
+    slow, actions = machine.step(1, slow, Begin())
+    assert actions == (Send(0, Share(0, ())), Note(("begun", 0, ())))
+    slow, actions = machine.step(1, slow, Call())
+    assert actions == (Send(0, Activate(1)),), "its progress counts for the next round, as solo as any"
+    slow, _ = machine.step(1, slow, Received(0, Share(0, (0,), oldest=0)))
+    slow, actions = machine.step(1, slow, Finish())
+    assert actions == (Note(("finished", 0, (1, 0))),)
+    slow, actions = machine.step(1, slow, Take())
+    assert actions == (Note(("taken", (0,), 1)),)
+    slow, actions = machine.step(1, slow, End())
+    assert actions == (Send(0, Ended(1)),), "round 1 has the last of it"
+
+
+class Replay:
+    """Models of one number: x of the training, s the shadow, c what rounds changed in it since the last taking."""
+
+    def __init__(self, schedule, chance):
+        self.schedule, self.chance = schedule, chance
+        n = schedule.num_workers
+        self.x = [Fraction(chance.randrange(-50, 50))] * n
+        self.s, self.c = list(self.x), [Fraction(0)] * n
+        self.brought = {}  # (round, worker) -> b
+        self.progress = [Fraction(0)] * n
+        self.own_progress = {}  # (round, worker) -> progress in it, of the second account
+        self.open = [Fraction(0)] * n
+        self.start, self.rounds = self.x[0], [0] * n
+
+    def group(self, worker, round_):
+        found = self.schedule.group_of(worker, round_)
+        return Group((worker,)) if found is None else found
+
+    def called(self, worker):
+        step = Fraction(self.chance.randrange(-99, 100))
+        self.x[worker] += step
+        self.s[worker] = self.x[worker] + self.c[worker]
+        self.progress[worker] += step
+        self.open[worker] += step
+
+    def noted(self, worker, what):
+        match what:
+            case ("begun", round_, _):
+                self.brought[round_, worker] = self.s[worker]
+                self.own_progress[round_, worker], self.open[worker] = self.open[worker], Fraction(0)
+            case ("finished", round_, _):
+                group = self.group(worker, round_)
+                mean = sum(self.brought[round_, v] for v in group.members) / len(group.members)
+                correction = group.relax * (mean - self.brought[round_, worker])
+                self.s[worker] += correction
+                self.c[worker] += correction
+                self.rounds[worker] = round_ + 1
+            case ("taken", _, _):
+                self.x[worker], self.c[worker] = self.s[worker], Fraction(0)
+
+    def means_agree(self):
+        """Between rounds: the mean of the shadows is the first one's and the progress; rounds that run are undone."""
+        return sum(self.s) == self.start * len(self.s) + sum(self.progress)
+
+    def by_matrices(self, last):
+        """Models after the last round from progress alone: s <- W_k (s + u_k)."""
+        models = [self.start] * len(self.s)
+        for round_ in range(last + 1):
+            moved = [model + self.own_progress[round_, w] for w, model in enumerate(models)]
+            models = list(moved)
+            for worker in range(len(models)):
+                group = self.group(worker, round_)
+                mean = sum(moved[v] for v in group.members) / len(group.members)
+                models[worker] += group.relax * (mean - moved[worker])
+        return models
+
+
+def explicit(*phases, prologue=0, when):
+    groups = tuple(Phase.from_groups(6, groups) for groups in phases)
+    return Schedule("s", Cluster.regular(6, 1), Static(phases=GroupPhases(groups), prologue=prologue, when=when))
+
+
+def schedules(when):
+    relaxed = Group((1, 2, 3), Fraction(4, 3))
+    yield explicit([[0, 1], [2, 3], [4, 5]], [range(6)], when=when)
+    yield explicit([[0, 1, 2]], [relaxed, [4, 5]], [[2, 3, 4, 5]], prologue=1, when=when)
+    made = build("prague-figure-10", Cluster.regular(2, 4))
+    yield Schedule("s", made.cluster, Static(phases=made.strategy.phases, when=when))
+
+
+SETTINGS = (
+    Quorum(quorum="solo", staleness=2), Quorum(quorum="majority", seed=3), Quorum(quorum=2, staleness=1),
+    Quorum(quorum=3, staleness=3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=repr)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_runs_keep_the_mean_and_follow_the_matrices(setting, seed):
+    for schedule in schedules(setting):
+        chance = Random(f"{seed} {schedule.num_workers} {schedule.prologue}")
+        calls = tuple(chance.choices(range(8), k=schedule.num_workers))
+        machine = PartialGroups(setting, schedule.num_workers, members_of(schedule), calls)
+        walk = Walk(machine, seed, in_order=False, slow={chance.randrange(schedule.num_workers)})
+        replay, taken = Replay(schedule, chance), [[] for _ in calls]
+        for process, _, event, _, actions in walk.steps(100_000):
+            if isinstance(event, Call):
+                replay.called(process)
+            for action in actions:
+                if isinstance(action, Note):
+                    replay.noted(process, action.what)
+                    if action.what[0] == "taken":
+                        taken[process] += action.what[1]
+            if len(set(replay.rounds)) == 1:
+                assert replay.means_agree()
+        assert all(machine.finished(process, state) for process, state in enumerate(walk.states))
+        (last,) = {state.last for state in walk.states}
+        assert taken == [list(range(last + 1))] * len(calls)
+        assert replay.means_agree()
+        assert replay.x == replay.s == replay.by_matrices(last)

@@ -1,0 +1,90 @@
+"""Order statistics of a quorum: one round by hand and by the paper's formulas, many rounds against virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from preduce.runtime.virtual_time.simulate import simulate
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Quorum
+from preduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
+from preduce.topo.timing.quorum import balance, in_step, one_round, sampled
+
+
+def test_one_round_by_hand():
+    # Calls at 1, 2, 4; word takes 0.5 and the sum 0.25. A quorum of 2 starts at 2.5, without the third, and ends at
+    # 2.75: waiting 1.75, 0.75 and 0.
+    found = one_round(np.array([[2.0, 1.0, 4.0]]), Quorum(quorum=2), word=0.5, sum_seconds=0.25)
+    assert (found.seconds, found.active) == (2.75, 2)
+    assert found.waiting == pytest.approx(2.5 / 3)
+    # Majority: starts at 1.5, 2.5 or 4.5 with 1, 2 or 3 workers.
+    found = one_round(np.array([[2.0, 1.0, 4.0]]), Quorum(quorum="majority"), word=0.5, sum_seconds=0.25)
+    assert found.seconds == pytest.approx(8.5 / 3 + 0.25)
+    assert found.active == 2
+    assert one_round(np.array([[2.0, 1.0, 4.0]]), Quorum(quorum="solo")).waiting == 0
+
+
+@pytest.mark.parametrize("size", [2, 16, 32])
+def test_under_a_linear_skew_the_published_limits_follow(size):
+    """All-Reduce waits s/2; majority 3P/(P+1) times less with (P+1)/2 active, P/2 of them 4(P-1)/(P-2) times less."""
+    calls = np.linspace(0.0, 1.0, size)[None, :]
+    majority = one_round(calls, Quorum(quorum="majority"))
+    assert 0.5 / majority.waiting == pytest.approx(3 * size / (size + 1), rel=1e-12)
+    assert majority.active == (size + 1) / 2
+    for number in range(2, size):
+        waits = (number - 1) * number / (2 * size * (size - 1))
+        assert one_round(calls, Quorum(quorum=number)).waiting == pytest.approx(waits, rel=1e-12)
+    if size > 2:
+        half = one_round(calls, Quorum(quorum=size // 2))
+        assert 0.5 / half.waiting == pytest.approx(4 * (size - 1) / (size - 2), rel=1e-12)
+
+
+def test_many_rounds_by_hand():
+    # Seven workers of 1 s and one of 5 s bring 7.2 gradients a second, whoever starts rounds up to 7 of them.
+    seconds = np.array([[1.0] * 7 + [5.0]])
+    for number in ("solo", 2, 4, 7):
+        found, needed = balance(seconds, Quorum(quorum=number)), 1 if number == "solo" else number
+        assert found.active == pytest.approx(needed)
+        assert found.gradients_per_second == pytest.approx(7.2)
+    # A sum of 0.5 s lets no more than two rounds a second happen.
+    assert balance(seconds, Quorum(quorum=2), sum_seconds=0.5).active == pytest.approx(3.6)
+    # In step the seven go from round to round, and the slow one is in every fifth and sixth.
+    found = in_step(seconds, Quorum(quorum=7), word=0.05, sum_seconds=0.05)
+    assert (found.seconds, found.active) == (pytest.approx(1.1), pytest.approx(7 + 1.1 / 5))
+    # Majority among equals: half a step, and a whole one with probability 1/n, so (n+1)/2n of it; all compute always.
+    even = balance(np.ones((1, 8)), Quorum(quorum="majority"))
+    assert even.seconds == pytest.approx(9 / 16, rel=0.1)
+    assert even.gradients_per_second <= 8 + 1e-9
+    assert balance(np.zeros((1, 4)), Quorum(quorum="solo")).gradients_per_second == float("inf")
+    assert balance(np.zeros((1, 4)), Quorum(quorum="majority"), sum_seconds=1.0).seconds == 1.0
+
+
+CASES = [
+    (ComputeTimes(base=1.0, jitter=0.3), 0.1, ("solo", "majority", 4, 7)),
+    (ComputeTimes(base=1.0, slowdown=((7, 5.0),), jitter=0.02), 0.1, ("solo", "majority", 7)),
+    (ComputeTimes(base=1.0, jitter=0.02, disturbance=RandomSlowdown(6.0)), 0.001, (4, 7)),
+    (ComputeTimes(base=0.4, jitter=0.02, disturbance=RandomDelay(1, 0.4)), 0.001, ("majority", 7)),
+    (ComputeTimes(base=0.4, jitter=0.02, disturbance=ShiftingDelay(0.05, 0.4)), 0.1, (4, 7)),
+]
+
+
+@pytest.mark.parametrize(("compute", "sum_seconds", "numbers"), CASES)
+def test_virtual_time_lies_between_free_workers_and_such_in_step(compute, sum_seconds, numbers):
+    """Gradients a second of 8 workers, within an eighth; up to half of the workers they are free, also by majority."""
+    hardware = Hardware(inside=Link(1e-5), nic=Link(1e-4, sum_seconds / 1.75e6), model_bytes=1_000_000)
+    seconds = sampled(compute, 8)
+    for number in numbers:
+        schedule = Schedule("s", Cluster.regular(8, 1), AllReduce(when=Quorum(quorum=number, staleness=64)))
+        record = simulate(
+            schedule, hardware, compute=compute, num_rounds=300 if number == 7 else 120, seed=1
+        ).observed.quorum
+        costs = {"word": 1e-4, "sum_seconds": float((record.summed[1] - record.summed[0]).mean())}
+        rate = record.rates(warm_up=30)[1]
+        free, step = (many(seconds, schedule.strategy.when, **costs) for many in (balance, in_step))
+        least, most = sorted((free.gradients_per_second, step.gradients_per_second))
+        assert least * 0.875 < rate < most * 1.125, number
+        if number != 7:
+            assert rate == pytest.approx(free.gradients_per_second, rel=0.15), number

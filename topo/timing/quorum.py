@@ -1,0 +1,161 @@
+"""What a quorum's rounds take without running them: order statistics of one round, and the balance of many.
+
+*One round from a common start* (`one_round`), as eager-SGD's Figure 9 measures it: worker w calls after X_w seconds,
+and the round starts when the Q-th has come, at the order statistic X_(Q): the smallest under solo; under majority X_(r)
+for a worker of rank r that is drawn evenly.
+
+*Many rounds*. Late gradients count for the next round, and whoever finds a result when it calls goes on at once. So a
+worker brings at most one gradient to a round, and no more than it computes. Between two extremes:
+
+* *free* (`balance`): workers come independently of one another and hardly anybody waits. With T seconds from round to
+  round a worker needs E[max(X_w, T)] for a gradient, and T solves  sum over w of T / E[max(X_w, T)] = Q, whose left
+  side grows with T from 0 to P; a round takes no less than word and sum. Under majority a round lasts until the drawn
+  worker comes next: for what is left of its computing, E[X²]/(2E[X]) on average, or all of it if it was drawn before,
+  too, with probability 1/P; others are in it if they come by then.
+* *in step* (`in_step`): those that a round waits for begin the next one together, when it ends. Then a round takes
+  E[X_(Q)], word and sum, and slower workers join as above.
+
+Which one it is depends on how workers began and on whether they part by more than a sum takes; virtual time, which
+assumes neither, lies between them (docs/theory/partial-collectives.md has derivations and comparisons).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from preduce.topo.strategies.quorum import Start
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from preduce.topo.strategies.quorum import Quorum
+    from preduce.topo.timing.compute import ComputeTimes
+
+SAMPLED = 256
+"""Steps of all workers that stand for their distribution, where step times vary."""
+DRAWN = 64
+"""Lengths of a round that stand for those that end with one worker, under majority."""
+HALVINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class OneRound:
+    """Expected seconds to a round's end, seconds that a call waits for it on average, and workers in it."""
+
+    seconds: float
+    waiting: float
+    active: float
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRounds:
+    """Expected seconds from round to round, and gradients in each."""
+
+    seconds: float
+    active: float
+
+    @property
+    def gradients_per_second(self) -> float:
+        """Of all workers; infinite where nothing takes time."""
+        return self.active / self.seconds if self.seconds else float("inf")
+
+
+def sampled(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED) -> npt.NDArray[np.float64]:
+    """Seconds of some steps of all workers, shape (steps, num_workers); one row where all steps are alike."""
+    if times.is_fixed:
+        return times.fixed(num_workers)[None, :]
+    rng = np.random.default_rng(seed)
+    return np.concatenate([times.step_seconds(num_workers, step, rng) for step in range(steps)])
+
+
+def one_round(
+    calls: npt.NDArray[np.float64], setting: Quorum, *, word: float = 0.0, sum_seconds: float = 0.0
+) -> OneRound:
+    """A round for which all workers begin to compute at once. O(samples · n log n), under majority · n.
+
+    Args:
+        calls: when workers call, (samples, num_workers).
+        setting: who starts the round; its grace is left out.
+        word: seconds that word of the start, or of coming, is on its way; who calls meanwhile is in the round.
+        sum_seconds: of the sum.
+    """
+    found = []
+    for come in _starts(calls, setting):
+        start = come[:, None] + word  # (samples, 1)
+        waiting = np.maximum(start + sum_seconds - calls, 0.0).mean()  # who calls after the end has the result at once
+        found.append((start.mean() + sum_seconds, waiting, (calls <= start).sum(axis=1).mean()))
+    seconds, waiting, active = np.mean(found, axis=0).tolist()
+    return OneRound(seconds, waiting, active)
+
+
+def balance(
+    seconds: npt.NDArray[np.float64], setting: Quorum, *, word: float = 0.0, sum_seconds: float = 0.0
+) -> ManyRounds:
+    """Rounds of workers that come independently of one another. O(samples · n); under majority O(n² log samples).
+
+    Args:
+        seconds: that workers compute for a gradient, (samples, num_workers).
+        setting: who starts the rounds; late gradients count for the open round, no queue is full, and no grace.
+        word: seconds that word of the start, or of coming, is on its way.
+        sum_seconds: of a sum.
+    """
+    least = word + sum_seconds
+    if setting.quorum is Start.MAJORITY:
+        return _majority(seconds, least)
+    needed, low, high = setting.needed(seconds.shape[1]), 0.0, float(seconds.max())
+    if high == 0.0:
+        return ManyRounds(least, float(seconds.shape[1]))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _brought(seconds, middle) < needed else (low, middle)
+    period = max(high, least)
+    return ManyRounds(period, _brought(seconds, period))
+
+
+def in_step(
+    seconds: npt.NDArray[np.float64], setting: Quorum, *, word: float = 0.0, sum_seconds: float = 0.0
+) -> ManyRounds:
+    """The same of workers that begin each round together, as far as it waits for them; arguments as of `balance`."""
+    starts = _starts(seconds, setting)
+    period = float(np.mean([come.mean() for come in starts])) + word + sum_seconds
+    return ManyRounds(period, _brought(seconds, period) if period else float(setting.needed(seconds.shape[1])))
+
+
+def _starts(calls: npt.NDArray[np.float64], setting: Quorum) -> list[npt.NDArray[np.float64]]:
+    """When the round starts, (samples,): for every worker that may be drawn, or once."""
+    if setting.quorum is Start.MAJORITY:
+        return list(calls.T)
+    needed = setting.needed(calls.shape[1])
+    return [np.partition(calls, needed - 1, axis=1)[:, needed - 1]]
+
+
+def _brought(seconds: npt.NDArray[np.float64], period: float) -> float:
+    """Gradients of all workers in a round that takes so long."""
+    return float((period / np.maximum(seconds, period).mean(axis=0)).sum())
+
+
+def _majority(seconds: npt.NDArray[np.float64], least: float) -> ManyRounds:
+    """A round lasts until a worker comes that is drawn evenly; others are in it if they come by then."""
+    count, means = seconds.shape[1], seconds.mean(axis=0)
+    if not means.all():
+        return ManyRounds(least, float(count))
+    rng = np.random.default_rng(0)
+    lasting = np.empty((count, DRAWN))
+    for worker, own in enumerate(seconds.T):
+        # An instant falls into a long step more often, and evenly within it.
+        left = rng.choice(own, DRAWN, p=own / own.sum()) * rng.random(DRAWN)
+        lasting[worker] = np.where(rng.random(DRAWN) < 1 / count, rng.choice(own, DRAWN), left)
+    lasting = np.maximum(lasting, least)
+    active = np.ones((count, DRAWN))  # the worker that is drawn
+    for other, own in enumerate(seconds.T):
+        # Its next call comes within t with probability E[min(X, t)] / E[X].
+        ordered = np.sort(own)
+        below = np.searchsorted(ordered, lasting)
+        sums = np.concatenate(([0.0], np.cumsum(ordered)))
+        within = (sums[below] + (len(own) - below) * lasting) / own.sum()
+        active += np.where(np.arange(count)[:, None] == other, 0.0, within)
+    length = float(lasting.mean())
+    return ManyRounds(length, min(float(active.mean()), length * float((1 / means).sum())))  # no more than is computed

@@ -1,0 +1,268 @@
+"""The properties of partial averaging in groups: rounds, quorum, lateness, each call's progress once, a common end.
+
+Each call has a number, so that a state says where its progress is; what the numbers stand for, and that means are kept,
+is linear algebra on top (docs/theory/quorum-groups.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.schedulers.protocols.partial import CALLED, COMPUTING, Begin, Call, End, Finish, Share, Take
+from preduce.schedulers.protocols.partial_groups import GOES_ON, GroupsState, PartialGroups
+from preduce.topo.strategies.quorum import Quorum, Start
+from preduce.verify.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preduce.verify.search.view import View
+
+
+def partial_groups_properties(machine: PartialGroups) -> tuple[Property, ...]:
+    """All properties of the machine."""
+    setting, n = machine.setting, machine.num_processes
+    pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
+
+    def by_one(name: str, check: Callable[[int, GroupsState], str | None]) -> PerProcess:
+        return PerProcess(name, check)
+
+    def by_two(name: str, check: Callable[[Pair], str | None]) -> PerPair:
+        return PerPair(name, pairs, check, messages=False)
+
+    return (
+        NoDeadlock(),
+        by_one("does what it may", lambda w, state: _does_what_it_may(machine, w, state)),
+        by_two("one round at a time, with the whole group", lambda pair: _one_round(machine, pair)),
+        by_one("a quorum has come", lambda w, state: _quorum_has_come(machine, w, state)),
+        by_one("an arrival is for its round", _arrival_in_place),
+        PerState("rests only for want of a quorum", lambda view: _rests_rightly(machine, view)),
+        PerState("no round that nobody needs", _needed),
+        by_one("each call is in one place", _in_one_place),
+        by_two("each call counts once", lambda pair: _counts_once(machine, pair)),
+        by_one("results are taken in order", _in_order),
+        by_two("results are the same in the group", lambda pair: _same_results(machine, pair)),
+        by_one("a call takes a result", _call_takes),
+        by_two("all end at the same round", _same_end),
+        by_one("no progress is too late", lambda w, state: _late(setting, w, state)),
+        by_one("queue within capacity", lambda w, state: _capacity(setting, w, state)),
+    )
+
+
+def _shares_of_round(machine: PartialGroups, w: int, state: GroupsState) -> dict[int, Share] | None:
+    """What each member brings to the round that runs; None unless one runs and all of it is known."""
+    if state.entered == state.done:
+        return None
+    members = machine.group_of(w, state.done)
+    found = {v: share for v in members for share in state.shares[v] if share.round == state.done}
+    return found if len(found) == len(members) else None
+
+
+def _has_room(setting: Quorum, state: GroupsState) -> bool:
+    return state.done - state.version < setting.staleness
+
+
+def _does_what_it_may(machine: PartialGroups, w: int, state: GroupsState) -> str | None:
+    """The events that the text allows, no more and no fewer."""
+    offered = set(machine.ready(w, state))
+    allowed: set[object] = set()
+    if state.stage == COMPUTING and not state.ended:
+        allowed.add(Call() if machine.calls is None or state.calls < machine.calls[w] else End())
+    elif state.done > state.version:
+        allowed.add(Take())
+    if state.entered > state.done:
+        if _shares_of_round(machine, w, state) is not None:
+            allowed.add(Finish())
+    elif state.entered in state.activated and _has_room(machine.setting, state):
+        allowed.add(Begin())
+    if offered == allowed:
+        return None
+    return (
+        f"worker {w} offers {sorted(map(str, offered - allowed))} too much, lacks {sorted(map(str, allowed - offered))}"
+    )
+
+
+def _one_round(machine: PartialGroups, pair: Pair) -> str | None:
+    """A round is over for one only after its whole group has entered it, and nobody enters one before the last is."""
+    u, a, v, b, _, _ = pair
+    if not 0 <= a.entered - a.done <= 1:
+        return f"worker {u} has entered {a.entered} rounds and is done with {a.done}"
+    missed = [r for r in range(b.entered, a.done) if v in machine.group_of(u, r)]
+    return f"worker {u} is done with round {missed[0]}, which worker {v} has not entered" if missed else None
+
+
+def _quorum_has_come(machine: PartialGroups, w: int, state: GroupsState) -> str | None:
+    """So many members have progress in the round, of those that have any or had not ended; or the one that is drawn."""
+    shares = _shares_of_round(machine, w, state)
+    if shares is None:
+        return None
+    going_on = [v for v, share in shares.items() if not share.ended]
+    come = [v for v, share in shares.items() if share.gradients]
+    quorum = machine.setting.quorum
+    needed = min(quorum, len({*going_on, *come})) if isinstance(quorum, int) else min(1, len(going_on))
+    if len(come) < needed:
+        return f"round {state.done} has progress of workers {come}; {needed} of {going_on} and these are needed"
+    if quorum is Start.MAJORITY and going_on and not set(come) & set(_may_start(machine, state.done, shares)):
+        return f"round {state.done} has progress of workers {come}, but not of the one that starts it"
+    return None
+
+
+def _may_start(machine: PartialGroups, round_: int, shares: dict[int, Share]) -> list[int]:
+    """Under majority: who may have been the first from the drawn place on that went on as the round began."""
+    members = list(shares)
+    first = machine.initiators[round_ % len(machine.initiators)] if machine.initiators else 0
+    found = []
+    for v in (members[(first + i) % len(members)] for i in range(len(members))):
+        found.append(v)
+        if not shares[v].ended:
+            break
+    return found
+
+
+def _arrival_in_place(w: int, state: GroupsState) -> str | None:
+    """Whoever has progress for the open round counts for it, and nobody else does."""
+    counts, right = state.arrived[w], state.entered + 1
+    if (counts == right) == bool(state.buffer) and counts <= right:
+        return None
+    return f"worker {w} has {state.buffer} for round {state.entered} and counts for round {counts - 1}"
+
+
+def _rests_rightly(machine: PartialGroups, view: View) -> str | None:
+    """Where no thread can move and no message is on its way, each thread waits for want of a quorum, or of a queue.
+
+    So a group waits for no more of its members' progress than its quorum asks for, and otherwise only for a member that
+    is held up in an earlier round in the same way, or by its own full queue.
+    """
+    if any(view.in_flight.values()):
+        return None
+    states = view.processes
+    if any({Begin(), Finish()} & set(machine.ready(w, state)) for w, state in enumerate(states)):
+        return None
+    rests: dict[int, bool] = {}
+    for w in sorted(range(len(states)), key=lambda w: _at(states[w])):
+        rests[w] = _is_held(machine, view, rests, w)
+        if not rests[w]:
+            return f"worker {w} waits in round {_at(states[w])}, and nothing that may hold it up does"
+    return None
+
+
+def _at(state: GroupsState) -> int:
+    """The round in which a thread is, or which it enters next."""
+    return state.entered - 1 if state.is_running else state.entered
+
+
+def _is_held(machine: PartialGroups, view: View, rests: dict[int, bool], w: int) -> bool:
+    """Whether one of the permitted reasons holds a thread up; of threads in earlier rounds that is known."""
+    states = view.processes
+    round_ = _at(states[w])
+    if not states[w].is_running and not _has_room(machine.setting, states[w]):
+        return True
+    members = machine.group_of(w, round_)
+    behind = [v for v in members if _at(states[v]) < round_]
+    full = [v for v in members if not states[v].is_running and not _has_room(machine.setting, states[v])]
+    if behind or full:
+        return all(rests[v] for v in behind)
+    if any(states[v].is_running for v in members):
+        return False  # the others could enter
+    going_on = [v for v in members if not states[v].ended]
+    come = [v for v in members if states[v].buffer]
+    quorum = machine.setting.quorum
+    if not going_on:
+        needed: int = max(state.arrived[v] for v, state in enumerate(states) if v in members or state.ended)
+        return round_ >= needed
+    if isinstance(quorum, int):
+        return len(come) < min(quorum, len({*come, *going_on}))
+    if quorum is Start.MAJORITY:
+        place = machine.initiators[round_ % len(machine.initiators)] if machine.initiators else 0
+        drawn = next(v for v in (members[(place + i) % len(members)] for i in range(len(members))) if v in going_on)
+        return drawn not in come
+    return not come
+
+
+def _needed(view: View) -> str | None:
+    """A round is entered only if somebody has come for it, or for one after it."""
+    needed = max(state.arrived[w] for w, state in enumerate(view.processes))
+    beyond = [(w, state.entered) for w, state in enumerate(view.processes) if state.entered > needed]
+    return f"(worker, rounds entered) {beyond}, and nobody has come for more than {needed}" if beyond else None
+
+
+def _in_one_place(w: int, state: GroupsState) -> str | None:
+    """A worker's calls that no result has are in the round that runs or in its buffer, each once and in order."""
+    running = tuple(n for share in state.shares[w] for n in share.gradients)
+    if len(state.shares[w]) != state.is_running:
+        return f"worker {w} has {len(state.shares[w])} shares of its own under way"
+    there, right = (*running, *state.buffer), tuple(range(state.counted, state.calls))
+    if there == right:
+        return None
+    return f"worker {w} has {there} in its round and buffer; of {state.calls} calls {state.counted} are in results"
+
+
+def _counts_once(machine: PartialGroups, pair: Pair) -> str | None:
+    """What a worker has of another's calls is what that one has sent: no more, and each in its own round."""
+    u, a, v, b, _, _ = pair
+    for share in a.shares[v]:
+        if v not in machine.group_of(u, share.round):
+            return f"worker {u} keeps a share of round {share.round} of worker {v}, which is in another group"
+        if share.round >= b.entered:
+            return f"worker {u} has a share of round {share.round}, which worker {v} has not entered"
+        own = [other for other in b.shares[v] if other.round == share.round]
+        if own and own[0] != share:
+            return f"worker {u} has {share} of worker {v}, whose own is {own[0]}"
+    return None
+
+
+def _in_order(w: int, state: GroupsState) -> str | None:
+    held = tuple(result.round for result in state.results)
+    if held == tuple(range(state.version, state.done)):
+        return None
+    return f"results {held} wait for worker {w}, which has taken {state.version} of {state.done}"
+
+
+def _same_results(machine: PartialGroups, pair: Pair) -> str | None:
+    """All members of a group have the same calls in it."""
+    u, a, v, b, _, _ = pair
+    other = {result.round: result for result in b.results}
+    for result in a.results:
+        if v in machine.group_of(u, result.round) and other.get(result.round, result) != result:
+            return f"round {result.round} is {result.counts} at worker {u}, {other[result.round].counts} at worker {v}"
+    return None
+
+
+def _call_takes(w: int, state: GroupsState) -> str | None:
+    """Nobody computes on without a result."""
+    if state.calls - (state.stage == CALLED) <= state.version:
+        return None
+    return f"worker {w} has made {state.calls} calls and taken {state.version} rounds"
+
+
+def _same_end(pair: Pair) -> str | None:
+    """Whoever knows the last round knows the right one; it leaves no progress behind."""
+    u, a, v, b, _, _ = pair
+    if b.ended and b.lasts[v] != b.arrived[v] - 1:
+        return f"worker {v} came last for round {b.arrived[v] - 1} and says {b.lasts[v]}"
+    if a.lasts[v] not in (GOES_ON, b.lasts[v]):
+        return f"worker {u} takes worker {v} to need round {a.lasts[v]}, it says {b.lasts[v]}"
+    last = a.last
+    if last is None:
+        return None
+    if not b.ended or b.entered > last + 1:
+        return f"worker {u} ends at round {last}; worker {v} has entered {b.entered} and may go on"
+    if b.version > last and (b.buffer or b.counted != b.calls):
+        return f"worker {v} ends with {b.buffer} in its buffer, {b.counted} of {b.calls} calls in results"
+    return None
+
+
+def _late(setting: Quorum, w: int, state: GroupsState) -> str | None:
+    """So many rounds lie between the parameters that steps were computed with and the round that averages them."""
+    ages = [state.entered - state.oldest] if state.buffer else []
+    ages += [share.round - share.oldest for share in state.shares[w] if share.gradients]
+    if max(ages, default=0) <= setting.staleness:
+        return None
+    return f"progress of worker {w} is {max(ages)} rounds late; the bound is {setting.staleness}"
+
+
+def _capacity(setting: Quorum, w: int, state: GroupsState) -> str | None:
+    used = len(state.results) + state.is_running
+    if used <= setting.staleness:
+        return None
+    return f"{used} results have places at worker {w}; its queue holds {setting.staleness}"
