@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -19,6 +20,7 @@ from benchmarks.papers.tables.models import BATCH, CLICK_BATCH
 from benchmarks.papers.tables.sweep import ROWS
 from benchmarks.papers.tables.ways import BASELINES, DENSE, HOROVOD, TF_PS_CUT, data_of, model_of
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
+from benchmarks.papers.tables.worker import READY, SHAPED
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.writer import write_schedule
 from preduce.topo.hardware import Hardware, Link
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.lab.crew import Crew
+    from benchmarks.lab.network import Network
     from benchmarks.papers.tables.models import WithTables
     from preduce.planner.routes import Chosen
     from preduce.topo.timing.tables import Touched
@@ -43,12 +46,16 @@ OURS = {
     HYBRID: (Way.SHARDED, False),
     HYBRID_LOCAL: (Way.SHARDED, True),
 }
-LATENCY = 1e-3
-"""Of a message between nodes, for the planner: what 16 workers on two cores make of the kernel's 0.06 ms."""
+LATENCY = 3e-4
+"""Of a message between workers, for the planner, where nobody measured it (`latency_of`)."""
+FAST = "1gbit"
+"""Links until the timed steps begin."""
 APPLYING = 1.2e-8
 """Seconds per byte that Adagrad visits, for the planner: 1.5e-9 of one core, eight workers to a core."""
-TRANSFER_SECONDS = 8.0
-"""Until the workers of a session are ready."""
+SET_UP_SECONDS = 90.0
+"""What a job may take before its first turn; then it ends between two turns when its limit is over."""
+TRANSFER_SECONDS = 10.0
+"""Until the workers of a session are ready, where all goes well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +63,7 @@ class Session:
     """`turns` of so many `steps` by each way; `judge` takes the loss before every turn, outside the clock.
 
     `compute` seconds of a step are slept in addition to what its real computing takes. A way that has reached the
-    `target` loss takes no further turns.
+    `target` loss takes no further turns; one that would need more than `slowest` seconds a step on the wire, none.
     """
 
     name: str
@@ -70,11 +77,13 @@ class Session:
     judge: bool = False
     limit: float = 90.0
     target: float | None = None
+    slowest: float | None = None
 
     @property
     def bytes_per_second(self) -> float:
         """Of a node's link."""
-        return float(self.rate.removesuffix("mbit")) * 1e6 / 8
+        number = self.rate.rstrip("abcdefghijklmnopqrstuvwxyz")
+        return float(number) * {"mbit": 1e6, "gbit": 1e9}[self.rate[len(number) :]] / 8
 
     @property
     def items(self) -> int:
@@ -93,8 +102,8 @@ class Session:
 class Known:
     """What follows from a session before it is run: shares of touched rows, schedules, bytes."""
 
-    def __init__(self, session: Session, text: Path) -> None:
-        self.session = session
+    def __init__(self, session: Session, text: Path, latency: float = LATENCY) -> None:
+        self.session, self.latency = session, latency
         self.model: WithTables = _model(session.task)
         self.shares: dict[str, Touched] = _shares(session.task, session.shape, str(text))
         self.dense_bytes = 4 * sum(parameter.numel() for parameter in self.model.dense())
@@ -137,9 +146,9 @@ class Known:
 
     @property
     def hardware(self) -> Hardware:
-        """Nominal links."""
-        nic = Link.of_bandwidth(self.session.bytes_per_second, LATENCY)
-        inside = Link.of_bandwidth(1e9, LATENCY)
+        """Links of the nominal rate, with the latency that was measured."""
+        nic = Link.of_bandwidth(self.session.bytes_per_second, self.latency)
+        inside = Link.of_bandwidth(1e9, self.latency)
         return Hardware(inside=inside, nic=nic, model_bytes=self.dense_bytes, compute=self.session.compute)
 
     def _planned_dense_part(self) -> Schedule:
@@ -286,10 +295,46 @@ class Found:
         return cls(**{**content, "session": Session(**fields), "turns": turns, "shares": shares})
 
 
-def run(session: Session, crew: Crew, scratch: Path, text: Path) -> Found:
-    """One session, and what it left, also of one that failed; a way that made it fail is left out in a second try."""
-    known = Known(session, text)
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Where sessions run."""
+
+    network: Network
+    crew: Crew
+    scratch: Path
+    latency: float = LATENCY
+
+    @property
+    def text(self) -> Path:
+        """The words, as `text.py` numbers them."""
+        return self.scratch / "text.npy"
+
+    def shape(self, rate: str) -> None:
+        """All links alike."""
+        for node in range(self.network.num_nodes):
+            self.network.shape(node, rate)
+
+
+def latency_of(lab: Lab, shape: tuple[int, int]) -> float:
+    """Seconds of one message between workers that all talk at once: an empty all_to_all's over its messages."""
+    session = Session(name="probe", task="sweep 0.01", shape=shape, rate=FAST, compute=0.0, ways=(), turns=0)
+    folder = lab.scratch / f"probe-{time.monotonic_ns()}"
+    lab.shape(FAST)
+    said, problem = _carry_out(session, [], {}, lab, folder)
+    if problem or not said:
+        raise RuntimeError(f"the probe failed: {problem}")
+    return float(np.median([worker["probes"] for worker in said])) / (session.cluster.num_workers - 1)
+
+
+def run(session: Session, lab: Lab, end: float) -> Found:
+    """One session, and what it left, also of one that failed; a way that made it fail is left out in a second try.
+
+    `end` is the monotonic time at which everything is to be over.
+    """
+    known = Known(session, lab.text, lab.latency)
     ways = [way for way in session.ways if way not in known.schedules or known.same_as(way) == way]
+    slow = [way for way in ways if session.slowest and known.wire_seconds(way) > session.slowest]
+    ways = [way for way in ways if way not in slow]
     found = Found(
         session=session,
         turns={},
@@ -299,25 +344,38 @@ def run(session: Session, crew: Crew, scratch: Path, text: Path) -> Found:
         same={way: known.same_as(way) for way in known.schedules if known.same_as(way) != way},
         notes=[f"{session.name}: {way}: {words}" for way, words in known.words.items()],
     )
-    for attempt in range(2):
-        blamed = _attempt(known, ways, crew, scratch / f"session-{time.monotonic_ns()}", found)
+    found.notes += [f"{session.name}: {way} is {same}" for way, same in found.same.items()]
+    for way in slow:
+        found.notes.append(f"{session.name}: {way} left out: {known.wire_seconds(way):.1f} s a step on the wire alone")
+    for _ in range(2):
+        left = end - time.monotonic() - TRANSFER_SECONDS
+        if left < least_seconds(session):
+            break
+        known.session = replace(session, limit=min(session.limit, left))
+        blamed = _attempt(known, ways, lab, lab.scratch / f"session-{time.monotonic_ns()}", found)
         ways = [way for way in ways if way not in blamed and not found.timed(way)]
         if not blamed or not ways:
             break
-        if attempt == 0:
-            found.notes.append(f"{session.name}: {', '.join(blamed)} failed; the others ran a second time")
     return found
 
 
-def _attempt(known: Known, ways: list[str], crew: Crew, folder: Path, found: Found) -> list[str]:
+def _attempt(known: Known, ways: list[str], lab: Lab, folder: Path, found: Found) -> list[str]:
     """Run the ways; what they left goes to `found`. Returns those that are to blame for a failure."""
-    session = known.session
+    said, problem = _carry_out(known.session, ways, known.schedules, lab, folder)
+    blamed = _collect(said, known.session, found)
+    if problem:
+        found.notes.append(f"{known.session.name}: {problem}")
+    return blamed
+
+
+def _carry_out(
+    session: Session, ways: list[str], schedules: dict[str, Schedule], lab: Lab, folder: Path
+) -> tuple[list[dict[str, Any]], str]:
+    """What the workers said, and what went wrong with the job itself."""
     folder.mkdir(parents=True)
-    paths = {}
-    for index, way in enumerate(ways):
-        if way in known.schedules:
-            paths[way] = str(folder / f"schedule-{index}.json")
-            write_schedule(folder / f"schedule-{index}.json", known.schedules[way])
+    paths = {way: str(folder / f"schedule-{index}.json") for index, way in enumerate(ways) if way in schedules}
+    for way, path in paths.items():
+        write_schedule(path, schedules[way])
     job = Job(
         name=session.name,
         folder=str(folder),
@@ -328,40 +386,50 @@ def _attempt(known: Known, ways: list[str], crew: Crew, folder: Path, found: Fou
         port=0,
         task=session.task,
         compute=session.compute,
-        limit=session.limit,
+        limit=2 * session.limit + SET_UP_SECONDS,
         options={
+            "seconds": session.limit,
             "ways": ways,
             "schedules": paths,
-            "text": str(folder.parent / "text.npy"),
+            "text": str(lab.text),
             "steps": session.steps,
             "turns": session.turns,
             "judge": session.judge,
             "target": session.target,
         },
     )
-    problem = ""
+    problem, over = "", threading.Event()
+    lab.shape(FAST)
+    shaper = threading.Thread(target=_shape_when_ready, args=(lab, session.rate, folder, over), daemon=True)
+    shaper.start()
     try:
-        crew.run(job)
+        lab.crew.run(job)
     except LabError as error:
         problem = str(error)
-        crew.restart()
-    said = [
-        json.loads(path.read_text())
-        for rank in range(job.num_workers)
-        if (path := folder / f"tables-{rank:03d}.json").exists()
-    ]
-    blamed = _collect(said, job, found)
+        lab.crew.restart()
+    finally:
+        over.set()
+        shaper.join()
+    files = [folder / f"tables-{rank:03d}.json" for rank in range(job.num_workers)]
+    said = [json.loads(path.read_text()) for path in files if path.exists()]
     if len(said) < job.num_workers:
         problem = problem or f"{job.num_workers - len(said)} workers left nothing"
-    if problem:
-        found.notes.append(f"{session.name}: {problem}")
-    if (kept := os.environ.get("LAB_KEEP")) and (problem or blamed):
+    if (kept := os.environ.get("LAB_KEEP")) and (problem or any(worker["failed"] for worker in said)):
         shutil.copytree(folder, f"{kept}/{folder.name}", dirs_exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    return blamed
+    return said, problem
 
 
-def _collect(said: list[dict[str, Any]], job: Job, found: Found) -> list[str]:
+def _shape_when_ready(lab: Lab, rate: str, folder: Path, over: threading.Event) -> None:
+    """Links are fast until the workers are ready for steps that are timed."""
+    while not over.wait(0.02):
+        if (folder / READY).exists():
+            lab.shape(rate)
+            (folder / SHAPED).touch()
+            return
+
+
+def _collect(said: list[dict[str, Any]], session: Session, found: Found) -> list[str]:
     """Turns that all workers finished."""
     blamed: list[str] = []
     for worker in said:
@@ -370,14 +438,14 @@ def _collect(said: list[dict[str, Any]], job: Job, found: Found) -> list[str]:
             if name and name not in blamed:
                 blamed.append(name)
                 found.notes.append(f"{found.session.name}: {name} failed: {words}")
-    if len(said) < job.num_workers:
+    if len(said) < session.cluster.num_workers:
         return blamed
     for way in said[0]["turns"]:
         of_workers = [worker["turns"].get(way, []) for worker in said]
         for turns in zip(*of_workers, strict=False):
             done, loss = turns[0][0], turns[0][4]
             begun, ended = min(turn[1] for turn in turns), max(turn[2] for turn in turns)
-            nodes = turns[:: job.workers_per_node]
+            nodes = turns[:: session.shape[1]]
             found.turns.setdefault(way, []).append(
                 Turn(
                     done=done,

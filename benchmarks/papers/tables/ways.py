@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -86,7 +88,9 @@ class Routed:
             {"params": model.dense(), "lr": rate},
         ]
         adagrad = torch.optim.Adagrad(groups)
-        self.optimizer = preduce.DistributedOptimizer(adagrad, model, schedule, timeout=TIMEOUT, initial="keep")
+        codec = json.loads(Path(schedule).read_text())["strategy"].get("how", {}).get("codec", "none")
+        initial = "keep" if codec == "none" else "broadcast"  # coded averages of parameters want it
+        self.optimizer = preduce.DistributedOptimizer(adagrad, model, schedule, timeout=TIMEOUT, initial=initial)
         self.model = model
 
     def before(self, batch: Batch) -> None:
