@@ -122,6 +122,7 @@ def test_rows_say_what_sessions_left():
     assert made[figures.LOCAL, "language, 4x4: hybrid"].measured == pytest.approx(1.6)
     assert made[figures.OWN, "language, 4x4: per step, over hybrid"].measured == pytest.approx(2.0)
     assert made[figures.CHOICE, "language, 4x4"].measured == pytest.approx(1.0)
+    assert made[figures.ROUTES, "language, 4x4"].measured == pytest.approx(1.0)
 
     loss = parallax.to_loss((4, 4))[0]
     run = found_of(loss, {PLANNED: 1.0, COMPOSED: 0.8, TF_PS: 2.0, HOROVOD: 3.0}, [8.0, 7.0, 6.0])
