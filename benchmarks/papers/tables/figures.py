@@ -63,7 +63,7 @@ WHY = {
     "share: a node touches 0.7 (encoder) and 0.43 (decoder) of what its four workers touch one by one. On 16 nodes of "
     "one worker only whole variables on one server make TF-PS slower than hybrid.",
     OVER_MPI: "gathered rows pass a node's card 15 times on both shapes, against 6 (before aggregation) and 1.9. The "
-    "dense part, 0.53 of a worker's touched rows here and 0.58 in the paper, costs both the same and bounds the ratio.",
+    "dense part, 0.53 of a worker's touched rows here, costs both the same and bounds the ratio.",
     LOCAL: "at most 4, were the rows of a node's workers the same. The placement steps behind it, 3 and 6 % in the "
     "paper, are within the noise here and were not tried.",
     LOSS_PS: "one run. Steps are the same for all exact ways, so this is the ratio of their seconds per step.",

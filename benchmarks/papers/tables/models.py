@@ -70,8 +70,8 @@ def _is_table(module: nn.Module) -> bool:
 class Language(WithTables):
     """The next word from the three before it; loss by words drawn as often as their rank says (sampled softmax).
 
-    `encoder` and `decoder` are the tables, (40,000, 128) each; the rest are 49,376 numbers, 0.2 MB: about as many as
-    0.6 of the touched rows of a worker, as in the paper's language model.
+    `encoder` and `decoder` are the tables, (40,000, 128) each; the rest are 49,376 numbers, 0.2 MB: about half
+    as many as a worker's touched rows have.
     """
 
     def __init__(self, *, sparse: bool, seed: int = 0) -> None:
