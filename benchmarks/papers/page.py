@@ -27,6 +27,7 @@ SHORT = {
     "cells": "",
     "per second": " / s",
     "megabytes": " MB",
+    "workers": "",
 }
 NOT_YET = "not yet"
 

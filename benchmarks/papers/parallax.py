@@ -153,25 +153,29 @@ def run(minutes: float, only: str | None = None) -> Results:
     leave_on_a_signal()
     kept: list[Found] = []
     notes: list[str] = []
+    left_out: list[str] = []
     commit = str(machine()["commit"])
     try:
         LanguageData.write(scratch / "text.npy")
         for shape, group in groupby(listed, key=lambda session: session.shape):
             those = list(group)
             if time.monotonic() + 60 > end:
-                notes += [f"{session.name}: left out, because the time was spent" for session in those]
+                left_out += [session.name for session in those]
                 continue
             try:
                 with Network(shape[0], sessions.FAST) as network, Crew(network, scratch) as crew:
                     lab = _probed(Lab(network, crew, scratch), shape, notes)
                     for session in those:
-                        _one(session, lab, end, kept, notes)
+                        if not _one(session, lab, end, kept, notes):
+                            left_out.append(session.name)
                         _write(commit, kept, notes, only)
             except Exception as error:  # noqa: BLE001 - what was measured is kept, whatever fails
                 notes.append(f"{shape[0]}x{shape[1]}: the lab failed: {type(error).__name__}: {str(error)[:200]}")
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         shutil.rmtree(scratch, ignore_errors=True)
+        if left_out:
+            notes.append(f"left out, because the time was spent: {'; '.join(left_out)}")
         _write(commit, kept, notes, only)
     return _results(commit, kept, notes)
 
@@ -187,21 +191,21 @@ def _probed(lab: Lab, shape: tuple[int, int], notes: list[str]) -> Lab:
     return lab
 
 
-def _one(session: Session, lab: Lab, end: float, kept: list[Found], notes: list[str]) -> None:
-    """Run a session in what is left of the time; say so where that is not enough."""
+def _one(session: Session, lab: Lab, end: float, kept: list[Found], notes: list[str]) -> bool:
+    """Run a session in what is left of the time; False where that is not enough."""
     left = end - time.monotonic() - sessions.TRANSFER_SECONDS
     if left < sessions.least_seconds(session):
-        notes.append(f"{session.name}: left out, because the time was spent")
-        return
+        return False
     begun = time.monotonic()
     try:
         found = sessions.run(session, lab, end)
     except Exception as error:  # noqa: BLE001 - the others are to run, whatever fails here
         notes.append(f"{session.name}: failed: {type(error).__name__}: {str(error)[:200]}")
-        return
+        return True
     kept.append(found)
     speeds = ", ".join(f"{way} {1e3 * median(found.step_seconds(way)):.0f}" for way in session.ways if found.timed(way))
     print(f"{session.name}: {time.monotonic() - begun:.0f} s; ms per step: {speeds}", flush=True)
+    return True
 
 
 def _write(commit: str, kept: Sequence[Found], notes: Sequence[str], only: str | None) -> None:

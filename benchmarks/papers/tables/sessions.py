@@ -163,6 +163,10 @@ class Known:
         found = plan(Planned(cluster=cluster, form=form, codec=None, fastest=True, time_limit=8.0))
         return replace(found.pick.schedule, certificate=None)
 
+    def said(self) -> list[str]:
+        """What the planner chose and why."""
+        return [f"{self.session.name}: {way}: {words}" for way, words in self.words.items()]
+
     def same_as(self, way: str) -> str:
         """The contestant whose routes a planned way has; itself where it has its own."""
         what = self.schedules[way].strategy.what
@@ -342,7 +346,7 @@ def run(session: Session, lab: Lab, end: float) -> Found:
         mean_wire={way: known.wire_bytes(way, mean=True) for way in session.ways},
         shares={name: (one.worker, one.node, one.everyone) for name, one in known.shares.items()},
         same={way: known.same_as(way) for way in known.schedules if known.same_as(way) != way},
-        notes=[f"{session.name}: {way}: {words}" for way, words in known.words.items()],
+        notes=[] if session.judge or session.slowest else known.said(),
     )
     found.notes += [f"{session.name}: {way} is {same}" for way, same in found.same.items()]
     for way in slow:
