@@ -6,6 +6,7 @@ from .planner.job import Data as Data
 from .planner.job import Job as Job
 from .planner.lateness import Lateness as Lateness
 from .planner.option import Option as Option
+from .planner.parallelize import parallelize as parallelize
 from .planner.plan import Plan as Plan
 from .planner.plan import plan as plan
 from .runtime.adapters.averager import ScheduleAverager as ScheduleAverager

@@ -97,6 +97,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         codec: str | None = None,
         world: World | None = None,
     ) -> None:
+        self.reasons: tuple[str, ...] = ()
+        """Why each table goes its way, where `preduce.parallelize` chose."""
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
         self.schedule = read_schedule(schedule)
@@ -151,12 +153,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.ending = Ending(self.run, self.runner, self.stepper, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
         tell(self.run, self.runner, self.ending)
-        remember(self, model.parameters())
         if policies.broadcast:
             self.meeting.broadcast()
         if tables:
             tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
             tables.spread(self.optimizer, broadcast=policies.broadcast)
+        remember(self, model.parameters())
 
     @property
     def round(self) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from preduce.console import size as in_bytes
 from preduce.planner.plan import Plan, plan
-from preduce.planner.routes import Chosen, Table, choose_routes
+from preduce.planner.routes import Chosen, choose_routes
+from preduce.runtime.virtual_time.predict import predict
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.routes import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,13 +26,20 @@ decides the ways."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid:
-    """The plan for what the strategy averages, the ways of the tables, and the schedule of both with its proof."""
+    """The plan for what the strategy averages, the ways of the tables, and the schedule of both with its proof.
+
+    `job` is that of the plan, and `num_steps` from how many steps it was measured what is touched.
+    `step_seconds` and `nic_bytes` are of a whole step, the tables' exchange among them.
+    """
 
     planned: Plan
     chosen: Chosen
     schedule: Schedule
     proof: Proof
+    job: Job
     num_steps: int
+    step_seconds: float
+    nic_bytes: float
 
     @property
     def cautions(self) -> list[str]:
@@ -39,7 +47,12 @@ class Hybrid:
         strategy = self.schedule.strategy
         if not strategy.what.apart:
             return []
-        said = []
+        said, averaged = [], self.job.hardware.model_bytes or 0
+        if max(1, self.chosen.dense_bytes) != averaged:
+            said.append(
+                f"everything else was planned for {in_bytes(averaged)}; with the tables that go densely beside this "
+                f"pick it is {in_bytes(self.chosen.dense_bytes)}"
+            )
         if not strategy.steps_once:
             said.append(
                 f"rows are exchanged in each of the {strategy.pace} steps of a round, and all workers meet for that: "
@@ -51,7 +64,14 @@ class Hybrid:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `preduce design --json` prints it, and the tables."""
-        tables = self.chosen.to_json() | {"measured_steps": self.num_steps, "cautions": self.cautions}
+        tables = {
+            **self.chosen.to_json(),
+            "measured_steps": self.num_steps,
+            "step_seconds": self.step_seconds,
+            "nic_bytes": self.nic_bytes,
+            "verdict": self.proof.verdict,
+            "cautions": self.cautions,
+        }
         return self.planned.to_json() | {"tables": tables}
 
 
@@ -59,7 +79,7 @@ def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] 
     """Plan for the bytes that the strategy averages, and choose the ways of the tables beside the pick.
 
     All competitors take part whose workers have common steps. Where the pick changes which tables go densely, it is
-    planned once more for these bytes; then tables keep on the side on which they are.
+    planned once more for these bytes.
 
     Raises:
         InputError: the job cannot be, such as a gap or a quorum beside tables.
@@ -71,25 +91,33 @@ def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] 
     tables, hardware = model.tables, job.hardware
     first = Schedule("all-reduce", job.cluster, AllReduce())
     chosen = choose_routes(tables, first, hardware, dense_bytes=model.dense_bytes)
-    for number in range(MAX_PLANS):
+    for _ in range(MAX_PLANS):
         averaged = max(1, chosen.dense_bytes)
         cluster = replace(job.cluster, hardware=replace(hardware, model_bytes=averaged))
-        apart = bool(chosen.routes.apart)
-        planned = plan(replace(job, cluster=cluster, tables=apart), progress=progress)
-        kept = tables if number < MAX_PLANS - 1 else tuple(_on_its_side(table, chosen) for table in tables)
-        again = choose_routes(kept, planned.pick.schedule, hardware, dense_bytes=model.dense_bytes)
-        is_settled = again.dense_bytes == chosen.dense_bytes
-        chosen = again
-        if is_settled:
+        has_tables = bool(chosen.routes.apart)
+        gap = False if has_tables and job.gap is None else job.gap
+        beside = replace(job, cluster=cluster, gap=gap, tables=has_tables)
+        planned = plan(beside, progress=progress)
+        chosen = choose_routes(tables, planned.pick.schedule, hardware, dense_bytes=model.dense_bytes)
+        if max(1, chosen.dense_bytes) == averaged:
             break
     strategy = replace(planned.pick.schedule.strategy, what=chosen.routes)
     schedule = replace(planned.pick.schedule, strategy=strategy, certificate=None)
-    proof = prove(schedule) if tables else planned.proof
-    return Hybrid(planned=planned, chosen=chosen, schedule=schedule, proof=proof, num_steps=model.num_steps)
-
-
-def _on_its_side(table: Table, chosen: Chosen) -> Table:
-    """The same table, which goes densely if it was to do so, and its own way if not."""
-    route = chosen.routes.table(table.parameter)
-    is_dense = route is not None and route.way is Way.DENSE
-    return replace(table, ways=tuple(way for way in table.allowed if (way is Way.DENSE) == is_dense))
+    apart = {route.parameter for route in chosen.routes.apart}
+    whole = predict(
+        schedule,
+        replace(hardware, model_bytes=max(1, chosen.dense_bytes)),
+        compute=job.compute_times(),
+        seed=job.seed,
+        touched={table.parameter: table.shares for table in tables if table.parameter in apart},
+    )
+    return Hybrid(
+        planned=planned,
+        chosen=chosen,
+        schedule=schedule,
+        proof=prove(schedule) if tables else planned.proof,
+        job=beside,
+        num_steps=model.num_steps,
+        step_seconds=whole.step_seconds,
+        nic_bytes=whole.nic_bytes,
+    )

@@ -60,7 +60,9 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, Touched] | 
     built = _call(text)
     model, batches = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"--model {text}: returned a {type(model).__name__}; it returns a model, or (model, batches)")
+        raise InputError(
+            f"--model {text}: returned what is no model ({type(model).__name__}); it returns one, or (model, batches)"
+        )
     known, num_steps = dict(touched or {}), 0
     _refuse_unknown(known, model)
     if batches is not None:
@@ -94,7 +96,7 @@ def tables_of(model: torch.nn.Module, touched: Mapping[str, Touched]) -> tuple[t
                 parameter=name,
                 rows=parameter.shape[0],
                 columns=parameter.shape[1],
-                touched=shares or Touched(1.0, 1.0, 1.0),
+                touched=shares,
                 gradient=gradient,
                 element_bytes=parameter.element_size(),
                 ways=ways,

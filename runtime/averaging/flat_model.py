@@ -59,10 +59,10 @@ class FlatModel:
     ) -> None:
         _refuse_wrapped(model)
         self.model = model
-        _refuse_several_devices(model)
+        self._apart = dict(apart or {})
+        _refuse_several_devices(model, self._apart)
         named = _named_parameters(model)
         _refuse_foreign(optimizer, named)
-        self._apart = dict(apart or {})
         named = [entry for entry in named if entry[2] not in self._apart]
         self._frozen = {p: names[0] for names, _, p in named if not p.requires_grad}
         trainable = [(names, owners, p) for names, owners, p in named if p.requires_grad]
@@ -266,10 +266,11 @@ def _cudnn(slot: Slot) -> str:
     return ", and for recurrent layers flatten_parameters()" if recurrent and slot.parameter.is_cuda else ""
 
 
-def _refuse_several_devices(model: torch.nn.Module) -> None:
+def _refuse_several_devices(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, str]) -> None:
     """Parameters and buffers are sent by the same groups, and a group works on one kind of device."""
+    others = [(name, parameter) for name, parameter in model.named_parameters() if parameter not in apart]
     first: dict[torch.device, str] = {}
-    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+    for kind, tensors in (("parameter", others), ("buffer", model.named_buffers())):
         for name, tensor in tensors:
             first.setdefault(tensor.device, f"{kind} {name!r} on {tensor.device}")
     if len(first) > 1:

@@ -48,9 +48,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
                 f"or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
             )
         parameter, modules = known[route.parameter]
-        _refuse_uses(model, route, parameter, modules)
-        for module in modules:
-            _refuse_module(route, module)
+        refuse_route(model, route, parameter, modules)
         n = schedule.num_workers
         rows = RowLayout.of(routes, route, n) if route.way is Way.SHARDED else None
         found.append(Table(index, route, parameter, modules, n, average=routes.average, layout=rows))
@@ -86,6 +84,19 @@ def refuse_other_sizes(tables: Tables, schedule: Schedule) -> None:
             )
 
 
+def refuse_route(
+    model: torch.nn.Module, route: Route, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
+) -> None:
+    """Refuse a route by which a parameter's embeddings would not give what they give on one device.
+
+    Raises:
+        InputError: why not.
+    """
+    _refuse_uses(model, route, parameter, modules)
+    for module in modules:
+        _refuse_module(route, module)
+
+
 def _refuse_uses(
     model: torch.nn.Module, route: Route, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
@@ -103,6 +114,8 @@ def _refuse_uses(
             f"parameter {route.parameter!r}: lies on {parameter.device}; tables of their own route are exchanged over "
             "gloo, on CPU; give it way 'dense'"
         )
+    if parameter.is_meta and route.way is not Way.SHARDED:
+        raise InputError(f"parameter {route.parameter!r}: has no numbers (device meta); only sharded tables are drawn")
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # noqa: SLF001 - no public way
         raise InputError(
             f"parameter {route.parameter!r}: has hooks on its gradient, which is made by all workers together and "

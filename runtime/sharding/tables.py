@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,8 +125,7 @@ class Tables:
         for table in self.tables:
             if table.layout is not None:
                 self._spread(table, broadcast=broadcast)
-                state = optimizer.state.get(table.parameter, {})
-                state.update({key: table.shard_of(value) for key, value in state.items() if table.is_whole(value)})
+                _keep_own_state(table, optimizer)
             table.copies = [weakref.ref(table.modules[0])]
             for module in table.modules:
                 route_module(module, Handle(self, table, module, 0))
@@ -146,13 +146,17 @@ class Tables:
         layout = table.layout
         assert layout is not None, "only sharded tables lie apart"
         whole, table.own = table.parameter.detach(), layout.rows_of(self.rank)
-        shard = whole[table.own]
-        if broadcast:
+        shard = _drawn(table, table.own, self.rank) if whole.is_meta else whole[table.own]
+        if broadcast and not whole.is_meta:
             for first, last in blocks(table):
                 mine = table.own[(table.own >= first) & (table.own < last)]
                 rows = self.block(table, mine, BlockOnFirst(first), whole[first:last])
                 shard[layout.place_of(mine)] = rows
-        table.parameter.data = shard
+        if whole.is_meta:
+            drawn = torch.nn.Parameter(shard, table.parameter.requires_grad)
+            torch.utils.swap_tensors(table.parameter, drawn)  # type: ignore[no-untyped-call]
+        else:
+            table.parameter.data = shard
 
     def block(
         self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
@@ -293,6 +297,28 @@ class Tables:
             return weight[places]
 
         return table.layout, answer
+
+
+def _drawn(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
+    """Rows of a table that was made without numbers (on the device `meta`), as `nn.Embedding` draws its own."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
+    shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
+    shard.normal_(generator=generator)
+    padding = table.modules[0].padding_idx
+    if padding is not None:
+        shard[own == padding] = 0
+    return shard
+
+
+def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
+    """Of what the optimizer keeps of a whole table, this worker's rows."""
+    state = optimizer.state.get(table.parameter, {})
+    for key, value in state.items():
+        if table.is_whole(value):
+            state[key] = table.shard_of(value)
+            if value.is_meta:
+                # Only Adagrad has a state before its first step: one number in all places.
+                state[key] = torch.full_like(table.parameter, optimizer.defaults.get("initial_accumulator_value", 0.0))
 
 
 def _choose_sparse_checks() -> None:

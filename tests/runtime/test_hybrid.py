@@ -5,7 +5,22 @@ from dataclasses import fields
 import pytest
 import torch
 
-from helpers.hybrid_runs import Case, Model, on_one_device, over_workers
+import preduce
+from helpers.hybrid_runs import (
+    OPTIMIZERS,
+    WIDTH,
+    WORDS,
+    Case,
+    Model,
+    data_of,
+    on_one_device,
+    over_workers,
+    part_of,
+    start,
+    train,
+)
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.routes import Way
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -64,3 +79,49 @@ def test_every_optimizer_and_clipping_are_as_on_one_device(ranks, case):
 def test_training_moves_the_tables():
     before, after = Model(Case()), on_one_device(Case())[0]
     assert all(not torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice(ranks):
+    case = Case("sgd", dtype=torch.float64)
+    links = Hardware(inside=Link.of_bandwidth(5e9, 1e-5), nic=Link.of_bandwidth(25e6, 1e-4))
+
+    def act(world):
+        model = Model(case)
+        data = part_of(data_of(case), world.rank)
+        batches = list(zip(*(array[:, 0] for array in data), strict=True))
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        model, optimizer = preduce.parallelize(
+            model, optimizer, Cluster.regular(2, 2, hardware=links), batches=iter(batches), world=world
+        )
+        train(case, model, optimizer, data, None)
+        return optimizer.schedule.strategy.what, optimizer.reasons, model.state_dict()
+
+    said = ranks.run(4, act)
+    what, reasons, state = said[0]
+    assert all(other[0] == what and other[1] == reasons for other in said)
+    words, bags, _ = (part[:, 0] for part in data_of(case))
+    assert [route.parameter for route in what.tables] == ["words.weight", "bag.weight"]
+    touched = sum(len(set(step.flatten().tolist())) for step in words) / 3 / WORDS
+    assert f"all {touched:.2%})" in reasons[0]
+    assert len(bags) == 3
+    wanted = on_one_device(case)[0].state_dict()
+    assert all((state[name] - wanted[name]).abs().max() < 1e-12 for name in wanted)
+
+
+def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
+    case = Case("adagrad", padding=3)
+
+    def act(world):
+        model = Model(case)
+        with torch.device("meta"):
+            model.words = torch.nn.Embedding(WORDS, WIDTH, padding_idx=3)
+        model, optimizer = start(case, world, model)
+        train(case, model, optimizer, part_of(data_of(case), world.rank), None)
+        return len(model.words.weight), model.state_dict()["words.weight"]
+
+    said = ranks.run(4, act)
+    whole = said[0][1]
+    assert [rows for rows, _ in said] == [8, 7, 7, 7]
+    assert torch.equal(whole[3], torch.zeros(WIDTH))
+    assert whole.shape == (WORDS, WIDTH)
+    assert len(whole.unique(dim=0)) == WORDS
