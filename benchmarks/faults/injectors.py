@@ -257,6 +257,8 @@ def cut_link(times: float) -> Injector:
     return inject
 
 
+IN_STEP = tuple(name for name, kind in KINDS.items() if not kind.takes_several)
+"""Where workers may save when their step is a multiple of a number."""
 EVERYWHERE = ("run", "torchrun", "by hand")
 AGENTS = ("run", "torchrun")
 FAULTS = {
@@ -275,7 +277,7 @@ FAULTS = {
     "pause generator": Fault(pause_generator, kinds=("generated",), weight=3),
     "squatted port": Fault(squatted_port, ("by hand",), kinds=("static", "neighbor", "server asynchronous")),
     "full disk for traces": Fault(full_disk, steps=SHORT),
-    "full disk for checkpoints": Fault(full_disk, steps=SHORT),
+    "full disk for checkpoints": Fault(full_disk, kinds=IN_STEP, steps=SHORT),
     "cut link": Fault(cut_link(3), ("nodes",)),
     "cut link, healed": Fault(cut_link(0.25), ("nodes",), steps=SHORT),
 }

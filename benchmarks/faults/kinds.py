@@ -22,6 +22,7 @@ from preduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
 from preduce.topo.strategies.generated import Division, Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
 from preduce.topo.strategies.server import Server
 from preduce.topo.strategies.static import Static
 
@@ -41,7 +42,8 @@ class Kind:
 
     `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
     are decided while the run lasts. `steps_a_round` is the pace, `lag` the steps by which gradients are late; a kind
-    that `keeps_gap` lets nobody go on for more than a few steps without the others.
+    that `keeps_gap` lets nobody go on for more than a few steps without the others. Where one step `takes_several`
+    averages nobody goes on at all without the others, though not all are at the same step.
     """
 
     strategy: Strategy
@@ -53,11 +55,12 @@ class Kind:
     steps_a_round: int = 1
     num_nodes: int = 1
     keeps_gap: bool = False
+    takes_several: bool = False
 
     @property
     def is_free(self) -> bool:
         """Whether some workers may go on for long without noticing that another one is lost or stands still."""
-        return self.rounds is None and not self.keeps_gap
+        return self.rounds is None and not self.keeps_gap and not self.takes_several
 
     @property
     def schedule(self) -> Schedule:
@@ -102,6 +105,12 @@ def _gap(**options: object) -> Kind:
     return Kind(strategy, rounds, "reference" if rounds else "convex", late=late, keeps_gap=True)
 
 
+def _quorum(**options: object) -> Kind:
+    """Sums that start without the late; a step takes all that are there."""
+    quorum = Quorum(**options)  # type: ignore[arg-type] - of many types
+    return Kind(AllReduce(when=quorum), None, "sums", gradients=True, takes_several=True)
+
+
 def _phases() -> GroupPhases:
     return GroupPhases(tuple(Phase.from_groups(WORKERS, groups) for groups in PAIRS))
 
@@ -118,6 +127,9 @@ KINDS = {
     "allreduce pipeline": Kind(AllReduce(when=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
     "allreduce late": Kind(AllReduce(when=Late()), (ALL,), "reference", late=True),
+    "quorum solo": _quorum(quorum=Start.SOLO),
+    "quorum majority": _quorum(quorum=Start.MAJORITY, count=Counting.CALL, staleness=2),
+    "quorum of three": _quorum(quorum=3, missed=Missed.SUM, grace=2000),
     "hierarchical": Kind(
         AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)), (ALL,), "reference", steps_a_round=2, num_nodes=2
     ),

@@ -123,7 +123,13 @@ def judge_values(running: Running) -> None:
     kind = KINDS[running.cell.kind]
     records = {rank: running.records(rank) for rank in range(WORKERS)}
     problems = [problem for rank in range(WORKERS) for problem in _torn(rank, records[rank])]
-    laws = {"reference": _by_reference, "groups": _by_groups, "convex": _by_hull, "counts": _by_counts}
+    laws = {
+        "reference": _by_reference,
+        "groups": _by_groups,
+        "convex": _by_hull,
+        "counts": _by_counts,
+        "sums": _by_sums,
+    }
     problems += laws[kind.law](kind, records)
     finals = [(rank, _values(r[-1])) for rank, r in records.items() if r and r[-1].what == "finished"]
     problems += [
@@ -194,6 +200,23 @@ def _by_counts(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
             own = {"enters": [0], "leaves": [1]}.get(record.what, [0, 1])
             if record.what != "finished" and (not whole or round(values[rank]) - record.step not in own):
                 problems.append(f"worker {rank} {record.what} step {record.step} with {values}")
+    return problems
+
+
+def _by_sums(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa: ARG001 - the face of all laws
+    """Quorum: whole gradients, divided by all; equal models at equal steps; in the end every gradient, once."""
+    problems = []
+    known: dict[int, npt.NDArray[np.float64]] = {}
+    calls = {rank: sum(record.what == "enters" for record in listed) for rank, listed in records.items()}
+    for rank, listed in records.items():
+        for record in listed:
+            values, place = _values(record), f"worker {rank} {record.what} step {record.step}"
+            if np.any(np.abs(values * WORKERS - np.round(values * WORKERS)) > TOLERANCE):
+                problems.append(f"{place} with {values}, which are not whole gradients")
+            if record.what == "enters" and not _same(values, known.setdefault(record.step, values)):
+                problems.append(f"{place} with {values}, and another with {known[record.step]}")
+            if record.what == "finished" and not _same(values, np.array([calls[w] for w in range(WORKERS)]) / WORKERS):
+                problems.append(f"{place} with {values}, and workers made {calls} gradients")
     return problems
 
 

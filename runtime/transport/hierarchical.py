@@ -110,11 +110,11 @@ class HierarchicalWorld(GlooWorld):
     def create(
         self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
     ) -> Communicator:
-        """See GlooWorld; a communicator with a name has one stage."""
+        """See GlooWorld."""
         whole = super().create(members, name=name, instance=instance, within=within)
         whole.is_inside_a_node = len({self.nodes[member] for member in members}) == 1
         levels = levels_of(members, self.nodes, self.rank)
-        if levels is None or name:
+        if levels is None:
             return whole
         made = []
         try:
@@ -125,8 +125,7 @@ class HierarchicalWorld(GlooWorld):
             made.clear()
             self.destroy([members])
             raise
-        communicator = self._groups[members] = HierarchicalCommunicator(whole, *made)
-        return communicator
+        return self._keep(members, name, HierarchicalCommunicator(whole, *made))
 
 
 def levels_of(

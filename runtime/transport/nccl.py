@@ -12,6 +12,7 @@ import torch
 from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.bounded import BoundedCall, OverdueError
 from preduce.runtime.transport.communicators import first_line
+from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.needed_groups import check_budget, member_sets
 from preduce.runtime.transport.notes import Notes
 from preduce.runtime.transport.torch_api import PrefixStore, nccl_backend
@@ -57,6 +58,8 @@ class NcclWorld(GroupTable):
         super().__init__(store, rank, size, timeout)
         self.device, self.max_groups = device, max_groups
         self._prefix = f"preduce/nccl/{attempt}"
+        self._attempt = attempt
+        self._on_host: GlooWorld | None = None
         atexit.register(self.abandon)
 
     def prepare(self, schedule: Schedule) -> None:
@@ -102,6 +105,17 @@ class NcclWorld(GroupTable):
             raise made
         return self._keep(members, name, made)
 
+    def on_host(self) -> GlooWorld:
+        """The same workers over gloo, for sums in host memory that a thread beside the training carries out.
+
+        NCCL from a second thread that waits for absent peers would hold the device, and the order of launches on it
+        would differ between workers.
+        """
+        if self._on_host is None:
+            self._on_host = GlooWorld(self.store, self.rank, self.size, self.timeout, attempt=self._attempt)
+            self._on_host.signs = self.signs
+        return self._on_host
+
     def abandon(self) -> None:
         """Abort all groups of this world together: one by one can deadlock in NCCL.
 
@@ -110,6 +124,8 @@ class NcclWorld(GroupTable):
         """
         self.abandoned = True
         atexit.unregister(self.abandon)
+        if self._on_host is not None:
+            self._on_host.abandon()
         self.destroy(self._members())
 
     def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:

@@ -22,6 +22,7 @@ CELLS = (
     "static late/exception/run/1",
     "allreduce late/SIGKILL launcher/run/1",
     "allreduce pace 2/kill worker/run/1",
+    "quorum of three/kill worker/run/1",
     "hierarchical/kill worker/run/2",
     "neighbor/kill worker/torchrun/1",
     "gap tokens parallel/kill worker/by hand/1",

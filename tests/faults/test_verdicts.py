@@ -149,6 +149,18 @@ def test_an_asynchronous_server_applies_whole_pushes_once(judged):
         assert judged(verdicts.judge_values, diaries(values), "server asynchronous"), values
 
 
+def test_a_quorum_counts_every_gradient_once(judged):
+    def diaries(second, last):
+        lines = [[line("enters", 0, 0, np.zeros(WORKERS)), line("enters", 1, 1, second)] for _ in range(WORKERS)]
+        lines[1] = [line("enters", 0, 0, np.zeros(WORKERS)), line("enters", 1, 1, [0.25, 0, 0, 0])]
+        return [[*own, line("finished", 2, 4, last)] for own in lines]
+
+    good = [0.25, 0, 0, 0], [0.5] * WORKERS
+    assert judged(verdicts.judge_values, diaries(*good), "quorum solo") == []
+    for second, last in (([0, 0.25, 0, 0], good[1]), ([0.2, 0, 0, 0], good[1]), (good[0], [0.5, 0.5, 0.5, 0.75])):
+        assert judged(verdicts.judge_values, diaries(second, last), "quorum solo"), (second, last)
+
+
 def ending(seconds, text="worker 3 was killed", what="failed"):
     return [line("begins", 0.0, 0, np.zeros(WORKERS), os.getpid()), line(what, seconds, 0, np.zeros(WORKERS), text)]
 

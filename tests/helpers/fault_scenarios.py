@@ -41,6 +41,7 @@ from preduce.topo.strategies.gap import Gap, Order
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
+from preduce.topo.strategies.quorum import Quorum, Start
 from preduce.topo.strategies.server import Server
 from preduce.topo.strategies.static import Static
 
@@ -79,6 +80,7 @@ def of_kind(kind) -> Schedule:
         "static": pairs,
         "allreduce": everyone,
         "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(when=Pipeline())),
+        "quorum": lambda: Schedule("quorum", cluster, AllReduce(when=Quorum(quorum=Start.SOLO))),
         "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
         "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
         "asynchronous server": lambda: Schedule("server", cluster, Server(hosts=(0, 1), synchronous=False)),
@@ -210,7 +212,10 @@ BY_LAUNCHER = {
     "gap, notify": (5, lambda: killed_in_step_2(0.05, notify_ack=True)),
     "gap, staleness": (5, lambda: killed_in_step_2(0.05, staleness=2, order=Order.PARALLEL)),
     "gap, backup": (5, lambda: killed_in_step_2(0.8, backup=1, max_ig=3)),
-    "stopped, pipeline": (4, lambda: trained(of_kind("pipeline"), 1, signal.SIGSTOP, timeout=3)),
+    **{
+        f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=3))
+        for kind in ("pipeline", "quorum")
+    },
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
     "row": (
         5,
@@ -218,7 +223,7 @@ BY_LAUNCHER = {
     ),
     **{
         f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
-        for kind in ("static", "allreduce", "pipeline", "pairwise", "server", "asynchronous server")
+        for kind in ("static", "allreduce", "pipeline", "quorum", "pairwise", "server", "asynchronous server")
     },
 }
 WITHOUT_LAUNCHER = {

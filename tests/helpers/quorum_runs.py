@@ -136,6 +136,7 @@ def run_quorum_case(case, world, *, factory=None):
     optimizer.finish()
     rounds.append(optimizer.round)
     return {
+        "made": optimizer.runner.sums.made,
         "history": history,
         "means": means,
         "last": last,

@@ -1,21 +1,46 @@
 """A quorum at run time: nothing is lost or counted twice, replicas stay equal, and NumPy says the same by the log."""
 
+import itertools
 import os
+import threading
+import time
+import warnings
+from datetime import timedelta
 
 import numpy as np
 import pytest
+import torch
 
-from helpers.quorum_runs import make_quorum_case, quorum_problems, replayed, run_quorum_case
-from preduce.topo.strategies.quorum import Divide, Missed
+from helpers.quorum_runs import (
+    WIDTH,
+    TwoBuckets,
+    make_quorum_case,
+    quorum_problems,
+    replayed,
+    run_quorum_case,
+)
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.runtime.strategies.quorum import spread
+from preduce.runtime.strategies.quorum.spread import children
+from preduce.runtime.transport.nccl import NcclWorld
+from preduce.runtime.virtual_time.predict import ARRAYS
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Form, How
+from preduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
 
-RUNS = int(os.environ.get("PREDUCE_QUORUM_RUNS", "30"))
-"""`PREDUCE_QUORUM_RUNS=1000 pytest tests/runtime/test_strategy_quorum.py -k conserved` runs as many."""
+RUNS = int(os.environ.get("PREDUCE_QUORUM_RUNS", "24"))
+"""`PREDUCE_QUORUM_RUNS=1000 pytest --timeout 3000 tests/runtime/test_strategy_quorum.py -k conserved` runs as many."""
 
 
 def assert_conserved(case, results):
     """The sum of all that was delivered is that of all that was computed, and replicas are equal after each round."""
     assert not quorum_problems(case, results), case
     assert len({tuple(result["rounds"]) for result in results}) == 1, case
+    allowed = ARRAYS["quorum"](case.schedule.strategy, case.num_workers) - 1  # which the mean model has
+    assert all(result["made"] <= allowed for result in results), case
     exact = case.when.divide is Divide.WORKERS and not case.when.synchronise_every
     for result, wanted in zip(results, replayed(case, results), strict=True):
         np.testing.assert_allclose(
@@ -41,3 +66,254 @@ def test_gradients_are_conserved(ranks, block):
         case = make_quorum_case(seed)
         results = ranks.run(case.num_workers, lambda world, case=case: run_quorum_case(case, world))
         assert_conserved(case, results)
+
+
+def schedule_of(n, nodes=1, how=None, **options):
+    when = Quorum(**({"quorum": Start.SOLO} | options))
+    return Schedule("quorum", Cluster.regular(nodes, n // nodes), AllReduce(when=when, how=how or How()))
+
+
+def wrapped(world, schedule, make=None, values=(0.0,) * WIDTH, **options):
+    model = TwoBuckets(list(values))
+    inner = make(model.parameters()) if make else torch.optim.SGD(model.parameters(), lr=1.0)
+    return model, inner, DistributedOptimizer(inner, model, schedule, world=world, timeout=20, **options)
+
+
+def call(model, optimizer, value):
+    model.set_gradient(np.full(WIDTH, float(value)))
+    optimizer.step()
+
+
+@pytest.mark.parametrize("count", list(Counting))
+@pytest.mark.parametrize("bound", [1, 3])
+def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks, bound, count):
+    """Its process goes on, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
+    n, before = 4, 2
+    schedule = schedule_of(n, staleness=bound, count=count)
+    stopped, released, far = threading.Event(), threading.Event(), [0] * n
+
+    def work(world):
+        rank = world.rank
+        model, _, optimizer = wrapped(world, schedule)
+        together = optimizer.runner
+        for number in range(before + 10):
+            if rank == 0 and number == before:
+                far[0] = optimizer.round
+                stopped.set()
+                released.wait(20)
+            elif number >= before:
+                stopped.wait(20)
+            call(model, optimizer, n)
+            far[rank] = optimizer.round if rank else far[0]
+        optimizer.finish()
+        return model.values(), together.driver.state
+
+    def watch():
+        stopped.wait(20)
+        last, since = None, time.monotonic()
+        while time.monotonic() < since + 0.5:
+            if far != last:
+                last, since = list(far), time.monotonic()
+            time.sleep(0.01)
+        seen.append(list(far))
+        released.set()
+
+    seen = []
+    watching = threading.Thread(target=watch)
+    watching.start()
+    results = ranks.run(n, work)
+    watching.join()
+    assert max(seen[0][1:]) == seen[0][0] + bound
+    assert all((values == -n * (before + 10)).all() for values, _ in results)
+
+
+def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
+    """Each result by itself, whoever sees it: replicas stay equal, and a step is no longer than the bound."""
+    n, bound = 3, 0.5
+    schedule = schedule_of(n)
+
+    def work(world):
+        model, inner, optimizer = wrapped(world, schedule)
+        history = [model.values()]
+        inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))
+
+        def clip():
+            torch.nn.utils.clip_grad_norm_([model.wide], bound)
+
+        with optimizer.join(after_averaging=clip):
+            for number in range(6):
+                time.sleep(0.01 * (world.rank == 1))
+                model.set_gradient(np.full(WIDTH, float(number + world.rank)))
+                optimizer.average_gradients()
+                clip()
+                optimizer.step()
+        optimizer.finish()
+        return np.array(history)
+
+    results = ranks.run(n, work)
+    assert all(np.array_equal(history, results[0]) for history in results)
+    lengths = np.linalg.norm(np.diff(results[0][:, :3], axis=0), axis=1)
+    assert lengths.max() <= bound + 1e-6
+    assert np.isclose(lengths, bound, atol=1e-5).any()
+
+
+@pytest.mark.parametrize("by_rounds", [False, True])
+def test_rates_that_go_on_by_calls_are_warned_of(ranks, by_rounds):
+    n, schedule = 3, schedule_of(3)
+
+    def work(world):
+        model, inner, optimizer = wrapped(world, schedule)
+        rates = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
+        with optimizer.join(after_averaging=rates.step if by_rounds else None):
+            for _ in range(5):
+                time.sleep(0.02 * (world.rank == 1))
+                model.set_gradient(np.ones(WIDTH))
+                optimizer.average_gradients()
+                if by_rounds:
+                    rates.step()
+                optimizer.step()
+                if not by_rounds:
+                    rates.step()
+        values = model.values()
+        optimizer.finish()
+        return values
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = ranks.run(n, work)
+    said = [str(warning.message) for warning in caught if "different settings" in str(warning.message)]
+    assert bool(said) is not by_rounds
+    assert all(np.array_equal(values, results[0]) for values in results) is by_rounds
+
+
+def test_a_checkpoint_loses_no_gradient(ranks, tmp_path):
+    """Workers of unequal speed save with gradients late; who goes on from there has applied all of them."""
+    n, calls = 3, 5
+    schedule = schedule_of(n, staleness=2)
+
+    def work(world, *, resumes):
+        model, _, optimizer = wrapped(world, schedule, lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
+        if resumes:
+            assert load_checkpoint(optimizer, tmp_path).round == optimizer.round
+        for number in range(calls * resumes, calls * (1 + resumes)):
+            time.sleep(0.01 * world.rank)
+            call(model, optimizer, (number + 1) * n)
+        if not resumes:
+            save_checkpoint(optimizer, tmp_path)
+        total = optimizer.round, model.values()
+        optimizer.finish()
+        return total
+
+    first = ranks.run(n, lambda world: work(world, resumes=False))
+    second = ranks.run(n, lambda world: work(world, resumes=True))
+    for results in (first, second):
+        assert len({round_ for round_, _ in results[:1]}) == 1
+    assert len({round_ for round_, _ in first}) == 1
+    assert all(np.array_equal(values, first[0][1]) for _, values in first)
+    assert min(round_ for round_, _ in second) > first[0][0]
+
+
+def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
+    momentum = lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5)  # noqa: E731 - three of them in a row
+    for make, words in ((momentum, "SGD with momentum"), (torch.optim.Adam, "is Adam")):
+        errors = ranks.run(
+            2, lambda world, make=make: wrapped(world, schedule_of(2, missed=Missed.SUM), make), catch=InputError
+        )
+        assert all(words in str(error) and "\n" not in str(error) for error in errors)
+
+    def scaled(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        scaler.scale(model.wide.sum() + model.narrow.sum()).backward()
+        scaler.unscale_(optimizer)
+        optimizer.average_gradients()
+        try:
+            scaler.step(optimizer)
+        finally:
+            optimizer.runner.close()
+
+    errors = ranks.run(2, scaled, catch=InputError)
+    assert all("before a GradScaler's verdict" in str(error) for error in errors)
+
+    def clips_sums(world):
+        model, _, optimizer = wrapped(world, schedule_of(2, missed=Missed.SUM))
+        with optimizer.join(after_averaging=lambda: None):
+            model.set_gradient(np.ones(WIDTH))
+            optimizer.average_gradients()
+            model.wide.grad.mul_(0.5)
+            try:
+                optimizer.step()
+            finally:
+                optimizer.runner.close()
+
+    assert all("use missed: each" in str(error) for error in ranks.run(2, clips_sums, catch=InputError))
+
+
+def test_a_tree_tells_everybody_once():
+    for size in (2, 3, 7, 64, 65, 100):
+        told = [child for place in range(size) for child in children(place, size)]
+        assert sorted(told) == list(range(1, size))
+        depth = {0: 0}
+        for place in range(size):
+            for number, child in enumerate(children(place, size)):
+                depth[child] = depth[place] + 1 + number
+        assert max(depth.values()) <= (size - 1).bit_length()
+
+
+def test_activations_down_a_tree_run_the_same_rounds(ranks, monkeypatch):
+    monkeypatch.setattr(spread, "DIRECT", 2)
+    for seed in itertools.islice((s for s in range(1000, 2000) if make_quorum_case(s).num_workers > 4), 6):
+        case = make_quorum_case(seed)
+        assert_conserved(case, ranks.run(case.num_workers, lambda world, case=case: run_quorum_case(case, world)))
+
+
+def test_a_sum_in_two_levels_is_summed_so(ranks):
+    """The form of a schedule holds for partial sums, too."""
+    schedule = schedule_of(4, nodes=2, how=How(form=Form.HIERARCHICAL))
+
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule)
+        form = type(optimizer.runner._communicator).__name__
+        for number in range(3):
+            call(model, optimizer, number)
+        optimizer.finish()
+        return form, model.values()
+
+    for form, values in ranks.run(4, work):
+        assert form == "HierarchicalCommunicator"
+        np.testing.assert_array_equal(values, -3)
+
+
+def test_models_in_sixteen_bits_are_told_apart_by_an_array_of_their_own(ranks):
+    """No number of a bucket is exact there; late halves do not leave their range before they are divided."""
+    schedule = schedule_of(2)
+
+    def work(world):
+        model = torch.nn.Linear(2, 2, bias=False, dtype=torch.float16)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
+        for _ in range(4):
+            model.weight.grad = torch.full_like(model.weight, 4096.0)
+            optimizer.step()
+        optimizer.finish()
+        return model.weight.detach().float().numpy()
+
+    for values in ranks.run(2, work):
+        np.testing.assert_array_equal(values, -4 * 4096)
+
+
+def test_workers_with_devices_meet_over_gloo_for_their_host_memory(ranks):
+    """No device is needed for that: NCCL's world makes it of its store."""
+
+    def work(world):
+        limit, device = timedelta(seconds=20), torch.device("cpu")
+        device_world = NcclWorld(world.store, world.rank, world.size, limit, device=device, attempt=2)
+        host = device_world.on_host()
+        assert host is device_world.on_host()
+        numbers = torch.ones(3)
+        host.create((0, 1), name="quorum 0").all_reduce(numbers).wait()
+        device_world.abandon()
+        assert host.abandoned
+        return numbers.tolist()
+
+    assert ranks.run(2, work) == [[2.0] * 3] * 2

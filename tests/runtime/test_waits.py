@@ -255,15 +255,18 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver):
     assert answer["code"] == 76, "the run says that it went on without a worker"
 
 
-def test_a_stopped_worker_is_named_where_gradients_are_in_flight(driver):
-    answer = driver.run("stopped, pipeline")
+@pytest.mark.parametrize("kind", ["pipeline", "quorum"])
+def test_a_stopped_worker_is_named_where_gradients_are_in_flight(driver, kind):
+    answer = driver.run(f"stopped, {kind}")
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
     assert set(answer["errors"]) == {0, 2, 3}
     assert all("worker 1, which" in report["text"] for report in answer["errors"].values())
-    assert max(driver.seconds("stopped, pipeline", answer, answer["faults"][0]["at"])) < 3 + 5
+    assert max(driver.seconds(f"stopped, {kind}", answer, answer["faults"][0]["at"])) < 3 + 5
 
 
-@pytest.mark.parametrize("kind", ["static", "allreduce", "pipeline", "pairwise", "server", "asynchronous server"])
+@pytest.mark.parametrize(
+    "kind", ["static", "allreduce", "pipeline", "quorum", "pairwise", "server", "asynchronous server"]
+)
 def test_a_kill_is_noticed_within_a_second_by_every_kind(driver, kind):
     answer = driver.run(f"killed, {kind}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"

@@ -228,9 +228,9 @@ class QuorumDriver(Generic[Sum]):
             return Begun(self._segment, share.round, share, self.payload.depart())
 
     def _is_awaited(self) -> bool:
-        """Whether the training computes and the round that may begin would have no gradient of it."""
+        """Whether the round that may begin would have no gradient of this worker, and another one will come."""
         state = self._open_state
-        return not state.buffer and Call() in self.machine.ready(self.rank, state)
+        return not state.buffer and not state.resting
 
     def finish(self, begun: Begun[Sum], shares: Sequence[Share]) -> None:
         """The sum of a round is there, and with it what each worker has brought."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from preduce.runtime.averaging.gradients import averaged_are_finite
+import torch
+
 from preduce.runtime.averaging.mean_model import average_everywhere
 from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.strategies.base import Runner
 from preduce.runtime.strategies.quorum.driver import QuorumDriver
+from preduce.runtime.strategies.quorum.equality import PARTED, Settings, refuse_unless_plain
 from preduce.runtime.strategies.quorum.log import QuorumLog
 from preduce.runtime.strategies.quorum.patience import wait_until
 from preduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from preduce.runtime.strategies.quorum.spread import Spread
 from preduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from preduce.runtime.transport.mailbox import Mailbox
+from preduce.runtime.transport.nccl import NcclWorld
 from preduce.runtime.transport.waiting import GoneError
 from preduce.schedulers.protocols.partial import Partial
 from preduce.topo.errors import InputError, PreduceError, UnavailableError
@@ -43,7 +47,11 @@ class QuorumGradients(Runner):
     rounds still bring, until all have come: then no gradient is on its way, and all are equally far.
 
     Buffers such as BatchNorm's are averaged in the mean model, at the end, and where models are synchronised; between
-    these each worker keeps its own. The gradient of a step that a GradScaler finds infinite joins as zero.
+    these each worker keeps its own. A round with a gradient that is not finite is left out by all where a GradScaler
+    was at work on any gradient in it. Gradients are summed in host memory, wherever the model lies.
+
+    Raises:
+        InputError: `sum`, and an optimizer other than plain SGD.
     """
 
     averages_gradients = True
@@ -53,6 +61,8 @@ class QuorumGradients(Runner):
     def __init__(self, when: Quorum, run: Run) -> None:
         super().__init__(run)
         self.when = when
+        if when.missed is Missed.SUM:
+            refuse_unless_plain(run.applier.optimizer)
         everyone, reducer = run.everyone, run.reducer
         self.log = QuorumLog(is_on=reducer.recorder.directory is not None)
         self.sums = GradientSums(
@@ -73,19 +83,15 @@ class QuorumGradients(Runner):
         )
         self.driver.spread = Spread(self._mailbox, len(everyone))
         self._line = _free_line(reducer.world)
-        world = reducer.world
+        world = reducer.world.on_host() if isinstance(reducer.world, NcclWorld) else reducer.world
         if not world.has(everyone, name=self._line):
             world.create(everyone, name=self._line)
         self._on_host = Reducer(
             world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
         )
-        self._thread = RoundsThread(
-            self.driver,
-            self.sums,
-            world.communicator(everyone, name=self._line),
-            self._on_host,
-            lambda: self._base,
-        )
+        self._communicator = world.communicator(everyone, name=self._line)
+        self._thread = RoundsThread(self.driver, self.sums, self._communicator, self._on_host, lambda: self._base)
+        self._settings, self._has_warned = Settings(run.applier.optimizer, adds_up=when.missed is Missed.SUM), False
         self._base = self._met = 0
         """Rounds before this segment, and the one of this segment in which models were averaged last."""
         self._clock: Callable[[], int] = lambda: 0
@@ -104,9 +110,7 @@ class QuorumGradients(Runner):
         self._refuse_failure()
         self._open()
         self.sums.refuse_sparse()
-        scaled = self.run.applier.scaled
-        nothing = scaled and not averaged_are_finite(self.run.flat.buckets)
-        self.driver.call(lambda: self.sums.add(scaled=scaled, nothing=nothing))
+        self.driver.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
         self._wait(self.driver.may_take)
         taken = self.driver.take()
         last = self._applied(taken, but_last=True)
@@ -120,6 +124,7 @@ class QuorumGradients(Runner):
 
     def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
         """Where it is time for that: the mean of all models."""
+        self._settings.applied()
         self._synchronise()
 
     def gather(self, *, apply: bool = True) -> int:
@@ -139,6 +144,8 @@ class QuorumGradients(Runner):
                     driver.release(taken.sums)
                 self._synchronise()
         driver.close_segment()
+        if self.when.keeps_equal:
+            self._compare()
         return further
 
     def refuse_changed_means(self) -> None:
@@ -214,6 +221,7 @@ class QuorumGradients(Runner):
     def _open(self) -> None:
         if self.driver.state is None:
             self._base, self._met = self._clock(), 0
+            self._settings.begin()
             self.driver.open()
 
     def _wait(self, done: Callable[[], bool]) -> None:
@@ -248,6 +256,7 @@ class QuorumGradients(Runner):
         last = sums.pop() if but_last else None
         for one in sums:
             self.run.applier.apply(partial(self._put, one, changes=True), check_finite=one.scaled)
+            self._settings.applied()
             self.driver.release([one])
         return last
 
@@ -256,6 +265,25 @@ class QuorumGradients(Runner):
         self.sums.apply(one)
         if changes and self.after_averaging is not None:
             self.after_averaging()
+
+    def _compare(self) -> None:
+        """Warn where workers have applied their results with different settings; the collective thread rests here.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
+        numbers[self.run.rank] = -1 if self._settings.has_changed else self._settings.number
+        round_ = self._clock()
+        operation = self._on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8)
+        try:
+            self._on_host.wait_for(self._communicator.all_reduce(numbers), operation)
+        except (RuntimeError, GoneError, UnavailableError) as error:
+            raise self._on_host.failure(operation, error) from None
+        self._on_host.recorder.end(operation)
+        if not self._has_warned and bool(((numbers != numbers[0]) | (numbers < 0)).any()):
+            self._has_warned = True
+            warnings.warn(PARTED, stacklevel=6)
 
     def _synchronise(self) -> None:
         """Take the mean of all models where the protocol waits for that.

@@ -40,12 +40,11 @@ class Spread:
     Args:
         mailbox: of this worker.
         num_workers: of the run.
-        direct: up to so many workers need no tree.
     """
 
-    def __init__(self, mailbox: Mailbox, num_workers: int, *, direct: int = DIRECT) -> None:
+    def __init__(self, mailbox: Mailbox, num_workers: int) -> None:
         self._mailbox, self._size = mailbox, num_workers
-        self._has_tree = num_workers > direct
+        self._has_tree = num_workers > DIRECT
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
         """Tell these workers; all others, where the run is large, by the tree that begins here.

@@ -36,7 +36,8 @@ class GradientSum:
 class GradientSums:
     """The send buffer of one worker and the sums that wait.
 
-    Costs one array of model size for the send buffer, one for the round that runs, and one for each result that waits.
+    Costs an array of model size for the send buffer, for the round that runs, and for each result that waits or was
+    taken and is being applied.
 
     Args:
         buckets: of the model.
@@ -50,6 +51,8 @@ class GradientSums:
         self._num_workers, self._divide = num_workers, divide
         self.carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
         """The array at whose end the room is."""
+        self.made = 0
+        """Sums that were allocated so far; they are used again."""
         self._spare: list[GradientSum] = []
         self._buffer = self._lent()
         self._kept: dict[int, GradientSum] = {}
@@ -67,9 +70,10 @@ class GradientSums:
         arrays = []
         for index, bucket in enumerate(self.buckets):
             length = bucket.size + len(bucket.slots) + (self._room if index == self.carrier else 0)
-            arrays.append(torch.zeros(length, dtype=bucket.dtype))
+            arrays.append(torch.zeros(length, dtype=bucket.dtype, pin_memory=bucket.device.type == "cuda"))
         if self.carrier == len(self.buckets):
             arrays.append(torch.zeros(self._room))
+        self.made += 1
         return GradientSum(arrays)
 
     def refuse_sparse(self) -> None:
@@ -84,17 +88,17 @@ class GradientSums:
                 if gradient is not None and gradient.layout is not torch.strided:
                     raise InputError(f"gradient of {slot.names[0]!r}: is sparse; use sparse=False in its embedding")
 
-    def add(self, *, scaled: bool, nothing: bool = False) -> None:
-        """Add the parameters' gradients to the send buffer, or, with `nothing`, zeros."""
+    def add(self, *, scaled: bool) -> None:
+        """Add the parameters' gradients to the send buffer; `scaled` if a GradScaler was at work on them."""
         buffer = self._buffer
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, buffer.arrays, strict=False)):
-                self._add(bucket, array, self.divisor(index), first=buffer.is_empty, nothing=nothing)
+                self._add(bucket, array, self.divisor(index), first=buffer.is_empty)
         buffer.is_empty = False
         buffer.scaled |= scaled
 
     @staticmethod
-    def _add(bucket: Bucket, array: torch.Tensor, divisor: int, *, first: bool, nothing: bool) -> None:
+    def _add(bucket: Bucket, array: torch.Tensor, divisor: int, *, first: bool) -> None:
         present, views, gradients = array[bucket.size : bucket.size + len(bucket.slots)], [], []
         flags = torch.zeros(len(bucket.slots), dtype=array.dtype)
         for place, slot in enumerate(bucket.slots):
@@ -104,10 +108,6 @@ class GradientSums:
                     slot.view(array).zero_()
                 continue
             flags[place] = 1
-            if nothing:
-                if first:
-                    slot.view(array).zero_()
-                continue
             views.append(slot.view(array))
             gradients.append(gradient if gradient.device.type == "cpu" else gradient.to("cpu"))
         if divisor != 1:

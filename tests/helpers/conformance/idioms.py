@@ -20,6 +20,7 @@ GRADIENTS = [name for name, kind in KINDS.items() if kind.gradients]
 PROGRESS = [name for name, kind in KINDS.items() if kind.in_turn or kind.late]
 EARLY = [name for name, kind in KINDS.items() if kind.early]
 WHOLE = [name for name in GRADIENTS if name not in EARLY]
+QUORUMS = [name for name, kind in KINDS.items() if kind.quorum]
 PIPELINES = [name for name, kind in KINDS.items() if kind.lag]
 _building = threading.Lock()
 
@@ -142,7 +143,11 @@ def accumulation(cell):
     finished(cell, optimizer, model)
 
 
-@idiom("clipping", "`average_gradients()`, then `clip_grad_norm_`")
+@idiom(
+    "clipping",
+    "`average_gradients()`, then `clip_grad_norm_`",
+    several=(QUORUMS, Outcome("refused", "a call may deliver several", "give it as a function to `join()`, too")),
+)
 def clipping(cell):
     model = network()
     optimizer = cell.wrap(sgd(model), model)
@@ -438,7 +443,7 @@ def rollback(cell):
     "`model.load_state_dict` in mid-run, without the optimizer's",
     progress=(PROGRESS, Outcome("refused", "would send the difference to the others as progress", "load both")),
     late=(
-        PIPELINES,
+        [*PIPELINES, *QUORUMS],
         Outcome("refused", "would apply gradients to it that were taken at other", "load both"),
     ),
 )

@@ -24,6 +24,7 @@ from preduce.topo.strategies import (
     Static,
 )
 from preduce.topo.strategies.gap import Gap, Order
+from preduce.topo.strategies.quorum import Quorum, Start
 
 N = 3
 MEAN = [[1 / 3] * 3] * 3
@@ -40,6 +41,8 @@ class Kind:
     late: bool = False
     lag: int = 0
     """Steps by which gradients are late."""
+    quorum: bool = False
+    """Whether a call may take several means."""
     early: bool = False
     """Whether gradients leave during the backward pass."""
     free: str = ""
@@ -66,9 +69,13 @@ def gap(order):
     return Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Gap(max_ig=2, order=order))
 
 
+PATIENT = Quorum(quorum=Start.SOLO, grace=60_000_000)
+"""Every round waits for a gradient of each worker that has one, so that what it sums is determined."""
+
 KINDS = {
     "allreduce": Kind(AllReduce(), gradients=True),
     "allreduce, pipeline": Kind(AllReduce(when=Pipeline()), gradients=True, lag=1),
+    "allreduce, quorum": Kind(AllReduce(when=PATIENT), gradients=True, quorum=True),
     "allreduce, layers": Kind(AllReduce(how=How(sending=Sending.LAYERS)), gradients=True, early=True),
     "allreduce, pace 2": Kind(AllReduce(pace=2), pace=2),
     "allreduce, late": Kind(AllReduce(when=Late()), late=True),
