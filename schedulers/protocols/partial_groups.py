@@ -61,11 +61,11 @@ GroupsMessage = Activate | Arrived | Share | Ended
 class GroupsState:
     """One worker. Calls have numbers, by which it can be told where the progress of each is.
 
-    Training: `calls` made, `version` rounds taken, `stage`, whether it rests for ever (`resting`); `buffer` holds the calls that no
-    round has, `oldest` is the version with which the oldest of them was begun (−1: none). Thread: rounds `entered`,
-    rounds `done`, `results` that wait for the training, rounds not entered of which it knows that they may start
-    (`activated`) and how many rounds somebody needs (`wanted`), `shares[w]` of rounds with worker w that are not done.
-    `arrived[w]` is 1 + the last round for which worker w is known to have come, `lasts[w]` the last round that it
+    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds the calls
+    that no round has, `oldest` is the version with which the oldest of them was begun (−1: none). Thread: rounds
+    `entered`, rounds `done`, `results` that wait for the training, rounds not entered of which it knows that they may
+    start (`activated`) and how many rounds somebody needs (`wanted`), `shares[w]` of rounds with worker w that are not
+    done. `arrived[w]` is 1 + the last round for which worker w is known to have come, `lasts[w]` the last round that it
     needs, `counted` the own calls in the rounds done.
     """
 
