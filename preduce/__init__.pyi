@@ -6,6 +6,7 @@ from .planner.job import Data as Data
 from .planner.job import Job as Job
 from .planner.lateness import Lateness as Lateness
 from .planner.option import Option as Option
+from .planner.parallelize import parallelize as parallelize
 from .planner.plan import Plan as Plan
 from .planner.plan import plan as plan
 from .runtime.adapters.averager import ScheduleAverager as ScheduleAverager
@@ -17,6 +18,7 @@ from .runtime.data.sharding import shard as shard
 from .runtime.optimizer import DistributedOptimizer as DistributedOptimizer
 from .runtime.pilot.job import PilotJob as PilotJob
 from .runtime.recorder import merge_traces as merge_traces
+from .runtime.sharding.clipping import clip_grad_norm_ as clip_grad_norm_
 from .runtime.state.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.state.checkpoint import save_checkpoint as save_checkpoint
 from .runtime.virtual_time.predict import Prediction as Prediction

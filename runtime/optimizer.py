@@ -15,11 +15,15 @@ from preduce.runtime.liveness.heartbeat import Heartbeat
 from preduce.runtime.liveness.uneven_inputs import UnevenInputs
 from preduce.runtime.recorder import Recorder
 from preduce.runtime.schedule_file import read_schedule
+from preduce.runtime.sharding.clipping import remember
+from preduce.runtime.sharding.found import find_tables, layout_of, refuse_other_sizes
+from preduce.runtime.sharding.tables import Tables
+from preduce.runtime.sharding.whole import own_states, whole_states
 from preduce.runtime.strategies import build
 from preduce.runtime.strategies.alone import Alone
 from preduce.runtime.strategies.base import Run
 from preduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
-from preduce.runtime.transport.alone import AloneWorld, say_alone
+from preduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
 from preduce.runtime.transport.hierarchical import chosen_form, formed
 from preduce.runtime.transport.notes import note_stage
 from preduce.runtime.transport.rendezvous import forget
@@ -93,12 +97,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         codec: str | None = None,
         world: World | None = None,
     ) -> None:
+        self.reasons: tuple[str, ...] = ()
+        """Why each table goes its way, where `preduce.parallelize` chose."""
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = _unwrapped(optimizer)
         self.schedule = read_schedule(schedule)
         policies = Policies.chosen(buffers, optimizer_state, initial)
         policies.refuse_combinations(self.optimizer, self.schedule)
-        flat = FlatModel(model, self.optimizer, policies.buffers, policies.optimizer_state)
+        tables = Tables() if is_alone(world) else find_tables(model, self.optimizer, self.schedule)
+        flat = FlatModel(model, self.optimizer, policies.buffers, policies.optimizer_state, layout_of(tables))
         device = flat.buckets[0].device
         facts = facts_of(self.schedule, flat, self.optimizer, policies)
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
@@ -115,6 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             reached = agreed.world
         else:
             _refuse_other_size(self.schedule, agreed.world)
+            refuse_other_sizes(tables, self.schedule)
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
@@ -130,6 +138,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             heartbeat=heartbeat,
             key=agreed.key,
             timeout=timeout,
+            tables=tables,
         )
         if alone:
             self.runner: Runner = Alone(self.run)
@@ -146,6 +155,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         tell(self.run, self.runner, self.ending)
         if policies.broadcast:
             self.meeting.broadcast()
+        if tables:
+            tables.connect(self.run.reducer, self.schedule.cluster, self.ending.guard, self.stepper)
+            tables.spread(self.optimizer, broadcast=policies.broadcast)
+        remember(self, model.parameters())
 
     @property
     def round(self) -> int:
@@ -277,8 +290,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.ending.guard(self.ending.finish)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, plus this worker's steps under `preduce`."""
-        state = dict(self.optimizer.state_dict())
+        """The wrapped optimizer's, plus this worker's steps under `preduce`.
+
+        Where tables are spread over the workers, all of them call it, and worker 0's holds the whole tables' states.
+        """
+        state = whole_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         state["preduce"] = {"steps": self.steps, "schedule": self.schedule.name}
         return state
 
@@ -299,7 +315,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         if own is not None:
             self.ending.guard(lambda: self.stepper.gather(apply=False))
-        self.optimizer.load_state_dict({key: value for key, value in state_dict.items() if key != "preduce"})
+        theirs = {key: value for key, value in state_dict.items() if key != "preduce"}
+        self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
         if own is not None:
             if self.runner.drains_together:
                 self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
@@ -383,6 +400,7 @@ def _run(
     heartbeat: Heartbeat,
     key: str,
     timeout: float,
+    tables: Tables,
 ) -> Run:
     """What the schedule's runner works on: the model's buckets with the reducers that average them."""
     reducer = Reducer(world, flat.buckets, recorder, heartbeat, key=key, timeout=timeout)
@@ -391,7 +409,8 @@ def _run(
         buffers = Reducer(world, flat.buffer_buckets, recorder, heartbeat, key=f"{key} buffers", timeout=timeout)
         mean_reducers.append(buffers)
     alone = isinstance(world, AloneWorld)
-    return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers), Applier(optimizer, flat), alone=alone)
+    applier = Applier(optimizer, flat, [table.parameter for table in tables])
+    return Run(schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, alone=alone)
 
 
 def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

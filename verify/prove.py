@@ -13,6 +13,7 @@ from preduce.verify.base import Claim, Proof, Status, not_proved
 from preduce.verify.budget import budgets
 from preduce.verify.certificate import certificate_of
 from preduce.verify.codec_error import prove_codec_error
+from preduce.verify.conflict_free import NAME as CONFLICT_FREE
 from preduce.verify.conflict_free import prove_conflict_free
 from preduce.verify.consensus import prove_consensus
 from preduce.verify.contraction import prove_contraction
@@ -32,11 +33,14 @@ from preduce.verify.quorum_groups import prove_quorum_of_groups
 from preduce.verify.rounds import prove_rounds
 from preduce.verify.staleness import prove_meetings
 from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
+from preduce.verify.tables import essential_of_tables, prove_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preduce.topo.schedule import Schedule
+
+ON_DISJOINT = "rests on conflict-freedom, which is refuted."
 
 
 def prove(schedule: Schedule) -> Proof:
@@ -55,9 +59,11 @@ def prove(schedule: Schedule) -> Proof:
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
     essential = prover.essential | (prover.of_rules if schedule.rule() is not None else frozenset())
-    essential |= _of_payload(schedule) | prover.more(schedule)
+    essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
     certificate: dict[str, Any] = {}
     claims = prover.claims(schedule)
+    is_clashing = claims[0].claim == CONFLICT_FREE and claims[0].status is not Status.PROVED
+    claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
     if schedule.is_mixing or prover.is_certified:
         certificate = certificate_of(schedule, claims)
     proof = Proof(schedule.name, claims, essential, certificate, budgets(schedule) if schedule.is_mixing else {})
@@ -80,7 +86,7 @@ def _group_claims(schedule: Schedule) -> tuple[Claim, ...]:
     if first.status is not Status.PROVED:
         # With an overlap there is no mixing matrix to speak about.
         rest = (DOUBLY, "consensus", "deadlock-free", "contraction", *sorted(_of_payload(schedule)))
-        return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
+        return (first, *(not_proved(name, ON_DISJOINT) for name in rest))
     exact = prove_exact(schedule)
     claims = [
         first,
@@ -187,7 +193,7 @@ PROVERS_OF_PROTOCOL: dict[str, Prover] = {
     "gap": Prover(
         _kept_gap_claims, frozenset({"deadlock-free", "queues"}), more=essential_of_kept_gap, is_certified=True
     ),
-    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"})),
+    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"}), is_certified=True),
     "quorum-groups": Prover(
         prove_quorum_of_groups, MEANS | {"conflict-free", "conservation", "mean-preserved"}, frozenset({"membership"})
     ),

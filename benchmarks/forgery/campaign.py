@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.forgery.attempt import certified, ground, kind_of, moved_to, objection, reread, single_claims
 from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
 from benchmarks.forgery.oracle import is_true
-from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide
+from benchmarks.forgery.schedules import SCHEDULES, modular, random_schedule, spread, wide, with_tables
 from preduce.topo.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 WAYS = ("corrupted entry", "corrupted schedule", "another schedule's entry")
 RANDOM_SCHEDULES = 60
+TABLED = range(0, RANDOM_SCHEDULES, 3)
+"""Those to which tables are added."""
+
 ENTRIES = 15
 """Corrupted entries for each corrupted schedule, which stands for as many attempts as it has claims."""
 
@@ -55,6 +58,8 @@ def pool(seed: int) -> list[Honest]:
     draw = random.Random(f"pool {seed}")
     schedules = {**SCHEDULES, "wide": wide(), "spread": spread(), "modular": modular()}
     schedules |= {f"random {number}": random_schedule(draw) for number in range(RANDOM_SCHEDULES)}
+    beside = random.Random(f"tables {seed}")
+    schedules |= {f"random {number}": with_tables(beside, schedules[f"random {number}"]) for number in TABLED}
     result = []
     for name, schedule in schedules.items():
         try:

@@ -150,14 +150,43 @@ def aimed_gap(draw: random.Random, gap: dict[str, Any]) -> None:
     gap[name] = value
 
 
+def aimed_tables(draw: random.Random, what: dict[str, Any]) -> None:
+    """Another way, owner, size or order of tables; it need not go together."""
+    tables = what["tables"]
+    table, kind = draw.choice(tables), draw.randrange(5)
+    if kind == 0:
+        draw.shuffle(tables)
+    elif kind == 1:
+        name = draw.choice(["local_aggregation", "average"])
+        what[name] = not what.get(name, True)
+    elif kind == 2 and len(tables) > 1:
+        tables.remove(table)
+    else:
+        changes: list[tuple[str, Any]] = [("way", draw.choice(["sharded", "gather", "dense"]))]
+        changes += [("hosts", draw.sample(range(5), draw.randrange(4))), ("partitions", draw.randrange(1, 9))]
+        changes += [("partitions", None), ("rows", draw.randrange(1, 30)), ("columns", draw.randrange(1, 5))]
+        changes += [("parameter", draw.choice(["words", "tags", "other"]))]
+        for name, value in draw.sample(changes, draw.randrange(1, 3)):
+            table[name] = value
+
+
+def aimed_axis(draw: random.Random, strategy: dict[str, Any]) -> bool:
+    """Perhaps a change of a value beside the kind; whether there was one."""
+    if isinstance(strategy.get("when"), dict) and "gap" in strategy["when"] and draw.random() < 0.5:
+        aimed_gap(draw, strategy["when"]["gap"])
+    elif "what" in strategy and draw.random() < 0.6:
+        aimed_tables(draw, strategy["what"])
+    elif draw.random() < 0.2 and strategy["kind"] != "neighbor":
+        aimed_payload(draw, strategy)
+    else:
+        return False
+    return True
+
+
 def aimed_schedule(draw: random.Random, raw: dict[str, Any]) -> None:
     """A well-formed change of one phase of a schedule."""
     strategy = raw["strategy"]
-    if isinstance(strategy.get("when"), dict) and "gap" in strategy["when"] and draw.random() < 0.5:
-        aimed_gap(draw, strategy["when"]["gap"])
-        return
-    if draw.random() < 0.2 and strategy["kind"] != "neighbor":
-        aimed_payload(draw, strategy)
+    if aimed_axis(draw, strategy):
         return
     if strategy["kind"] == "allreduce":
         raw["strategy"] = draw.choice(

@@ -29,6 +29,8 @@ from preduce.topo.strategies.axes import (
     Where,
 )
 from preduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from preduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
+from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 if TYPE_CHECKING:
     import random
@@ -55,6 +57,10 @@ def kept(n: int, edges: list[tuple[int, int, Fraction]], gap: Gap) -> Schedule:
     return Schedule("k", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),), when=gap))
 
 
+def by_quorum(n: int, quorum: Quorum) -> Schedule:
+    return Schedule("q", Cluster.regular(n, 1), AllReduce(when=quorum))
+
+
 def half(*pair: int, a: Fraction = Fraction(1, 2)) -> Group:
     return Group(pair, 2 * a)
 
@@ -66,6 +72,14 @@ def shift(n: int, weight: Fraction, step: int = 1) -> list[tuple[int, int, Fract
 SQUARE = [(i, j, Fraction(1, 3)) for i, j in ((0, 1), (1, 2), (2, 3), (3, 0)) for i, j in ((i, j), (j, i))]
 CIRCLE = [(i, (i + d) % 5, Fraction(1, 3)) for i in range(5) for d in (1, 4)]
 ALL_OF_5 = [(i, j, Fraction(1, 5)) for i in range(5) for j in range(5) if i != j]
+TABLES = Routes(
+    tables=(
+        Route(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7),
+        Route(parameter="tags", rows=8, columns=1, way=Way.GATHER, gradient=Gradient.SPARSE),
+        Route(parameter="names", rows=17, columns=2),
+        Route(parameter="places", rows=5, columns=2, way=Way.DENSE),
+    )
+)
 SCHEDULES = {
     "rule": build("prague-figure-10", Cluster.regular(4, 2)),
     "rule-exact": rule((2, 3), 2, (Block((0, 1)),), (Block((0,), (0, 1)), Block((1,), (0, 1)))),
@@ -92,6 +106,10 @@ SCHEDULES = {
             how=How(form=Form.HIERARCHICAL, codec=Codec.INT8, error_feedback=True, sending=Sending.LAYERS),
         ),
     ),
+    "quorum": by_quorum(5, Quorum(quorum=3, staleness=6, grace=100)),
+    "quorum-call": by_quorum(4, Quorum(quorum=Start.MAJORITY, count=Counting.CALL, seed=2)),
+    "quorum-latest": by_quorum(3, Quorum(quorum=Start.SOLO, missed=Missed.LATEST, synchronise_every=5)),
+    "quorum-unequal": by_quorum(4, Quorum(quorum=Start.SOLO, missed=Missed.LATEST)),
     "coded-rule": Schedule(
         "c",
         Cluster.regular(2, 2),
@@ -101,6 +119,16 @@ SCHEDULES = {
         ),
     ),
     "coded": explicit(5, [[0, 1], [2, 3, 4]], [range(5)], prologue=1, how=How(codec=Codec.INT8, block=8)),
+    "tables": Schedule("t", Cluster.irregular([[0, 2, 3], [1, 5], [4]]), AllReduce(what=TABLES)),
+    "tables-apart": Schedule(
+        "t",
+        Cluster.regular(3, 2),
+        Static(
+            phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))),
+            pace=2,
+            what=replace(TABLES, local_aggregation=False),
+        ),
+    ),
     "gap-tokens": kept(5, CIRCLE, Gap(max_ig=2, order=Order.PARALLEL)),
     "gap-stale": kept(5, CIRCLE, Gap(max_ig=3, staleness=1, skip=Skip(limit=4), weights=Weights.ITERATION)),
     "gap-backup": kept(5, CIRCLE, Gap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=Skip(limit=2), inquire=True)),
@@ -135,6 +163,25 @@ def modular() -> Schedule:
     ]
     phases.append([range(r, 6 * copies, 6) for r in range(6)])
     return explicit(6 * copies, *phases)
+
+
+def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
+    """The same schedule with up to three tables of any way and owners, if its workers have common steps."""
+    n, tables = schedule.num_workers, []
+    for name in draw.sample(["words", "tags", "names", "places"], draw.randrange(1, 4)):
+        way, rows = draw.choice(list(Way)), draw.randrange(1, 40)
+        hosts = tuple(draw.sample(range(n), draw.randrange(n + 1))) if way is Way.SHARDED else ()
+        least = len(hosts) or n
+        parts = (
+            draw.randrange(least, rows + 1) if way is Way.SHARDED and least <= rows and draw.random() < 0.5 else None
+        )
+        columns = draw.randrange(1, 5)
+        tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts))
+    what = Routes(tables=tuple(tables), local_aggregation=draw.random() < 0.7)
+    try:
+        return replace(schedule, strategy=replace(schedule.strategy, what=what))
+    except ScheduleError:
+        return schedule
 
 
 TIMES = (LOCKSTEP, Late())

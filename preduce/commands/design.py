@@ -8,6 +8,8 @@ import typer
 from preduce.commands import options
 
 if TYPE_CHECKING:
+    from preduce.planner.model_tables import ModelFacts
+    from preduce.topo.cluster import Cluster
     from preduce.topo.schedule import Schedule
 
 OBJECTIVES = ("balanced", "communication", "disagreement", "drift", "waiting", "exact")
@@ -29,6 +31,15 @@ def command(
         list[str] | None, typer.Option("--param", "-p", help="A parameter of that entry.", metavar="KEY=VALUE")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name to write into the file.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Read the model's size, its tables and what a step touches of them from FILE.py, whose function NAME "
+            "returns the model, or (model, batches).",
+            metavar="FILE.py:NAME",
+        ),
+    ] = None,
+    touched: options.TouchedShares = None,
     model_bytes: options.ModelBytes = None,
     intra_bandwidth: options.Intra = None,
     nic_bandwidth: options.Nic = None,
@@ -105,6 +116,10 @@ def command(
         return
     if param:
         raise typer.BadParameter("needs --using NAME, whose parameter it is", param_hint="--param")
+    if model is not None and model_bytes is not None:
+        raise typer.BadParameter("is what --model reads; leave one of them out", param_hint="--model-bytes")
+    if touched is not None and model is None:
+        raise typer.BadParameter("needs --model FILE.py:NAME, whose tables it is about", param_hint="--touched")
     from dataclasses import replace
 
     from preduce.commands.design_search import search
@@ -147,7 +162,15 @@ def command(
         effort=options.optional("--effort", effort_of, effort),
         seed=seed,
     )
-    search(job, name=name, output=output, front=front, plot=plot, as_json=as_json)
+    facts = None if model is None else _facts_of(model, touched, place)
+    search(job, model=facts, name=name, output=output, front=front, plot=plot, as_json=as_json)
+
+
+def _facts_of(model: str, touched: list[str] | None, cluster: "Cluster") -> "ModelFacts":
+    from preduce.commands.simulate_tables import touched_of
+    from preduce.planner.model_tables import read_model
+
+    return read_model(model, cluster, touched=touched_of(touched or [], cluster))
 
 
 def _build(cluster: str, using: str, param: list[str], name: str | None, output: Path | None, *, as_json: bool) -> None:

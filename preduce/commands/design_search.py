@@ -11,9 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from preduce.planner.hybrid import Hybrid
     from preduce.planner.job import Job
+    from preduce.planner.model_tables import ModelFacts
     from preduce.planner.option import Option
     from preduce.planner.plan import Plan
+    from preduce.topo.schedule import Schedule
+    from preduce.verify.base import Proof
 
 MAX_ROWS = 20
 
@@ -22,31 +26,43 @@ MARK = "*"
 
 
 def search(
-    job: Job, *, name: str | None, output: Path | None, front: Path | None, plot: Path | None, as_json: bool
+    job: Job,
+    *,
+    name: str | None,
+    output: Path | None,
+    front: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    model: ModelFacts | None = None,
 ) -> None:
-    """Plan, write what was asked for, and print the front, the pick and why; `name` is the schedule's in its file."""
+    """Plan, write what was asked for, and print the front, the pick and why; `name` is the schedule's in its file.
+
+    The tables of a `model` go the ways that are best beside the pick.
+    """
     from preduce.console import claim_stdout, console, emit_json, write_text
+    from preduce.planner.hybrid import plan_hybrid
     from preduce.planner.plan import plan
     from preduce.report.front import draw_front
     from preduce.schedulers.synthesis.problem import Status
-    from preduce.topo.document.writer import write_schedule
     from preduce.topo.errors import InfeasibleError, UnknownError
 
     claim_stdout(output, front, as_json=as_json)
     _refuse_lost_work(output, front, plot)
     try:
         with _progress(as_json=as_json) as say:
-            planned = plan(job, progress=say)
+            hybrid = None if model is None else plan_hybrid(job, model, progress=say)
+            planned = plan(job, progress=say) if hybrid is None else hybrid.planned
     except (InfeasibleError, UnknownError) as error:
         if as_json:
             status = Status.INFEASIBLE if isinstance(error, InfeasibleError) else Status.UNKNOWN
             emit_json({"answer": {"status": str(status), "because": str(error)}})
         raise
-    schedule = replace(planned.pick.schedule, name=name or planned.pick.schedule.name)
+    document = (hybrid or planned).to_json()
     if output is not None:
-        write_schedule(output, schedule.with_certificate(planned.proof.certificate))
+        schedule = planned.pick.schedule if hybrid is None else hybrid.schedule
+        _write(output, schedule, planned.proof if hybrid is None else hybrid.proof, name)
     if front is not None:
-        write_text(front, json.dumps(planned.to_json(), indent=2) + "\n")
+        write_text(front, json.dumps(document, indent=2) + "\n")
     if plot is not None and job.quorum:
         from preduce.planner.imbalance import imbalances
         from preduce.report.quorums import draw_quorums
@@ -55,13 +71,26 @@ def search(
     elif plot is not None:
         draw_front(planned, plot)
     if as_json:
-        emit_json(planned.to_json() | ({"output": str(output)} if output else {}))
+        emit_json(document | ({"output": str(output)} if output else {}))
         return
-    _print(planned, job)
+    _print(planned, job if hybrid is None else hybrid.job)
+    if hybrid is not None:
+        _print_tables(hybrid)
     for path in (output, front, plot):
         if path is not None:
             console().print(f"written to {path}")
     console().print(f"Next: preduce verify {output}" if output else "Next: the same with -o schedule.json", style="dim")
+
+
+def _write(output: Path, schedule: Schedule, proof: Proof, name: str | None) -> None:
+    """The schedule with its certificate; this holds the hash, so that another name needs another proof."""
+    from preduce.topo.document.writer import write_schedule
+    from preduce.verify.prove import prove
+
+    if name is not None:
+        schedule = replace(schedule, name=name)
+        proof = prove(schedule)
+    write_schedule(output, schedule.with_certificate(proof.certificate))
 
 
 def _refuse_lost_work(output: Path | None, front: Path | None, plot: Path | None) -> None:
@@ -145,3 +174,25 @@ def _print(planned: Plan, job: Job) -> None:
             f"  • its disagreement is {number(planned.pick.disagreement.value)}; no schedule of the class "
             f"“{planned.pick.bound_class}” that communicates no more has less than {number(planned.pick.bound)}"
         )
+
+
+def _print_tables(hybrid: Hybrid) -> None:
+    from rich.markup import escape
+
+    from preduce.console import console, seconds, size
+
+    screen, routes = console(), hybrid.chosen.routes
+    if not routes:
+        screen.print("Tables: the model has none that embeddings look up; all of it is averaged.")
+        return
+    screen.print(
+        f"Tables, beside {size(hybrid.chosen.dense_bytes)} that the strategy averages"
+        + (f" (touched rows from {hybrid.num_steps} steps)" if hybrid.num_steps else "")
+        + f": {seconds(hybrid.step_seconds)} and {size(hybrid.nic_bytes)} out of a node per step in all, "
+        f"{hybrid.proof.verdict}",
+        style="bold",
+    )
+    for sentence in hybrid.chosen.reasons:
+        screen.print(f"  • {escape(sentence)}")
+    for sentence in hybrid.cautions:
+        screen.print(f"  ! {sentence}", style="yellow")

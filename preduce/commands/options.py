@@ -57,6 +57,15 @@ Slow = Annotated[
 Jitter = Annotated[
     float | None, typer.Option(help="Coefficient of variation of a step's computing time, such as 0.1.", min=0)
 ]
+TouchedShares = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--touched",
+        help="Of a table that goes its own way, the share of its rows that a step of one worker touches, of a node's "
+        "workers, of all; may be repeated.",
+        metavar="NAME=0.8%[:2%[:5%]]",
+    ),
+]
 ClusterFile = Annotated[
     str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
 ]

@@ -45,14 +45,7 @@ def command(
     latency: options.Latency = None,
     rails: options.Rails = None,
     form: options.FileForm = None,
-    touched: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Of a table that goes its own way, the share of its rows that a step of one worker touches, of a "
-            "node's workers, of all; may be repeated.",
-            metavar="NAME=0.8%[:2%[:5%]]",
-        ),
-    ] = None,
+    touched: options.TouchedShares = None,
     rounds: Annotated[int, typer.Option(help="Rounds that every worker does.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
@@ -91,7 +84,7 @@ def command(
     if free:
         hardware = hardware.without_bandwidths()
     times = options.compute_of(hardware, disturbance=disturb, trace=trace)
-    shares = None if touched is None else touched_of(touched, loaded)
+    shares = None if touched is None else touched_of(touched, loaded.cluster)
     timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=how, touched=shares)
     facts = facts_of(loaded, timeline)
     observed = timeline.observed

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from preduce.commands import options
 
 if TYPE_CHECKING:
+    from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from preduce.topo.timing.tables import Touched
 
 
-def touched_of(entries: list[str], schedule: "Schedule") -> "dict[str, Touched]":
+def touched_of(entries: list[str], cluster: "Cluster") -> "dict[str, Touched]":
     """`words.weight=0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently.
 
     Raises:
@@ -31,7 +32,7 @@ def touched_of(entries: list[str], schedule: "Schedule") -> "dict[str, Touched]"
         if name in result:
             raise InputError(f"--touched {entry!r}: {name} is given twice")
         known = [options.quantity("--touched", parse_share, share) for share in shares]
-        alone = Touched.independent(known[0], schedule.cluster)
+        alone = Touched.independent(known[0], cluster)
         node = known[1] if len(known) > 1 else alone.node
         result[name] = Touched(known[0], node, known[2] if len(known) > 2 else max(node, alone.everyone))
     return result

@@ -76,8 +76,9 @@ class Job:
     prediction cannot tell it from something simpler. `gap` asks for neighbours that keep a gap, and
     for nothing else (True) or for none (False); None weighs a few of them where step times differ. `max_queues` is the
     most bytes that their queues may take of a worker. `quorum` asks for rounds that a quorum starts, and for nothing
-    else; without it none is weighed. A `pilot` of the user's own job brings the prices of
-    disagreement, drift and lateness that stand in for the shipped ones.
+    else; without it none is weighed. `tables` says that tables go their own way beside it in every
+    step, so that only schedules whose workers have common steps will do. A `pilot` of the user's own job brings the
+    prices of disagreement, drift and lateness that stand in for the shipped ones.
     """
 
     cluster: Cluster
@@ -98,6 +99,7 @@ class Job:
     gap: bool | None = None
     max_queues: float | None = None
     quorum: bool = False
+    tables: bool = False
 
     def __post_init__(self) -> None:
         """Refuse jobs that cannot be planned.
@@ -119,6 +121,11 @@ class Job:
         if self.gap and self.when is Lateness.PIPELINE:
             raise InputError(
                 "when: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
+            )
+        if self.tables and (self.gap or self.quorum):
+            raise InputError(
+                f"when: {'a gap' if self.gap else 'a quorum'} leaves workers without common steps, in which tables go "
+                "their own way; choose lockstep, late or pipeline"
             )
         if self.quorum and (self.gap or self.when is not None):
             raise InputError("when: a quorum is asked for, and something else besides; choose one of them")

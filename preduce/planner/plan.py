@@ -151,6 +151,8 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     searched = NOT_SEARCHED if job.gap or job.quorum else _search(job, clock, options, say)
     options += keeping
     unmeasured = _measure(searched, job, clock, options)
+    if job.tables:
+        options = [option for option in options if not option.schedule.strategy.refuses_tables()]
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
     chosen = _pick(options, job, searched, clock, rounds)
     if (part := shorter(chosen, job, lambda one: _fits(one, job, clock))) is not None:

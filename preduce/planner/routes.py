@@ -38,7 +38,7 @@ IN_ORDER = (Way.DENSE, Way.GATHER, Way.SHARDED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A parameter that is looked up by rows, with how many of them a step touches.
+    """A parameter that is looked up by rows, with how many of them a step touches; None where that is unknown.
 
     `ways` are those that it may go; `because` says why not the others. A sparse gradient, of which the optimizer sees
     touched rows only, is never averaged densely, since that would change what the optimizer does to the others.
@@ -47,7 +47,7 @@ class Table:
     parameter: str
     rows: int
     columns: int
-    touched: Touched
+    touched: Touched | None
     gradient: Gradient = Gradient.DENSE
     element_bytes: int = ELEMENT_BYTES
     ways: tuple[Way, ...] = IN_ORDER
@@ -71,6 +71,11 @@ class Table:
         return tuple(way for way in IN_ORDER if way in self.ways and not (sparse and way is Way.DENSE))
 
     @property
+    def shares(self) -> Touched:
+        """What a step touches; all where it is unknown."""
+        return self.touched or Touched(1.0, 1.0, 1.0)
+
+    @property
     def num_bytes(self) -> int:
         """Of all its rows."""
         return self.rows * self.columns * self.element_bytes
@@ -81,7 +86,7 @@ class Table:
 
     def visited(self, way: Way, num_workers: int) -> float:
         """Bytes that gradient and optimizer of one worker visit in a step."""
-        seen = self.touched.everyone if self.gradient is Gradient.SPARSE else 1.0
+        seen = self.shares.everyone if self.gradient is Gradient.SPARSE else 1.0
         return seen * self.num_bytes / (num_workers if way is Way.SHARDED else 1)
 
 
@@ -159,7 +164,7 @@ class Pricing:
             visits = self.applying * table.visited(way, self.cluster.num_workers)
             self._own[key] = Exchange(gradients=visits) + exchange(
                 table.route(way),
-                table.touched,
+                table.shares,
                 self.cluster,
                 self.hardware,
                 local_aggregation=local_aggregation,
@@ -287,11 +292,12 @@ def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: b
 
 def _reason(table: Table, way: Way, costs: dict[Way, Cost]) -> str:
     """One line: the table, what of it is touched, its way, and what the others would take."""
-    touched = table.touched
-    about = (
-        f"{table.parameter} ({table.rows:,} x {table.columns}, {in_bytes(table.num_bytes)}; a worker touches "
-        f"{touched.worker:.2%} of its rows in a step, a node {touched.node:.2%}, all {touched.everyone:.2%})"
-    )
+    shares = table.touched
+    seen = "what a step touches is unknown"
+    if shares is not None:
+        seen = f"a worker touches {shares.worker:.2%} of its rows in a step, "
+        seen += f"a node {shares.node:.2%}, all {shares.everyone:.2%}"
+    about = f"{table.parameter} ({table.rows:,} x {table.columns}, {in_bytes(table.num_bytes)}; {seen})"
     others = [f"{other} {_took(costs[other])}" for other in table.allowed if other is not way]
     why = f"; {', '.join(others)}" if others else ""
     barred = [str(other) for other in IN_ORDER if other not in table.allowed]

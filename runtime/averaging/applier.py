@@ -16,16 +16,18 @@ from preduce.runtime.averaging.commit import replace_where
 from preduce.runtime.averaging.gradients import averaged_are_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from preduce.runtime.averaging.flat_model import FlatModel
 
 
 class Applier:
-    """Takes the wrapped optimizer's steps with mean gradients."""
+    """Takes the wrapped optimizer's steps with mean gradients; `apart` are parameters that others exchange."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatModel) -> None:
-        self.optimizer, self._flat = optimizer, flat
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, flat: FlatModel, apart: Sequence[torch.nn.Parameter] = ()
+    ) -> None:
+        self.optimizer, self._flat, self._apart = optimizer, flat, apart
         self.scaled = False
         """Whether a GradScaler scaled the loss of this worker's last step."""
         self.changes_means = False
@@ -41,9 +43,14 @@ class Applier:
                 where the host knows already that all is well.
             check_finite: leave the step out unless all gradients are finite.
         """
+        aside = [parameter.grad for parameter in self._apart]
+        for parameter in self._apart:
+            parameter.grad = None  # of a step that the training loop asks for, or asked for
         self.remember(put())
         taken = self.step(check_finite=check_finite)
         self.undo()
+        for parameter, gradient in zip(self._apart, aside, strict=True):
+            parameter.grad = gradient
         return taken
 
     def step(self, *, check_finite: bool) -> bool:

@@ -17,7 +17,7 @@ from preduce.runtime.averaging.loads import count_loads
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 class BufferPolicy(StrEnum):
@@ -38,22 +38,37 @@ class StatePolicy(StrEnum):
 class FlatModel:
     """The model's trainable parameters as flat buckets, with checks that they stay where they were put.
 
+    Args:
+        model: the module.
+        optimizer: trains its parameters.
+        buffers: what happens to floating-point buffers.
+        state: what happens to the optimizer's state.
+        apart: parameters that are exchanged another way, with a line for each that says what they are.
+
     Raises:
         InputError: a model that cannot be laid out flat, or an optimizer with foreign parameters.
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, buffers: BufferPolicy, state: StatePolicy
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buffers: BufferPolicy,
+        state: StatePolicy,
+        apart: Mapping[torch.nn.Parameter, str] | None = None,
     ) -> None:
         _refuse_wrapped(model)
         self.model = model
-        _refuse_several_devices(model)
+        self._apart = dict(apart or {})
+        _refuse_several_devices(model, self._apart)
         named = _named_parameters(model)
         _refuse_foreign(optimizer, named)
+        named = [entry for entry in named if entry[2] not in self._apart]
         self._frozen = {p: names[0] for names, _, p in named if not p.requires_grad}
         trainable = [(names, owners, p) for names, owners, p in named if p.requires_grad]
         if not trainable:
-            raise InputError("model: has no trainable parameter; nothing could be averaged")
+            besides = " besides its tables" if self._apart else ""
+            raise InputError(f"model: has no trainable parameter{besides}; nothing could be averaged")
         self.buckets: list[Bucket] = []
         for key in dict.fromkeys((p.device, p.dtype) for _, _, p in trainable):
             self.buckets.append(_flatten([entry for entry in trainable if (entry[2].device, entry[2].dtype) == key]))
@@ -79,8 +94,8 @@ class FlatModel:
         return (slot for bucket in self.buckets for slot in bucket.slots)
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is a view of a bucket."""
-        return parameter in self._known
+        """Whether a parameter is exchanged: as a view of a bucket, or as a table."""
+        return parameter in self._known or parameter in self._apart
 
     def buffers(self) -> list[torch.Tensor]:
         """The model's buffers of every dtype, each once."""
@@ -126,7 +141,7 @@ class FlatModel:
         """
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
-                if parameter not in self._known and parameter not in self._frozen:
+                if not self.holds(parameter) and parameter not in self._frozen:
                     raise InputError(
                         f"optimizer: group {index} holds a parameter of shape {list(parameter.shape)} that the model "
                         "did not have when DistributedOptimizer was made, so it would be trained without being "
@@ -143,6 +158,7 @@ class FlatModel:
                     f"{'='.join(slot.names)} {shape} {bucket.dtype} {bucket.device.type} strides {slot.stride}"
                 )
             lines += [f"{rider.name} {'×'.join(map(str, rider.shape))} {bucket.dtype}" for rider in bucket.riders]
+        lines += self._apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
         lines += [f"buffer {name} {'×'.join(map(str, b.shape))} {b.dtype}" for name, b in self.model.named_buffers()]
         return lines
@@ -250,10 +266,11 @@ def _cudnn(slot: Slot) -> str:
     return ", and for recurrent layers flatten_parameters()" if recurrent and slot.parameter.is_cuda else ""
 
 
-def _refuse_several_devices(model: torch.nn.Module) -> None:
+def _refuse_several_devices(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, str]) -> None:
     """Parameters and buffers are sent by the same groups, and a group works on one kind of device."""
+    others = [(name, parameter) for name, parameter in model.named_parameters() if parameter not in apart]
     first: dict[torch.device, str] = {}
-    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+    for kind, tensors in (("parameter", others), ("buffer", model.named_buffers())):
         for name, tensor in tensors:
             first.setdefault(tensor.device, f"{kind} {name!r} on {tensor.device}")
     if len(first) > 1:

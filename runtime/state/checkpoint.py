@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.runtime.state import shelf
 from preduce.runtime.state.saved_state import StateFile, pack, unpack
+from preduce.runtime.state.saved_tables import deal_anew, reader
 from preduce.runtime.state.shelf import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from preduce.topo.document.canonical import schedule_sha256
 from preduce.topo.document.writer import write_file
@@ -180,8 +181,9 @@ def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, membe
             if manifest["model_sha256"] != _model_sha256(optimizer):
                 raise InputError(f"{folder}: was saved from another model")
             there = [rank for rank, entry in enumerate(manifest["workers"]) if entry is not None]
-            _state_file(optimizer).restore_mean(folder / file_of(rank) for rank in there)
-            facts = {"num_workers": manifest["num_workers"], "round": manifest["round"]}
+            saved = _state_file(optimizer).restore_mean(folder / file_of(rank) for rank in there)
+            facts = {"num_workers": manifest["num_workers"], "round": manifest["round"], "there": there}
+            facts["tables"] = saved
             facts["steps"] = manifest["workers"][there[0]]["steps"]
         except (PreduceError, OSError) as error:
             facts = {"problem": str(error)}
@@ -189,13 +191,16 @@ def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, membe
     if "problem" in told:
         raise InputError(f"load_checkpoint: worker {members[0]}: {told['problem']}")
     optimizer.meeting.broadcast(members)
+    if tables := optimizer.run.tables:
+        tables.broadcast()
+        deal_anew(tables, told["tables"], told["there"], reader(folder, file_of, unpack))
     optimizer.stepper.steps = 0
     return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
 
 
 def _state_file(optimizer: DistributedOptimizer) -> StateFile:
     """What is saved of this worker."""
-    return StateFile(optimizer.run.flat, optimizer.optimizer, optimizer.runner, optimizer.steps)
+    return StateFile(optimizer.run, optimizer.optimizer, optimizer.runner, optimizer.steps)
 
 
 def _model_sha256(optimizer: DistributedOptimizer) -> str:

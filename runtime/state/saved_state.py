@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from preduce.runtime.state.saved_tables import gathered_of, layouts_of, shards_of
 from preduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
 from preduce.topo.extras import load
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from preduce.runtime.averaging.flat_model import FlatModel
-    from preduce.runtime.strategies.base import Runner
+    from preduce.runtime.strategies.base import Run, Runner
 
 Tensors = dict[str, torch.Tensor]
 
@@ -28,12 +28,14 @@ Tensors = dict[str, torch.Tensor]
 class StateFile:
     """What is saved of one worker, and how it is put back."""
 
-    def __init__(self, flat: FlatModel, optimizer: torch.optim.Optimizer, runner: Runner, steps: int) -> None:
-        self.flat, self.optimizer, self.runner, self.steps = flat, optimizer, runner, steps
+    def __init__(self, run: Run, optimizer: torch.optim.Optimizer, runner: Runner, steps: int) -> None:
+        self.flat, self.tables = run.flat, run.tables
+        self.optimizer, self.runner, self.steps = optimizer, runner, steps
 
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
         """Copies of everything: tensors by name, and what is no tensor."""
-        tensors = {name: tensor.detach().clone() for name, tensor in self._model().items()}
+        live = self._model() | shards_of(self.tables)
+        tensors = {name: tensor.detach().clone() for name, tensor in live.items()}
         saved = self.optimizer.state_dict()
         numbers: dict[str, dict[str, Any]] = {}
         for index, state in saved["state"].items():
@@ -42,6 +44,8 @@ class StateFile:
             _split(group, f"group/{index}", tensors, numbers)
         device = self.flat.buckets[0].device
         facts = {"steps": self.steps, "optimizer": numbers, "random": _random_states(tensors, device)}
+        if self.tables:
+            facts["tables"] = layouts_of(self.tables)
         for name, tensor in self.runner.state().items():
             tensors[f"strategy/{name}"] = tensor.detach().clone()
         return tensors, facts
@@ -51,7 +55,7 @@ class StateFile:
 
         What another worker saved gives no random states: two workers would draw the same numbers.
         """
-        self._restore_model(tensors)
+        self._restore(self._model() | shards_of(self.tables), tensors)
         current = self.optimizer.state_dict()
         numbers = facts["optimizer"]
         state: dict[int, dict[str, Any]] = {}
@@ -76,39 +80,48 @@ class StateFile:
         if own_random_states:
             _restore_random_states(tensors, facts["random"], self.flat.buckets[0].device)
 
-    def restore_mean(self, paths: Iterable[Path]) -> None:
-        """Put the mean of several workers' models in place; integer buffers are the first worker's."""
+    def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
+        """Put the mean of several workers' models in place; integer buffers are the first worker's.
+
+        Returns how the sharded tables were dealt out, whose rows are left to `deal_anew`.
+        """
+        layouts: dict[str, Any] = {}
         sums: Tensors = {}
         first: Tensors = {}
         count = 0
         for path in paths:
             try:
-                tensors, _ = unpack(path.read_bytes(), path)
+                tensors, facts = unpack(path.read_bytes(), path)
             except OSError as error:
                 raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
-            first = first or tensors
             count += 1
+            layouts = facts.get("tables", {})
             for name in self._model():
                 if name not in tensors:
                     raise DocumentError(name, "is missing", str(path))
                 if tensors[name].is_floating_point():
                     value = tensors[name].double()
                     sums[name] = sums[name] + value if name in sums else value
+                first.setdefault(name, tensors[name])
         means = {name: (total / count).to(first[name].dtype) for name, total in sums.items()}
-        self._restore_model(first | means)
+        self._restore(self._model(), first | means)
+        return layouts
 
     def _model(self) -> Tensors:
-        """The live tensors of the model by name, each once."""
+        """The live tensors of the model by name, each once, without the rows that only this worker has."""
         live: Tensors = {f"model/{slot.names[0]}": slot.parameter for slot in self.flat.slots()}
         for name, parameter in self.flat.model.named_parameters():
             if not parameter.requires_grad:
                 live[f"model/{name}"] = parameter
+        live = {name: one for name, one in live.items() if name not in shards_of(self.tables)}
+        live |= gathered_of(self.tables)
         live |= {f"buffer/{name}": buffer for name, buffer in self.flat.model.named_buffers()}
         return live
 
-    def _restore_model(self, tensors: Tensors) -> None:
+    @staticmethod
+    def _restore(model: Tensors, tensors: Tensors) -> None:
         with torch.no_grad():
-            for name, live in self._model().items():
+            for name, live in model.items():
                 if name not in tensors or tensors[name].shape != live.shape:
                     raise InputError(f"load_checkpoint: {name} is missing in the file or has another shape")
                 live.copy_(tensors[name])
@@ -152,7 +165,12 @@ def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: di
     """Tensors to `tensors`, everything else but the parameter lists to `numbers`."""
     plain = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor) and key != "params"}
     numbers[prefix] = plain
-    tensors.update({f"{prefix}/{k}": v.detach().clone() for k, v in values.items() if isinstance(v, torch.Tensor)})
+    # A momentum of sparse gradients is sparse, which the format does not know; the optimizer goes on with a dense one.
+    tensors.update({f"{prefix}/{k}": _dense(v) for k, v in values.items() if isinstance(v, torch.Tensor)})
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to_dense() if tensor.is_sparse else tensor.detach().clone()
 
 
 def _random_states(tensors: Tensors, device: torch.device) -> dict[str, Any]:

@@ -57,13 +57,9 @@ def build(run: Run) -> Runner:
     """The runner of a schedule's strategy.
 
     Raises:
-        MissingFeatureError: no strategy here runs schedules of this kind, or tables that go their own way.
+        MissingFeatureError: no strategy here runs schedules of this kind.
     """
     strategy = run.schedule.strategy
-    if strategy.what:
-        raise MissingFeatureError(
-            f"schedule {run.schedule.name!r}: what.tables cannot be executed by this version; leave what out"
-        )
     for entry in _RUNNERS:
         if entry.kind is type(strategy):
             return entry.build(strategy, run)

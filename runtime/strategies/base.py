@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from preduce.runtime.averaging.applier import Applier
     from preduce.runtime.averaging.flat_model import FlatModel
     from preduce.runtime.averaging.reducer import Reducer
+    from preduce.runtime.sharding.tables import Tables
     from preduce.runtime.watch.status import GapStatus
     from preduce.topo.schedule import Schedule
 
@@ -35,6 +36,8 @@ class Run:
     """Reducers of everything that the mean model holds: parameters, and buffers that do not ride along with them."""
     applier: Applier
     """The wrapped optimizer, for strategies that have a mean gradient to apply."""
+    tables: Tables
+    """What goes a way of its own, beside what the strategy averages."""
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
     progress: Progress = field(default_factory=Progress)

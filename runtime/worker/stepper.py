@@ -80,6 +80,8 @@ class Stepper:
         """
         round_, step = self.round, self.steps
         self._refuse_changes(first=step % self.run.pace == 0)
+        if self.run.tables:
+            self._refuse_with_tables(skip=skip, scaled=found_inf is not None)
         if skip and self._averaged:
             raise InputError(
                 "skip: average_gradients() has put this step's gradients into those of all workers, who apply them; "
@@ -102,21 +104,59 @@ class Stepper:
                 "average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
                 "when they come back; call scaler.unscale_(optimizer) before it"
             )
-        self._declare(round_)
+        self.declare()
         self.run.applier.scaled = found_inf is not None
         if found_inf is not None and scale is not None:
             unscale(self.optimizer, scale)
         if self.runner.averages_gradients:
             loss = self._step_with_mean_gradients(closure, skip=skip)
         else:
+            loss, closure = self._closed_tables(closure)
             self.runner.before_step(step, round_, first=step % self.run.pace == 0)
-            loss = None
             if not skip and not (found_inf is not None and bool(found_inf)):
-                loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+                loss = self.optimizer.step(closure) if closure is not None else loss
+                if closure is None:
+                    self.optimizer.step()
         self._count(self._steps + 1)
+        self.run.tables.stepped()
         if self.steps % self.run.pace == 0:
             self._end_round(step, round_)
         return loss
+
+    def _serve_tables(self) -> None:
+        """Hand out this worker's rows for a step of the others', and take the gradients of its rows."""
+        for table in self.run.tables:
+            table.parameter.grad = None
+        if self.run.tables:
+            self.run.tables.serve()
+
+    def _closed_tables(self, closure: Callable[[], Any] | None) -> tuple[Any, Callable[[], Any] | None]:
+        """Where there are tables: evaluate the closure, whose lookups all workers do, and end the step's exchanges.
+
+        Returns the loss and what is left to be evaluated.
+        """
+        if not self.run.tables:
+            return None, closure
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.run.tables.close_step()
+        return loss, None
+
+    def _refuse_with_tables(self, *, skip: bool, scaled: bool) -> None:
+        """Refuse what one worker would decide by itself after its rows' gradients have gone to all."""
+        name = next(table.name for table in self.run.tables)
+        if skip:
+            raise InputError(
+                f"skip: the gradients of parameter {name!r} have reached the owners of its rows at the end of "
+                "backward(); call zero_grad() and step() on all workers to drop the step everywhere"
+            )
+        if scaled:
+            raise InputError(
+                f"GradScaler: finds infinities on one worker, and the rows of parameter {name!r} lie on all; use "
+                "bfloat16, which needs no scaler"
+            )
 
     def _end_round(self, step: int, round_: int) -> None:
         """End a round; where the runner skips some, their steps count as taken."""
@@ -162,6 +202,7 @@ class Stepper:
 
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
+        self.run.tables.close_step()
         self.runner.before_step(self.steps, self.round, first=True)
         self._count(self._steps + self.runner.more)
 
@@ -176,7 +217,7 @@ class Stepper:
 
     def average_gradients(self) -> None:
         """Average the gradients of the coming step now."""
-        self._declare(self.round)
+        self.declare()
         self._average()
         self._averaged = True
         self._means.begin()
@@ -191,14 +232,16 @@ class Stepper:
         finally:
             self._joining = False
 
-    def _declare(self, round_: int) -> None:
+    def declare(self) -> None:
+        """Tell workers whose data ended that this one begins, or is in, its next round."""
         if self._joining:
-            self.uneven_inputs.declare(round_)
+            self.uneven_inputs.declare(self.round)
 
     def _refuse_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
         flat = self.run.flat
         flat.check()
+        self.run.tables.check()
         flat.refuse_foreign(self.optimizer)
         if flat.loads.count != self._loads:
             if self.runner.takes_for_progress(self.round, first=first):
@@ -234,12 +277,21 @@ class Stepper:
                 )
             if self.runner.averages_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
+                self._serve_tables()
                 self.runner.before_step(step, round_, first=True)
                 if after_averaging is not None:
                     self._means.begin()
+                    self._averaged = True  # for what averages unless that is done, such as clip_grad_norm_
                     after_averaging()
+                    self._averaged = False
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
+            elif self.run.tables:
+                for _ in range(self.run.pace):
+                    self.optimizer.zero_grad(set_to_none=True)  # so that it steps with its rows of tables only
+                    self._serve_tables()
+                    self.optimizer.step()
+                    self._count(self._steps + 1)
             self._count((round_ + 1) * self.run.pace)
             self._end_round(step, round_)
             self.runner.leave()

@@ -95,7 +95,7 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
     def work(world):
         rank = world.rank
         model, _, optimizer = wrapped(world, schedule)
-        together = optimizer.runner
+        drivers[rank] = optimizer.runner.driver
         for number in range(before + 10):
             if rank == 0 and number == before:
                 far[0] = optimizer.round
@@ -106,7 +106,7 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
             call(model, optimizer, n)
             far[rank] = optimizer.round if rank else far[0]
         optimizer.finish()
-        return model.values(), together.driver.state
+        return model.values()
 
     def watch():
         stopped.wait(20)
@@ -116,15 +116,17 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
                 last, since = list(far), time.monotonic()
             time.sleep(0.01)
         seen.append(list(far))
+        drivers[0].say(said.append)
         released.set()
 
-    seen = []
+    seen, said, drivers = [], [], {}
     watching = threading.Thread(target=watch)
     watching.start()
     results = ranks.run(n, work)
     watching.join()
     assert max(seen[0][1:]) == seen[0][0] + bound
-    assert all((values == -n * (before + 10)).all() for values, _ in results)
+    assert said == [f"computes a gradient, while {bound} result{'s wait' if bound > 1 else ' waits'} for it"]
+    assert all((values == -n * (before + 10)).all() for values in results)
 
 
 def test_results_are_clipped_by_the_function_that_join_is_given(ranks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 
 import pytest
@@ -18,17 +19,20 @@ from preduce.topo.errors import InputError
 from preduce.verify import checker
 from preduce.verify.checker.certificate import CLAIMS
 
-COUNT = 1000
+COUNT = int(os.environ.get("PREDUCE_TEST_FORGERIES", "300"))
+"""Of every kind; `python -m benchmarks.forgery` makes as many of the same corruptions as one likes."""
 CASES = entries_by_kind()
-PAYLOADS = ("pipeline", "coded-rule", "coded")
+PAYLOADS = ("pipeline", "coded-rule", "coded", "tables", "tables-apart")
 """Schedules for what they send, whose groups are those of others."""
+TABLES = ("one-route", "one-owner", "table-order", "nic-bytes")
+"""Claims of a few numbers, each of which is computed anew."""
 # STEADY: the checks take milliseconds, so fewer of them are made here, and more in test_steady_state_claims.py.
 
 
 @pytest.mark.parametrize("kind", sorted(CASES))
 def test_corrupted_certificates_are_refused_or_still_true(kind):
     slow = ("contraction/factor", "contraction/norms", *STEADY)  # the matrices of the first two have 50 rows
-    count = COUNT // 4 if kind in slow or CLAIMS[kind].of_events else COUNT
+    count = COUNT // 4 if kind in (*slow, *TABLES) or CLAIMS[kind].of_events else COUNT
     draw = random.Random(f"certificate {kind}")
     cases = CASES[kind]
     assert cases, "every kind of claim has a schedule that shows it"

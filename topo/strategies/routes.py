@@ -91,8 +91,9 @@ class Routes(Closed):
 
     def owner(self, route: Route, row: int, num_workers: int) -> int:
         """The one worker on which a row lies."""
-        hosts = self.hosts(route, num_workers)
-        return hosts[row % self.partitions(route, num_workers) % len(hosts)]
+        num_hosts = len(route.hosts) or num_workers
+        place = row % (route.partitions or num_hosts) % num_hosts
+        return route.hosts[place] if route.hosts else place
 
     def check(self, num_workers: int) -> None:
         """Refuse two routes for one parameter, hosts that do not exist, and settings that mean nothing.

@@ -11,7 +11,8 @@ with integers and fractions only. Where to read:
 * `period.py`: one period as a matrix, and why a rule of any size is a few small ones. `linear_algebra.py`: pivots, and
   a factor rounded to integers; `definite.py`: the same for forms. `steady_state.py`: what workers add between two
   averagings. `meetings.py`: after how many rounds everybody has met everybody.
-* `schedule.py`: what a schedule file says, and its hash; `axes.py`: how late averages are, and how payload travels.
+* `schedule.py`: what a schedule file says, and its hash; `axes.py`: how late averages are, and how payload travels;
+  `tables.py`: which tables go their own way, and who owns their rows.
   `certificate.py`: which check decides which entry.
 * `strict_json.py`, `refusal.py`, `program.py`: strict reading, the two ways to say no, and the command line.
 

@@ -1,4 +1,4 @@
-"""Reading `what`: tables of which a step touches few rows, and which therefore go their own way.
+"""Reading `what`: tables of which a step touches few rows, and which therefore go their own way; who owns their rows.
 
 Way `sharded`: row r of a table lies in part r mod `partitions`, and part p on the worker `hosts[p mod len(hosts)]`; all
 workers are hosts where none is named, and there are as many parts as hosts where no number is. Every worker holds a
@@ -7,10 +7,13 @@ whole table of way `gather`, and so of way `dense`, which goes by the strategy's
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_object, as_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LIMIT = 2**31
 """No number of rows, columns or parts reaches this."""
@@ -26,8 +29,16 @@ class Table(NamedTuple):
     rows: int
     columns: int
     way: str
-    hosts: list[int]
+    hosts: Sequence[int]
     partitions: int
+
+    def rows_of(self, place: int) -> int:
+        """Rows on the host at that place of the list: of its parts p, p mod H = place, each has the rows r mod P = p.
+
+        Part p has ⌊R/P⌋ rows, and one more if p < R mod P.
+        """
+        each, left = divmod(self.rows, self.partitions)
+        return each * _numbers(self.partitions, place, len(self.hosts)) + _numbers(left, place, len(self.hosts))
 
 
 class Tables(NamedTuple):
@@ -35,6 +46,15 @@ class Tables(NamedTuple):
 
     listed: list[Table]
     is_local: bool
+
+    def by(self, way: str) -> list[Table]:
+        """Those that go this way."""
+        return [table for table in self.listed if table.way == way]
+
+
+def _numbers(below: int, place: int, modulus: int) -> int:
+    """How many of 0, 1, …, below − 1 are `place` modulo `modulus`."""
+    return max(0, (below - place + modulus - 1) // modulus)
 
 
 def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
@@ -66,9 +86,9 @@ def _read_table(raw: object, num_workers: int, place: str) -> Table:
     gradient = members.get("gradient", "dense")
     as_choice(gradient, f"{place}.gradient", ("dense", "sparse"))
     require(way != "dense" or gradient == "dense", f"{place}.gradient", "way dense has a dense gradient")
-    hosts = as_integers(members.get("hosts", []), f"{place}.hosts", 0, num_workers)
-    require(len(set(hosts)) == len(hosts), f"{place}.hosts", "names each worker once")
-    hosts = list(hosts) or list(range(num_workers))
+    named = as_integers(members.get("hosts", []), f"{place}.hosts", 0, num_workers)
+    require(len(set(named)) == len(named), f"{place}.hosts", "names each worker once")
+    hosts: Sequence[int] = named or range(num_workers)  # a range: there may be 2**31 of them
     partitions = len(hosts)
     if members.get("partitions") is not None:
         partitions = as_integer(members["partitions"], f"{place}.partitions", len(hosts), rows + 1)

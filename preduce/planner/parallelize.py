@@ -1,0 +1,201 @@
+"""Parallelize: from a script on one device to many workers, with a way for every table that the planner chose."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from preduce.planner.model_tables import tables_of
+from preduce.planner.routes import APPLYING, choose_routes
+from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
+from preduce.runtime.schedule_file import read_schedule
+from preduce.runtime.sharding.found import embeddings_of
+from preduce.runtime.sharding.touched import await_text, gather_texts, shares, told, touched_here
+from preduce.runtime.transport.alone import is_alone
+from preduce.runtime.transport.notes import Notes
+from preduce.runtime.transport.rendezvous import default_world
+from preduce.schedulers.registry import build
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.cluster import load_cluster
+from preduce.topo.document.schedule import dump_schedule, schedule_of
+from preduce.topo.errors import InputError, PreduceError
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from preduce.runtime.sharding.touched import Bits
+    from preduce.runtime.transport.worlds import World
+    from preduce.topo.timing.tables import Touched
+
+BATCHES = 4
+"""Sample batches that are looked at."""
+UNKNOWN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
+"""Links where nobody said what they are; as `preduce design` assumes them."""
+PROBE_ROWS, PROBE_COLUMNS = 4096, 64
+
+_log = logging.getLogger("preduce")
+
+
+def parallelize(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    where: Cluster | Schedule | str | Path,
+    *,
+    batches: Iterable[Any] | None = None,
+    forward: Callable[[torch.nn.Module, Any], object] | None = None,
+    hardware: Hardware | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    world: World | None = None,
+    **settings: Any,  # noqa: ANN401 - DistributedOptimizer's own
+) -> tuple[torch.nn.Module, DistributedOptimizer]:
+    """Train a model of one device on many workers: dense parameters by a schedule, each embedding its best way.
+
+    All workers call it with the same model. They look at a few of their batches to see which rows a step touches, on a
+    worker, on a node and on all; worker 0's planner chooses from that (`planner.routes.choose_routes`), and the choice
+    is in `optimizer.reasons`, one line a table, in `optimizer.schedule`, and in the log "preduce" at level INFO. The
+    model stays the same object.
+
+    Args:
+        model: as for one device.
+        optimizer: that trains it.
+        where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then go by all-reduce. A
+            schedule that says where its tables go (`what`) is taken as it is.
+        batches: some of this worker's batches, or its loader; the first few are looked at, without training. Entries
+            after those that the model's `forward` takes are left out.
+        forward: `forward(model, batch)` where that is not how the model is called.
+        hardware: links of the cluster, where `where` does not say them.
+        timeout: seconds to wait for the others.
+        world: how to reach them; found from the environment by default.
+        **settings: of DistributedOptimizer.
+
+    Raises:
+        InputError: embeddings and no batches, or what DistributedOptimizer refuses.
+        PreduceError: as DistributedOptimizer's.
+    """
+    schedule, links = _schedule(where)
+    reasons: tuple[str, ...] = ()
+    if not is_alone(world) and not schedule.strategy.what and embeddings_of(model):
+        reached = world or default_world(torch.device("cpu"), timedelta(seconds=timeout), lambda _s, _r, _n: None)
+        decision = _decided(
+            reached,
+            timeout,
+            schedule,
+            lambda: _seen(model, batches, forward),
+            lambda touched: _chosen(model, optimizer, schedule, hardware or links or UNKNOWN, touched),
+        )
+        schedule, reasons = schedule_of(decision["schedule"]), tuple(decision["reasons"])
+    distributed = DistributedOptimizer(optimizer, model, schedule, timeout=timeout, world=world, **settings)
+    distributed.reasons = reasons
+    if distributed.rank == 0:
+        for reason in reasons:
+            _log.info(reason)
+    return model, distributed
+
+
+def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardware | None]:
+    """The schedule of the dense parameters, and what is known of links."""
+    if isinstance(where, Schedule):
+        return where, None
+    if isinstance(where, str | Path) and _is_schedule(Path(where)):
+        return read_schedule(where), None
+    cluster = where if isinstance(where, Cluster) else load_cluster(str(where))
+    return build("allreduce", cluster), cluster.hardware
+
+
+def _is_schedule(path: Path) -> bool:
+    """Whether a file is a schedule rather than a cluster."""
+    try:
+        return path.is_file() and "strategy" in json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def _seen(
+    model: torch.nn.Module, batches: Iterable[Any] | None, forward: Callable[[torch.nn.Module, Any], object] | None
+) -> Bits:
+    """The rows that this worker's sample batches look up."""
+    if batches is None:
+        raise InputError(
+            f"parallelize: the model has {len(embeddings_of(model))} embeddings and it is not known which rows a step "
+            "touches; give batches=..., such as the data loader, or a schedule that says what.tables"
+        )
+    return touched_here(model, batches, forward, BATCHES)
+
+
+def _decided(
+    world: World,
+    timeout: float,
+    schedule: Schedule,
+    see: Callable[[], Bits],
+    choose: Callable[[Mapping[str, Touched]], tuple[Schedule, tuple[str, ...]]],
+) -> dict[str, Any]:
+    """What worker 0 chooses by what all see; a mistake of anybody's user stops all with the same line."""
+    key = str(_counted(world))
+    try:
+        mine = told(world.rank, see())
+    except InputError as error:
+        mine = told(world.rank, str(error))
+    notes, place = Notes(world.store, f"parallelize/{key}"), f"parallelize/{key}"
+    said = gather_texts(world, key, mine, timeout)
+    if world.rank == 0:
+        try:
+            chosen, reasons = choose(shares(said, schedule.cluster))
+            decision: dict[str, Any] = {"schedule": dump_schedule(chosen), "reasons": reasons}
+        except PreduceError as error:
+            decision = {"problem": str(error)}
+        notes.write("decision", json.dumps(decision))
+    else:
+        decision = json.loads(await_text(world, place, "decision", 0, timeout))
+    if "problem" in decision:
+        raise InputError(decision["problem"])
+    return decision
+
+
+def _chosen(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule,
+    hardware: Hardware,
+    touched: Mapping[str, Touched],
+) -> tuple[Schedule, tuple[str, ...]]:
+    """The schedule with a way for every table, and the reasons."""
+    tables, dense_bytes = tables_of(model, touched)
+    chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense_bytes, applying=_applying(optimizer))
+    return replace(schedule, strategy=replace(schedule.strategy, what=chosen.routes), certificate=None), chosen.reasons
+
+
+def _applying(optimizer: torch.optim.Optimizer) -> float:
+    """Seconds per byte of a table that a step of such an optimizer takes here, the least of three."""
+    probe = torch.nn.Parameter(torch.zeros(PROBE_ROWS, PROBE_COLUMNS))
+    try:
+        known = inspect.signature(type(optimizer)).parameters
+        copy = type(optimizer)([probe], **{k: v for k, v in optimizer.defaults.items() if k in known})
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            probe.grad = torch.zeros_like(probe)
+            copy.step()
+            times.append(time.perf_counter() - start)
+    except Exception:  # noqa: BLE001 - one that takes sparse gradients only, or cannot be built from its defaults
+        return APPLYING
+    return min(times) / (probe.numel() * probe.element_size())
+
+
+_counts: WeakKeyDictionary[World, int] = WeakKeyDictionary()
+
+
+def _counted(world: World) -> int:
+    """How often this worker has come here in this world, this time included; equal on all that come alike."""
+    _counts[world] = _counts.get(world, 0) + 1
+    return _counts[world]

@@ -1,0 +1,117 @@
+"""Calls: before rows move, all workers tell each other what they are about to do, and stop together if they differ.
+
+Collectives of which two workers mean different ones would exchange wrong rows, or wait for ever. So each operation on
+tables begins with one small message from every worker to every other one, of a fixed length: what it does, for which
+table, how many rows follow. A worker that found a mistake of its user (an index out of range) says so there, and all
+raise the same line. A worker whose data ended takes part in whatever the others do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Kind(IntEnum):
+    """What a worker is about to do with its tables."""
+
+    ANY = 0
+    """Whatever the others do: its own data ended."""
+    LOOKUP = 1
+    REDUCE = 2
+    STEP = 3
+    NORM = 4
+    WHOLE = 5
+
+
+LENGTH = 7
+"""Numbers of a call, before its counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one worker does next; `value` is its part of a norm."""
+
+    kind: Kind
+    step: int = 0
+    table: int = 0
+    copy: int = 0
+    """Which copy of the model, such as that of moving averages: 0 is the one that is trained."""
+    trains: bool = False
+    has_problem: bool = False
+    value: float = 0.0
+
+    def numbers(self) -> torch.Tensor:
+        """As int64 [LENGTH]."""
+        numbers = [self.kind, self.step, self.table, self.copy, self.trains, self.has_problem, 0]
+        message = torch.tensor([int(number) for number in numbers])
+        message[-1:] = torch.tensor([self.value], dtype=torch.float64).view(torch.int64)
+        return message
+
+    @classmethod
+    def read(cls, message: torch.Tensor) -> Call:
+        """The call that was sent as these numbers."""
+        kind, step, table, copy, trains, problem, _ = message.tolist()
+        value = float(message[-1:].view(torch.float64))
+        return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
+
+    def means_as(self, other: Call) -> bool:
+        """Whether two workers do the same."""
+        mine = (self.kind, self.step, self.table, self.copy, self.trains)
+        return mine == (other.kind, other.step, other.table, other.copy, other.trains)
+
+    def words(self, tables: Sequence[str]) -> str:
+        """What the worker does, as the end of "worker 2 …"."""
+        name = tables[self.table]
+        if self.kind is Kind.LOOKUP:
+            copy = f" in copy {self.copy} of the model" if self.copy else ""
+            return f"looks up rows of {name!r}{copy} {'to train' if self.trains else 'without gradients'}"
+        return {
+            Kind.ANY: "has no data left",
+            Kind.REDUCE: "exchanges the gradients of a backward pass",
+            Kind.STEP: "has finished its backward passes",
+            Kind.NORM: "clips gradients",
+            Kind.WHOLE: f"saves or spreads the rows of {name!r}",
+        }[self.kind] + f" in step {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What all members of a group said: their calls by rank, and their counts for this worker, [members, tables]."""
+
+    calls: Mapping[int, Call]
+    counts: torch.Tensor
+
+    @property
+    def agreed(self) -> Call | None:
+        """What all do; None if they differ, or if all would take part in what others do."""
+        said = [call for call in self.calls.values() if call.kind is not Kind.ANY]
+        if not said or not all(call.means_as(said[0]) for call in said):
+            return None
+        return None if said[0].kind is Kind.WHOLE and len(said) < len(self.calls) else said[0]
+
+    @property
+    def with_problem(self) -> int | None:
+        """The first worker that found a mistake of its user."""
+        return next((rank for rank, call in self.calls.items() if call.has_problem), None)
+
+    def difference(self, tables: Sequence[str]) -> str:
+        """Who does something else than the others, in one line that is the same on all workers."""
+        said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
+        if not said:
+            return "no worker has data left, and nobody began the step that was announced"
+        usual = max(said.values(), key=lambda call: sum(call.means_as(other) for other in said.values()))
+        if all(call.means_as(usual) for call in said.values()):
+            said = dict(self.calls)  # the one thing that a worker without data takes no part in
+        odd, theirs = next((rank, call) for rank, call in said.items() if not call.means_as(usual))
+        rank = next(rank for rank, call in said.items() if call.means_as(usual))
+        return (
+            f"worker {odd} {theirs.words(tables)} while worker {rank} {usual.words(tables)}; "
+            "tables are exchanged in lockstep: all workers do the same lookups and backward passes in the same order"
+        )

@@ -1,0 +1,105 @@
+"""Clip gradients by their norm over the whole model, of which workers hold parts: torch's function, for every run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import ref
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from preduce.runtime.optimizer import DistributedOptimizer
+    from preduce.runtime.sharding.tables import Tables
+
+_optimizers = WeakTensorKeyDictionary()
+"""Who averages each parameter's gradient."""
+
+
+def remember(optimizer: DistributedOptimizer, parameters: Iterable[torch.Tensor]) -> None:
+    """Note who averages these parameters."""
+    for parameter in parameters:
+        _optimizers[parameter] = ref(optimizer)
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, with the norm of one device that has the whole batch and the whole model.
+
+    All workers call it, between `backward()` and `step()`. Where the schedule averages gradients they are averaged
+    first (see `average_gradients`). The norms of the rows that each worker owns are added up in one message of one
+    number; what all workers have alike counts once. Where a schedule averages parameters, dense gradients differ
+    between workers: then the mean of their norms (to the power of `norm_type`) counts, so that all clip alike.
+
+    Args:
+        parameters: whose gradients; of one DistributedOptimizer, or of none.
+        max_norm: the largest norm that gradients keep.
+        norm_type: p of the p-norm; `inf` for the largest number.
+        error_if_nonfinite: raise where the norm is no number.
+        foreach: torch's, for parameters of no DistributedOptimizer.
+
+    Returns:
+        The norm before clipping, equal on all workers.
+
+    Raises:
+        InputError: parameters of several optimizers, or workers that do different things.
+        PeerLostError: a worker is gone.
+        RuntimeError: the norm is not finite, with `error_if_nonfinite`.
+    """
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    kept: list[DistributedOptimizer | None] = [_optimizers[one]() for one in given if one in _optimizers]
+    owners = {owner for owner in kept if owner is not None}
+    if len(owners) > 1:
+        raise InputError("clip_grad_norm_: these parameters belong to several DistributedOptimizers; clip each's own")
+    if not owners:
+        return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
+    (optimizer,) = owners
+    optimizer.average_gradients()
+    tables = optimizer.run.tables
+    if not tables:
+        return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
+    tables.close_step()
+    total = _norm_over_all(given, tables, float(norm_type))
+    if error_if_nonfinite and not bool(torch.isfinite(total)):
+        raise RuntimeError(f"The total norm of order {norm_type} for gradients is non-finite, so it cannot be clipped")
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for parameter in given:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor.to(parameter.grad.dtype))
+    return total
+
+
+def _norm_over_all(parameters: Sequence[torch.Tensor], tables: Tables, norm_type: float) -> torch.Tensor:
+    """The norm of all gradients, of which each worker has some rows."""
+    everywhere: list[torch.Tensor] = []
+    here: list[torch.Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            table = tables.of(parameter)
+            (here if table is not None and table.is_sharded else everywhere).append(_numbers(parameter.grad))
+    if norm_type == torch.inf:
+        largest = max((float(part.abs().max()) for part in everywhere + here if part.numel()), default=0.0)
+        return torch.tensor(max(tables.said_by_all(largest)))
+    power = _powers(everywhere, norm_type) / tables.num_workers + _powers(here, norm_type)
+    return torch.tensor(sum(tables.said_by_all(power)) ** (1.0 / norm_type), dtype=torch.float32)
+
+
+def _numbers(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers that a gradient stores."""
+    plain = gradient.detach().as_subclass(torch.Tensor) if type(gradient) is not torch.Tensor else gradient.detach()
+    return plain.coalesce().values() if plain.is_sparse else plain
+
+
+def _powers(parts: Sequence[torch.Tensor], norm_type: float) -> float:
+    """The sum of all numbers' absolute values to a power."""
+    norms = [float(torch.linalg.vector_norm(part, norm_type, dtype=torch.float64)) for part in parts]
+    return float(sum(norm**norm_type for norm in norms))

@@ -1,0 +1,311 @@
+"""Exchange: what all workers do with their tables together: look rows up, bring gradients to owners, meet.
+
+Each operation is one message from all to all (see `calls`) and then the rows; where rows are coalesced per node, the
+same is done inside the node first: there the collector of a row asks, or sums, for all of its node. Nothing is changed
+before everything has arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.sharding.calls import Call, Kind, Met
+from preduce.runtime.sharding.columns import Part, by_member, dealt, put_together, width_of
+from preduce.runtime.transport.notes import Notes
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from preduce.runtime.sharding.layout import Layout
+    from preduce.runtime.sharding.wire import Wire
+    from preduce.runtime.transport.communicators import Communicator
+
+    Answer = Callable[[torch.Tensor], torch.Tensor]
+    """Gives the rows at these places of this worker's array."""
+    Source = Callable[[Call], tuple[Layout, Answer]]
+    """The layout of a lookup, and how this worker answers it."""
+
+ID = torch.int32
+"""How row numbers travel."""
+Parts = dict[int, Part]
+"""Rows by the index of their table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an exchange has to know of a table: its name, an empty array like its rows, and its layout where sharded."""
+
+    name: str
+    like: torch.Tensor
+    """[0, columns]"""
+    layout: Layout | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an operation: what it was, all workers' calls, and the rows."""
+
+    did: Call
+    met: Met
+    rows: torch.Tensor | None = None
+    """Of a lookup: the rows asked for, in the order asked."""
+    parts: Mapping[int, Part] | None = None
+    """Of gradients: for each table that any worker brought gradients of, the sums of this worker's rows."""
+
+
+class Exchange:
+    """One worker's part in the operations of all tables of a run.
+
+    Args:
+        wire: its collectives.
+        shapes: the tables, in the order in which they are exchanged.
+        round_: the round that this worker is in, for reports.
+    """
+
+    def __init__(self, wire: Wire, shapes: Sequence[Shape], round_: Callable[[], int]) -> None:
+        self.wire, self.shapes, self.round = wire, shapes, round_
+        self._names = [shape.name for shape in shapes]
+        self.collectors = wire.collectors()
+        self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
+        self._num_problems = 0
+
+    def perform(
+        self,
+        call: Call,
+        parts: Parts | None = None,
+        *,
+        source: Source,
+        problem: str = "",
+    ) -> Outcome:
+        """Do one operation together with all workers.
+
+        Args:
+            call: what this worker does.
+            parts: what it asks for, or brings; without repetitions. Lookups concern one table.
+            source: the layout of a lookup, and how this worker answers it.
+            problem: a mistake of this worker's user, for which all stop.
+
+        Raises:
+            InputError: workers do different things, or one found a mistake; the same line on all of them.
+            PeerLostError: a worker is gone.
+        """
+        call = replace(call, has_problem=bool(problem))
+        if problem:
+            self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
+        inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
+        bring = parts or {} if inside is None else inside.bring
+        counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, call, inside))
+        met = self.wire.meet(self.wire.everyone, call, counts, self.round())
+        did = self._agreed(met)
+        theirs = (met.counts - 1).clamp(min=0)
+        if did.kind in (Kind.LOOKUP, Kind.WHOLE):
+            rows = self._answered(did, ordered, counts, theirs, source)
+            if did.table in orders:
+                rows = restored(rows, orders[did.table])
+            if inside is not None:
+                rows = inside.handed_out(did, rows)
+            return Outcome(did, met, rows=rows)
+        if did.kind is Kind.REDUCE:
+            return Outcome(did, met, parts=self._brought(did, bring, ordered, counts, met.counts))
+        return Outcome(did, met)
+
+    def _owners(
+        self,
+        bring: Parts,
+        source: Source,
+        call: Call,
+        inside: _Inside | None,
+    ) -> dict[int, torch.Tensor | None]:
+        """The worker that each row goes to; None for rows that go to all."""
+        doing = call if inside is None else inside.doing
+        if doing.kind in (Kind.LOOKUP, Kind.WHOLE):
+            layout = source(doing)[0]
+            return {table: layout.owner_of(part.ids) for table, part in bring.items()}
+        layouts = {table: self.shapes[table].layout for table in bring}
+        return {t: None if (one := layouts[t]) is None else one.owner_of(part.ids) for t, part in bring.items()}
+
+    def addressed(
+        self, group: Communicator, parts: Parts, targets: Mapping[int, torch.Tensor | None]
+    ) -> tuple[torch.Tensor, Parts, dict[int, torch.Tensor]]:
+        """What to tell each member, int64 [members, tables]: 0 for a table not brought, else 1 more than its rows.
+
+        And the parts in order of the members that they go to, with these orders.
+        """
+        counts = torch.zeros(group.size, len(self.shapes), dtype=torch.int64)
+        ordered: Parts = {}
+        orders: dict[int, torch.Tensor] = {}
+        for table, part in parts.items():
+            target = targets[table]
+            if target is None:
+                counts[:, table], ordered[table] = len(part.ids) + 1, part
+            else:
+                ordered[table], orders[table], count = by_member(part, target, group.size)
+                counts[:, table] = count + 1
+        return counts, ordered, orders
+
+    def _agreed(self, met: Met) -> Call:
+        """What all do.
+
+        Raises:
+            InputError: as `perform` says.
+        """
+        rank, did = met.with_problem, met.agreed
+        if rank is not None:
+            text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
+            self._num_problems += 1
+            raise InputError(f"worker {rank}: {text}")
+        if did is None:
+            raise InputError(f"tables: {met.difference(self._names)}")
+        return did
+
+    def _answered(
+        self,
+        did: Call,
+        asked: Parts,
+        counts: torch.Tensor,
+        theirs: torch.Tensor,
+        source: Source,
+    ) -> torch.Tensor:
+        """Ask the owners, answer who asks, and return the rows in order of owners."""
+        layout, answer = source(did)
+        sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
+        receives = theirs[:, did.table].tolist()
+        ids = asked[did.table].ids if did.table in asked else torch.empty(0, dtype=torch.int64)
+        wire, everyone = self.wire, self.wire.everyone
+        name, moment = self.shapes[did.table].name, (did.step, self.round())
+        wanted = wire.swap(f"rows asked for of {name}", everyone, ids.to(ID), sends, receives, moment=moment).long()
+        rows = answer(layout.place_of(wanted))
+        return wire.swap(f"rows of {name}", everyone, rows, receives, sends, moment=moment)
+
+    def _brought(
+        self, did: Call, bring: Parts, ordered: Parts, counts: torch.Tensor, said: torch.Tensor
+    ) -> dict[int, Part]:
+        """Bring gradients where they belong and add up what came; for tables that some worker brought."""
+        sums: dict[int, Part] = {}
+        some = (said > 0).any(0).tolist()
+        theirs = (said - 1).clamp(min=0)
+        to_owners = [t for t, shape in enumerate(self.shapes) if some[t] and shape.layout is not None]
+        to_all = [t for t, shape in enumerate(self.shapes) if some[t] and shape.layout is None]
+        mine = (counts - 1).clamp(min=0)
+        if to_owners:
+            parts = [ordered.get(t) or self.nothing(t) for t in to_owners]
+            came = self.swapped(self.wire.everyone, did, parts, mine[:, to_owners], theirs[:, to_owners])
+            sums |= {t: part.coalesced() for t, part in zip(to_owners, came, strict=True)}
+        if to_all:
+            parts = [bring.get(t) or self.nothing(t) for t in to_all]
+            came = self._gathered(did, parts, theirs[:, to_all])
+            sums |= {t: part.coalesced() for t, part in zip(to_all, came, strict=True)}
+        return sums
+
+    def swapped(
+        self, group: Communicator, did: Call, parts: Sequence[Part], mine: torch.Tensor, theirs: torch.Tensor
+    ) -> list[Part]:
+        """Exchange parts of several tables with a group; what came of each, from all members in turn."""
+        columns = columns_of(parts)
+        # As one array of bytes for each member; each table is two columns, its row numbers and its rows.
+        message, sends = dealt(columns, mine.repeat(1, len(columns) // len(parts)))
+        counts = theirs.repeat(1, len(columns) // len(parts))
+        sizes = counts * torch.tensor([width_of(column) for column in columns])
+        came = self.wire.swap(
+            "gradients of tables" if len(columns) > len(parts) else "rows asked for in a node",
+            group,
+            message,
+            sends,
+            sizes.sum(1).tolist(),
+            moment=(did.step, self.round()),
+        )
+        return parts_of(put_together(came, counts, columns), len(parts))
+
+    def _gathered(self, did: Call, parts: Sequence[Part], theirs: torch.Tensor) -> list[Part]:
+        """Everybody's parts of several tables, in order of workers."""
+        columns = columns_of(parts)
+        counts = theirs.repeat(1, 2)
+        widths = torch.tensor([width_of(column) for column in columns])
+        message, _ = dealt(columns, torch.tensor([[len(column) for column in columns]]))
+        lengths = (counts * widths).sum(1).tolist()
+        came = self.wire.gather("gathered gradients", message, lengths, moment=(did.step, self.round()))
+        return parts_of(put_together(torch.cat(came), counts, columns), len(parts))
+
+    def nothing(self, table: int) -> Part:
+        """No rows of a table."""
+        return Part(torch.empty(0, dtype=torch.int64), self.shapes[table].like)
+
+
+class _Inside:
+    """The first half of an operation, inside a node: its collectors learn what all of the node ask for or bring."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: Call,
+        parts: Parts,
+        source: Source,
+    ) -> None:
+        node = exchange.wire.node
+        assert node is not None, "made only where there is one"
+        self._exchange, self._node = exchange, node
+        self.doing = call
+        self.bring: Parts = {}
+        self._inverse = torch.empty(0, dtype=torch.int64)
+        lookup = call.kind in (Kind.LOOKUP, Kind.WHOLE)
+        targets: dict[int, torch.Tensor | None] = {}
+        for table, part in parts.items():
+            layout = source(call)[0] if lookup else exchange.shapes[table].layout
+            collector = part.ids % node.size if layout is None else exchange.collectors[layout.owner_of(part.ids)]
+            targets[table] = collector
+        counts, ordered, self._orders = exchange.addressed(node, parts, targets)
+        met = exchange.wire.meet(node, call, counts, exchange.round())
+        self._counts, self._theirs = (counts - 1).clamp(min=0), (met.counts - 1).clamp(min=0)
+        if met.agreed is None or met.with_problem is not None:
+            return  # everybody hears of it when all workers meet
+        self.doing = met.agreed
+        tables = (met.counts > 0).any(0).nonzero().view(-1).tolist()
+        if not tables:
+            return
+        nothing = [exchange.nothing(t) for t in tables]
+        if self.doing.kind is not Kind.REDUCE:
+            nothing = [Part(part.ids) for part in nothing]
+        sent = [ordered.get(t) or none for t, none in zip(tables, nothing, strict=True)]
+        came = exchange.swapped(node, self.doing, sent, self._counts[:, tables], self._theirs[:, tables])
+        if self.doing.kind is Kind.REDUCE:
+            self.bring = {t: part.coalesced() for t, part in zip(tables, came, strict=True)}
+        else:
+            ids, self._inverse = torch.unique(came[0].ids, return_inverse=True)
+            self.bring = {tables[0]: Part(ids)}
+
+    def handed_out(self, did: Call, rows: torch.Tensor) -> torch.Tensor:
+        """The rows that this worker asked for, from the collectors of its node; it hands out what it collected."""
+        exchange = self._exchange
+        mine, theirs = self._counts[:, did.table].tolist(), self._theirs[:, did.table].tolist()
+        rows = exchange.wire.swap(
+            f"rows of {exchange.shapes[did.table].name} in a node",
+            self._node,
+            rows[self._inverse],
+            theirs,
+            mine,
+            moment=(did.step, exchange.round()),
+        )
+        return restored(rows, self._orders[did.table]) if did.table in self._orders else rows
+
+
+def columns_of(parts: Sequence[Part]) -> list[torch.Tensor]:
+    """Row numbers of all parts, then their rows where they have any."""
+    ids = [part.ids.to(ID) for part in parts]
+    return ids + [part.rows for part in parts if part.rows is not None]
+
+
+def parts_of(columns: Sequence[torch.Tensor], num_parts: int) -> list[Part]:
+    """The inverse of `columns_of`."""
+    ids, rows = columns[:num_parts], columns[num_parts:]
+    return [Part(one.long(), rows[place] if rows else None) for place, one in enumerate(ids)]
+
+
+def restored(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Rows in the order that they had before they were put into `order`."""
+    back = torch.empty_like(rows)
+    back[order] = rows
+    return back

@@ -1,0 +1,154 @@
+"""Find the tables that a schedule names in a model, and refuse what a table's route cannot do as one device does it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.sharding.layout import RowLayout
+from preduce.runtime.sharding.table import Table
+from preduce.runtime.sharding.tables import Tables
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.routes import Gradient, Way
+
+if TYPE_CHECKING:
+    from preduce.runtime.sharding.table import Embeddings
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.routes import Route
+
+ROUTABLE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
+
+def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter, tuple[Embeddings, ...]]]:
+    """The parameters that embeddings look up, by their first name, and all modules that do."""
+    modules: dict[torch.nn.Parameter, list[Embeddings]] = {}
+    names: dict[torch.nn.Parameter, str] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, ROUTABLE) and isinstance(module.weight, torch.nn.Parameter):
+            modules.setdefault(module.weight, []).append(module)
+            names.setdefault(module.weight, f"{prefix}.weight".lstrip("."))
+    return {name: (parameter, tuple(modules[parameter])) for parameter, name in names.items()}
+
+
+def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> Tables:
+    """The tables of a schedule that travel apart from the strategy's averaging.
+
+    Raises:
+        InputError: a name that no embedding has, or an embedding that cannot go its route.
+    """
+    routes = schedule.strategy.what
+    known = embeddings_of(model)
+    found = []
+    for index, route in enumerate(routes.apart):
+        if route.parameter not in known:
+            raise InputError(
+                f"schedule {schedule.name!r}: what.tables names parameter {route.parameter!r}, which no nn.Embedding "
+                f"or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
+            )
+        parameter, modules = known[route.parameter]
+        refuse_route(model, route, parameter, modules)
+        n = schedule.num_workers
+        rows = RowLayout.of(routes, route, n) if route.way is Way.SHARDED else None
+        found.append(Table(index, route, parameter, modules, n, average=routes.average, layout=rows))
+    tables = Tables(found, coalesces=routes.local_aggregation)
+    if tables and isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError("optimizer: LBFGS sees all parameters as one vector; tables of their own route need another")
+    return tables
+
+
+def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
+    """One line for each table, equal on all workers that run the same model."""
+    lines = {}
+    for table in tables:
+        module = table.modules[0]
+        size = "×".join(map(str, table.parameter.shape))
+        facts = f"padding {module.padding_idx} max_norm {module.max_norm} sparse {module.sparse}"
+        lines[table.parameter] = f"{table.name} {size} {table.parameter.dtype} {table.parameter.device.type} {facts}"
+    return lines
+
+
+def refuse_other_sizes(tables: Tables, schedule: Schedule) -> None:
+    """Refuse tables that are not as the schedule says; called once all workers are known to have the same model.
+
+    Raises:
+        InputError: as said.
+    """
+    for table in tables:
+        route, shape = table.route, tuple(table.parameter.shape)
+        if shape != (route.rows, route.columns):
+            raise InputError(
+                f"schedule {schedule.name!r}: parameter {table.name!r} is a table of {route.rows}×{route.columns} in "
+                f"what.tables and of {shape[0]}×{shape[1]} in the model; use the schedule that was made for this model"
+            )
+
+
+def refuse_route(
+    model: torch.nn.Module, route: Route, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
+) -> None:
+    """Refuse a route by which a parameter's embeddings would not give what they give on one device.
+
+    Raises:
+        InputError: why not.
+    """
+    _refuse_uses(model, route, parameter, modules)
+    for module in modules:
+        _refuse_module(route, module)
+
+
+def _refuse_uses(
+    model: torch.nn.Module, route: Route, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
+) -> None:
+    """A row is handed out by lookups only, so nothing else may use the parameter."""
+    for prefix, module in model.named_modules():
+        for name, other in module.named_parameters(recurse=False):
+            if other is parameter and module not in modules:
+                place = f"{prefix}.{name}".lstrip(".")
+                raise InputError(
+                    f"parameter {route.parameter!r}: is used by {place!r} ({type(module).__name__}), too, which needs "
+                    "all rows; give it way 'dense', or parameters of their own"
+                )
+    if parameter.device.type not in ("cpu", "meta"):
+        raise InputError(
+            f"parameter {route.parameter!r}: lies on {parameter.device}; tables of their own route are exchanged over "
+            "gloo, on CPU; give it way 'dense'"
+        )
+    if parameter.is_meta and route.way is not Way.SHARDED:
+        raise InputError(f"parameter {route.parameter!r}: has no numbers (device meta); only sharded tables are drawn")
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # noqa: SLF001 - no public way
+        raise InputError(
+            f"parameter {route.parameter!r}: has hooks on its gradient, which is made by all workers together and "
+            "passes no hook; look at parameter.grad after backward() instead"
+        )
+
+
+def _refuse_module(route: Route, module: Embeddings) -> None:
+    """What torch's embeddings can do and this table's route cannot."""
+    name = route.parameter
+    if type(module).forward not in (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward):
+        raise InputError(
+            f"parameter {name!r}: belongs to {type(module).__name__}, which looks up in a forward() of its own; "
+            "only nn.Embedding's and nn.EmbeddingBag's is known; put an nn.Embedding inside it"
+        )
+    if module.scale_grad_by_freq:
+        raise InputError(
+            f"parameter {name!r}: scale_grad_by_freq divides by how often a row occurs in the whole batch, of which a "
+            "worker knows a part; leave it out"
+        )
+    if module.max_norm is not None and route.way is not Way.SHARDED:
+        raise InputError(
+            f"parameter {name!r}: max_norm shortens rows when they are looked up, and each worker looks up others; "
+            "with way 'gather' the copies would part; use way 'sharded'"
+        )
+    if module.sparse != (route.gradient is Gradient.SPARSE):
+        raise InputError(
+            f"parameter {name!r}: its embedding has sparse={module.sparse} and its route gradient {route.gradient}; "
+            "the optimizer would take another step than on one device; make them equal"
+        )
+
+
+def _near(name: str, known: list[str]) -> str:
+    """What the user may have meant, as the end of a sentence."""
+    close = get_close_matches(name, known, n=1) or known[:4]
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

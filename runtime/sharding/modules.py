@@ -1,0 +1,208 @@
+"""Embeddings of which the rows lie elsewhere: `nn.Embedding` and `nn.EmbeddingBag` that look them up over the workers.
+
+The module of the user's model stays the same object, and so do its parameter and the optimizer's hold on it; only the
+module's class becomes one of these (as torch's `fully_shard` does it). What torch computes from rows, it computes here,
+too: from the rows that this call needs, each once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch.autograd.function import once_differentiable
+
+from preduce.runtime.sharding.columns import Part
+from preduce.runtime.sharding.whole import own_rows, whole
+from preduce.topo.errors import InputError
+
+if TYPE_CHECKING:
+    from preduce.runtime.sharding.table import Embeddings, Table
+    from preduce.runtime.sharding.tables import Tables
+
+ATTRIBUTE = "_preduce_table"
+
+
+class Handle:
+    """What ties a module to its table; a deep copy of the module is tied as another copy of it."""
+
+    def __init__(self, tables: Tables, table: Table, module: Embeddings, copy: int) -> None:
+        self.tables, self.table, self.copy = tables, table, copy
+        self.module = weakref.ref(module)
+        self._trains = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        """For moving averages, such as `torch.optim.swa_utils.AveragedModel`: their rows lie as the model's do."""
+        module = memo[id(self.module())]
+        self.table.copies.append(weakref.ref(module))
+        return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickling.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"parameter {self.table.name!r}: its rows are spread over the workers, so the model cannot be pickled; "
+            "save model.state_dict(), which all workers call"
+        )
+
+    def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+        """The rows that a call needs, [rows, columns], the indices into them, and the place of the padding row.
+
+        Raises:
+            InputError: an index out of range, on any worker.
+        """
+        module = self.module()
+        assert module is not None, "a module calls its own handle"
+        problem = _problem(self.table, indices)
+        ids, inverse = torch.unique(indices.long(), return_inverse=True)
+        self._trains = torch.is_grad_enabled() and weight.requires_grad and self.copy == 0
+        rows: torch.Tensor = _Lookup.apply(weight, self, ids[:0] if problem else ids, problem)  # type: ignore[no-untyped-call]
+        padding = None
+        if module.padding_idx is not None:
+            place = int(torch.searchsorted(ids, module.padding_idx))
+            padding = place if place < len(ids) and int(ids[place]) == module.padding_idx else None
+        return rows, inverse, padding
+
+    def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
+        """Rows by their numbers, which are each there once.
+
+        Raises:
+            InputError: an index out of range, on any worker.
+        """
+        if self.table.is_sharded:
+            return self.tables.fetch(self.table, self.copy, ids, trains=self._trains, problem=problem)
+        if problem:
+            self.tables.refuse(problem)
+        module = self.module()
+        assert module is not None, "a module calls its own handle"
+        return module.weight.detach()[ids]
+
+
+def _problem(table: Table, indices: torch.Tensor) -> str:
+    """What is wrong with the indices of a lookup; empty where nothing is."""
+    if indices.dtype not in (torch.int32, torch.int64):
+        return f"parameter {table.name!r}: is looked up with {indices.dtype}; indices are int32 or int64"
+    if indices.numel():
+        last = table.route.rows - 1
+        for index in (int(indices.min()), int(indices.max())):
+            if not 0 <= index <= last:
+                return f"parameter {table.name!r}: index {index} is out of range; its rows are 0..{last}"
+    return ""
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table. Their gradients wait in the table for the end of the backward pass, where all are exchanged."""
+
+    @staticmethod
+    def forward(ctx: Any, _weight: torch.Tensor, handle: Handle, ids: torch.Tensor, problem: str) -> torch.Tensor:  # noqa: ANN401 - torch's context
+        """The rows that all workers look up together; of a table that every worker has, its own.
+
+        The weight is an argument so that torch asks for a gradient.
+        """
+        ctx.handle, ctx.ids = handle, ids
+        return handle.found(ids, problem)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:  # noqa: ANN401 - as above
+        """Keep the gradients of the rows, without those of the padding row, which has none.
+
+        Raises:
+            InputError: the rows are those of a copy of the model, which is not trained.
+        """
+        handle, ids = ctx.handle, ctx.ids
+        if handle.copy:
+            raise InputError(f"parameter {handle.table.name!r}: a copy of the model was trained; wrap it by itself")
+        module = handle.module()
+        if module is not None and module.padding_idx is not None:
+            keep = ids != module.padding_idx
+            ids, gradient = ids[keep], gradient[keep]
+        handle.table.pending.append(Part(ids, gradient.contiguous()))
+        handle.tables.exchange_after_backward()
+        return None, None, None, None
+
+
+class TableEmbedding(torch.nn.Embedding):
+    """`nn.Embedding` on a route of its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        """See nn.Embedding."""
+        handle: Handle = getattr(self, ATTRIBUTE)
+        rows, inverse, padding = handle.rows(self.weight, input)
+        return F.embedding(inverse, rows, padding)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """The whole table; see `whole`."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        _save(self, destination, prefix)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:  # noqa: ANN401 - torch's
+        """This worker's rows of a whole table."""
+        super()._load_from_state_dict(_own_rows(self, state_dict, prefix), prefix, *rest)
+
+
+class TableEmbeddingBag(torch.nn.EmbeddingBag):
+    """`nn.EmbeddingBag` on a route of its own."""
+
+    def forward(
+        self,
+        input: torch.Tensor,  # noqa: A002 - torch's name
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See nn.EmbeddingBag."""
+        handle: Handle = getattr(self, ATTRIBUTE)
+        rows, inverse, padding = handle.rows(self.weight, input)
+        return F.embedding_bag(
+            inverse,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """The whole table; see `whole`."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        _save(self, destination, prefix)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:  # noqa: ANN401 - torch's
+        """This worker's rows of a whole table."""
+        super()._load_from_state_dict(_own_rows(self, state_dict, prefix), prefix, *rest)
+
+
+def route_module(module: Embeddings, handle: Handle) -> None:
+    """Let a module look its rows up by its table's route."""
+    setattr(module, ATTRIBUTE, handle)
+    module.__class__ = TableEmbedding if isinstance(module, torch.nn.Embedding) else TableEmbeddingBag
+
+
+def is_routed(module: Embeddings) -> bool:
+    """Whether a module still looks its rows up by its table's route."""
+    return type(module) in (TableEmbedding, TableEmbeddingBag) and "forward" not in module.__dict__
+
+
+def handle_of(module: torch.nn.Module) -> Handle | None:
+    """What ties a module to a table; None for a module like any other."""
+    handle = module.__dict__.get(ATTRIBUTE)
+    return handle if isinstance(handle, Handle) else None
+
+
+def _save(module: Embeddings, destination: dict[str, Any], prefix: str) -> None:
+    handle = handle_of(module)
+    if handle is not None and handle.table.is_sharded:
+        destination[f"{prefix}weight"] = whole(handle.tables, handle.table, module.weight.detach(), -handle.copy)
+
+
+def _own_rows(module: Embeddings, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
+    handle, name = handle_of(module), f"{prefix}weight"
+    if handle is None or name not in state_dict or not handle.table.is_whole(state_dict[name]):
+        return state_dict
+    return state_dict | {name: own_rows(handle.table, state_dict[name])}

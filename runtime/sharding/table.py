@@ -1,0 +1,101 @@
+"""Table: one embedding's parameter on its own route, with the gradients that wait for the end of a backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from preduce.runtime.sharding.columns import Part
+from preduce.runtime.sharding.gradient import guarded_gradient
+from preduce.topo.strategies.routes import Gradient
+
+if TYPE_CHECKING:
+    import weakref
+
+    from preduce.runtime.sharding.layout import RowLayout
+    from preduce.topo.strategies.routes import Route
+
+Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
+
+
+@dataclass(eq=False)
+class Table:
+    """A table of a run, on one worker.
+
+    Sharded, the module's parameter holds this worker's rows only; gathered, all of them.
+    """
+
+    index: int
+    route: Route
+    parameter: torch.nn.Parameter
+    modules: tuple[Embeddings, ...]
+    num_workers: int
+    average: bool
+    layout: RowLayout | None
+    """None where every worker has all rows."""
+    own: torch.Tensor | None = None
+    """The rows that lie here, ascending, once the table is sharded."""
+    pending: list[Part] = field(default_factory=list)
+    """Gradients of looked-up rows that no exchange has taken yet."""
+    copies: list[weakref.ref[Embeddings]] = field(default_factory=list)
+    """The module in which each copy of the model has this table; 0 is the one that is trained."""
+
+    @property
+    def name(self) -> str:
+        """The parameter's name in the model."""
+        return self.route.parameter
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this worker has only its own rows."""
+        return self.layout is not None
+
+    def placed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Where rows stand in this worker's array."""
+        return rows if self.layout is None else self.layout.place_of(rows)
+
+    def taken(self) -> Part | None:
+        """What the lookups of a backward pass have brought, each row once; None where none took part in it."""
+        if not self.pending:
+            return None
+        parts, self.pending = self.pending, []
+        if len(parts) == 1:
+            return parts[0]
+        rows = [part.rows for part in parts if part.rows is not None]
+        return Part(torch.cat([part.ids for part in parts]), torch.cat(rows)).coalesced()
+
+    def add(self, part: Part) -> None:
+        """Add what all workers have brought for this worker's rows to its gradient."""
+        parameter, rows = self.parameter, part.rows
+        if not parameter.requires_grad:
+            return
+        assert rows is not None, "gradients have rows"
+        if self.average:
+            rows = rows / self.num_workers
+        places = self.placed(part.ids)
+        old = parameter.grad
+        if self.route.gradient is Gradient.SPARSE:
+            new = torch.sparse_coo_tensor(
+                places[None, :], rows, parameter.shape, is_coalesced=True, check_invariants=False
+            )
+            parameter.grad = new if old is None else (old + new).coalesce()
+        elif old is None:
+            dense = torch.zeros_like(parameter, requires_grad=False)
+            dense.index_add_(0, places, rows)
+            parameter.grad = guarded_gradient(dense, self.name) if self.is_sharded else dense
+        else:
+            old.index_add_(0, places, rows)
+
+    def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This worker's rows of a whole table."""
+        if self.layout is None:
+            return whole
+        assert self.own is not None, "the table is sharded"
+        return whole[self.own]
+
+    def is_whole(self, value: Any) -> bool:  # noqa: ANN401 - whatever a state holds
+        """Whether a value has a number for each number of the whole table."""
+        whole = (self.route.rows, self.route.columns)
+        return isinstance(value, torch.Tensor) and tuple(value.shape) == whole

@@ -1,0 +1,328 @@
+"""Tables: all parameters of a run that go a way of their own, on one worker, from wrapping to the end."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import TYPE_CHECKING
+
+import torch
+
+from preduce.runtime.sharding.blocks import blocks
+from preduce.runtime.sharding.calls import Call, Kind
+from preduce.runtime.sharding.columns import Part
+from preduce.runtime.sharding.exchange import Exchange, Shape
+from preduce.runtime.sharding.layout import BlockOnFirst
+from preduce.runtime.sharding.modules import Handle, is_routed, route_module
+from preduce.runtime.sharding.wire import Wire
+from preduce.topo.errors import InputError
+from preduce.topo.strategies.routes import Gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from preduce.runtime.averaging.reducer import Reducer
+    from preduce.runtime.sharding.exchange import Answer, Outcome, Source
+    from preduce.runtime.sharding.layout import Layout
+    from preduce.runtime.sharding.table import Table
+    from preduce.runtime.worker.stepper import Stepper
+    from preduce.topo.cluster import Cluster
+
+
+class Tables:
+    """One worker's tables. They are found before the workers meet, and connected once they have.
+
+    Args:
+        tables: in the order in which they are exchanged.
+        coalesces: whether a node's workers first agree on the rows that several of them touch.
+    """
+
+    def __init__(self, tables: Sequence[Table] = (), *, coalesces: bool = False) -> None:
+        self.tables, self._coalesces = tuple(tables), coalesces
+        self.rank, self.num_workers = 0, 1
+        self._exchange: Exchange | None = None
+        self._guard: Callable[[Callable[[], Outcome]], Outcome] = lambda action: action()
+        self._stepper: Stepper | None = None
+        self._step = 0
+        self._reduced = False
+        self._closed = False
+
+    def __bool__(self) -> bool:
+        """Whether any parameter goes a way of its own."""
+        return bool(self.tables)
+
+    def __iter__(self) -> Iterator[Table]:
+        """All tables, in order."""
+        return iter(self.tables)
+
+    @property
+    def bytes_inside(self) -> int:
+        """What this worker has sent of tables to others on its node."""
+        return 0 if self._exchange is None else self._exchange.wire.bytes_inside
+
+    @property
+    def bytes_across(self) -> int:
+        """What this worker has sent of tables to other nodes; of a gather, what it hands to the next of the ring."""
+        return 0 if self._exchange is None else self._exchange.wire.bytes_across
+
+    def of(self, parameter: torch.Tensor) -> Table | None:
+        """The table of a parameter."""
+        return next((table for table in self.tables if table.parameter is parameter), None)
+
+    def connect(
+        self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], stepper: Stepper
+    ) -> None:
+        """Meet the others; all workers call it, after their groups were made.
+
+        Args:
+            reducer: whose world it is.
+            cluster: which worker is on which node.
+            guard: ends the run where an operation fails.
+            stepper: knows the step that this worker is in, and tells those without data when it begins one.
+
+        Raises:
+            UnavailableError: a worker did not connect.
+        """
+        self.rank, self.num_workers = reducer.world.rank, reducer.world.size
+        self._guard, self._stepper = guard, stepper
+        if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
+            _choose_sparse_checks()
+        wire = Wire(reducer, cluster, coalesces=self._coalesces)
+        shapes = [
+            Shape(table.name, table.parameter.new_empty((0, table.route.columns)).detach(), table.layout)
+            for table in self.tables
+        ]
+        self._exchange = Exchange(wire, shapes, lambda: stepper.round)
+
+    def check(self) -> None:
+        """Notice embeddings that no longer look their rows up here. O(number of modules).
+
+        Raises:
+            InputError: naming this worker and the parameter.
+        """
+        if self._exchange is None:
+            return
+        for table in self.tables:
+            for module in table.modules:
+                if module.weight is not table.parameter or not is_routed(module):
+                    raise InputError(
+                        f"worker {self.rank}: parameter {table.name!r}: its embedding was changed after "
+                        "DistributedOptimizer was made (another weight, class or forward), so its rows would neither "
+                        "be looked up nor trained; change the model first, then wrap"
+                    )
+
+    def spread(self, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
+        """Keep this worker's rows only, of each sharded table and of its optimizer's state so far.
+
+        Args:
+            optimizer: the one that trains them.
+            broadcast: take the values of worker 0's table, block by block, rather than this worker's own.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        assert self._exchange is not None, "tables are connected before they are spread"
+        for table in self.tables:
+            if table.layout is not None:
+                self._spread(table, broadcast=broadcast)
+                _keep_own_state(table, optimizer)
+            table.copies = [weakref.ref(table.modules[0])]
+            for module in table.modules:
+                route_module(module, Handle(self, table, module, 0))
+        if broadcast:
+            self.broadcast()
+
+    def broadcast(self) -> None:
+        """Copy worker 0's tables to all workers, of those that every worker has.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        for table in self.tables:
+            if self._exchange is not None and not table.is_sharded:
+                self._exchange.wire.broadcast(table.parameter.detach())
+
+    def _spread(self, table: Table, *, broadcast: bool) -> None:
+        layout = table.layout
+        assert layout is not None, "only sharded tables lie apart"
+        whole, table.own = table.parameter.detach(), layout.rows_of(self.rank)
+        shard = _drawn(table, table.own, self.rank) if whole.is_meta else whole[table.own]
+        if broadcast and not whole.is_meta:
+            for first, last in blocks(table):
+                mine = table.own[(table.own >= first) & (table.own < last)]
+                rows = self.block(table, mine, BlockOnFirst(first), whole[first:last])
+                shard[layout.place_of(mine)] = rows
+        if whole.is_meta:
+            drawn = torch.nn.Parameter(shard, table.parameter.requires_grad)
+            torch.utils.swap_tensors(table.parameter, drawn)  # type: ignore[no-untyped-call]
+        else:
+            table.parameter.data = shard
+
+    def block(
+        self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
+    ) -> torch.Tensor:
+        """Rows of a block that others have; all workers ask for some, or none, and answer from `array`.
+
+        Args:
+            table: whose rows.
+            ids: the rows that this worker asks for.
+            layout: who has which.
+            array: what this worker has.
+            number: which array of the table it is.
+
+        Raises:
+            PeerLostError: a worker is gone.
+        """
+        call = Call(Kind.WHOLE, self._step, table.index, number)
+        outcome = self._perform(
+            call, {table.index: Part(ids)}, source=lambda _call: (layout, lambda places: array[places])
+        )
+        assert outcome.rows is not None, "a lookup gives rows"
+        return outcome.rows
+
+    def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
+        """Rows of a sharded table, each asked for once; all workers look up some, or none.
+
+        Raises:
+            InputError: a worker's user made a mistake, or workers do different things.
+            PeerLostError: a worker is gone.
+        """
+        self._step = self._begun()
+        self._closed = False
+        call = Call(Kind.LOOKUP, self._step, table.index, copy, trains)
+        outcome = self._perform(call, {table.index: Part(ids)}, problem=problem)
+        assert outcome.rows is not None, "a lookup gives rows"
+        return outcome.rows
+
+    def refuse(self, problem: str) -> None:
+        """Stop all workers, where they next exchange gradients, for a mistake of this worker's user.
+
+        Raises:
+            InputError: naming this worker and the mistake, on all of them.
+        """
+        self._perform(Call(Kind.REDUCE, self._begun()), problem=problem)
+
+    def exchange_after_backward(self) -> None:
+        """Called inside a backward pass: at its end all workers exchange the gradients of their tables."""
+        # Once for each lookup: the first of them exchanges what all have brought.
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as torch's DDP
+
+    def _end_backward(self) -> None:
+        if any(table.pending for table in self.tables):
+            self._reduce()
+
+    def _reduce(self) -> None:
+        self._step, self._closed = self._begun(), False
+        parts = {table.index: part for table in self.tables if (part := table.taken()) is not None}
+        self._take(self._perform(Call(Kind.REDUCE, self._step), parts))
+
+    def _take(self, outcome: Outcome) -> None:
+        """Put the gradients that came in place."""
+        self._reduced = True
+        for index, part in (outcome.parts or {}).items():
+            self.tables[index].add(part)
+
+    def close_step(self) -> None:
+        """Called before dense gradients are averaged, or the optimizer steps: no lookup of this step comes any more.
+
+        A worker of whose backward pass no lookup was a part takes part in the exchange here.
+
+        Raises:
+            InputError: workers do different things.
+            PeerLostError: a worker is gone.
+        """
+        if not self.tables or self._closed:
+            return
+        if not self._reduced:
+            self._reduce()
+        self._step = self._begun()
+        self._perform(Call(Kind.STEP, self._step))
+        self._reduced, self._closed = False, True
+
+    def stepped(self) -> None:
+        """The optimizer has stepped: another step begins."""
+        self._closed = False
+
+    def serve(self) -> None:
+        """Take part in the lookups and exchanges of one step, without data of its own.
+
+        Raises:
+            InputError: workers do different things.
+            PeerLostError: a worker is gone.
+        """
+        self._step = self._begun()
+        while True:
+            outcome = self._perform(Call(Kind.ANY, self._step))
+            if outcome.did.kind is Kind.REDUCE:
+                self._take(outcome)
+            elif outcome.did.kind is Kind.STEP:
+                self._reduced, self._closed = False, True
+                return
+
+    def said_by_all(self, value: float) -> list[float]:
+        """What each worker says in one message, such as its part of a norm."""
+        outcome = self._perform(Call(Kind.NORM, self._step, value=value))
+        return [call.value for call in outcome.met.calls.values()]
+
+    def _begun(self) -> int:
+        """The step that this worker is in; those without data of their own are told that it has begun."""
+        assert self._stepper is not None, "tables are connected before they are used"
+        self._stepper.declare()
+        return self._stepper.steps
+
+    def _perform(
+        self,
+        call: Call,
+        parts: dict[int, Part] | None = None,
+        *,
+        source: Source | None = None,
+        problem: str = "",
+    ) -> Outcome:
+        exchange = self._exchange
+        if exchange is None:
+            raise InputError("tables: were not connected")
+        return self._guard(lambda: exchange.perform(call, parts, source=source or self._source, problem=problem))
+
+    def _source(self, call: Call) -> tuple[Layout, Answer]:
+        """How this worker answers a lookup: rows longer than the module's largest norm are shortened first."""
+        table = self.tables[call.table]
+        module = table.copies[call.copy]() if call.copy < len(table.copies) else None
+        if module is None or table.layout is None:
+            raise InputError(f"parameter {table.name!r}: this worker has no copy {call.copy} of it")
+        weight, max_norm, norm_type = module.weight.detach(), module.max_norm, module.norm_type
+
+        def answer(places: torch.Tensor) -> torch.Tensor:
+            if max_norm is not None and len(places):
+                torch.embedding_renorm_(weight, places, max_norm, norm_type)
+            return weight[places]
+
+        return table.layout, answer
+
+
+def _drawn(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
+    """Rows of a table that was made without numbers (on the device `meta`), as `nn.Embedding` draws its own."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
+    shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
+    shard.normal_(generator=generator)
+    padding = table.modules[0].padding_idx
+    if padding is not None:
+        shard[own == padding] = 0
+    return shard
+
+
+def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
+    """Of what the optimizer keeps of a whole table, this worker's rows."""
+    state = optimizer.state.get(table.parameter, {})
+    for key, value in state.items():
+        if table.is_whole(value):
+            state[key] = table.shard_of(value)
+            if value.is_meta:
+                # Only Adagrad has a state before its first step: one number in all places.
+                state[key] = torch.full_like(table.parameter, optimizer.defaults.get("initial_accumulator_value", 0.0))
+
+
+def _choose_sparse_checks() -> None:
+    """Say explicitly whether torch checks sparse tensors, as it does now; else it warns in the middle of a step."""
+    checks = torch.sparse.check_sparse_tensor_invariants
+    if not checks.is_enabled():  # type: ignore[no-untyped-call]
+        checks.disable()  # type: ignore[no-untyped-call]

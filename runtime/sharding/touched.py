@@ -1,0 +1,184 @@
+"""Touched rows: which share of a table a step looks up, on a worker, on a node and on all, by sample batches."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import itertools
+import json
+import time
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from preduce.runtime.sharding.found import embeddings_of
+from preduce.runtime.transport.notes import Notes, deaths_of
+from preduce.topo.errors import InputError, PeerLostError, UnavailableError
+from preduce.topo.timing.tables import Touched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import numpy.typing as npt
+
+    from preduce.runtime.sharding.table import Embeddings
+    from preduce.runtime.transport.worlds import World
+    from preduce.topo.cluster import Cluster
+
+POLL_SECONDS = 0.005
+LOOK_SECONDS = 0.2
+
+Bits = dict[str, list["npt.NDArray[np.bool_]"]]
+"""By parameter: for each batch, which rows it looks up."""
+
+
+def touched_here(
+    model: torch.nn.Module,
+    batches: Iterable[Any],
+    forward: Callable[[torch.nn.Module, Any], object] | None,
+    num_batches: int,
+) -> Bits:
+    """The rows that this worker's first batches look up; model and random states stay as they are.
+
+    Raises:
+        InputError: no batch, or an index out of range.
+    """
+    names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in embeddings_of(model).items()}
+    seen: list[dict[str, npt.NDArray[np.bool_]]] = []
+
+    def note(module: Embeddings, given: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        indices = given[0] if given else keywords["input"]
+        name, rows = names[module.weight], module.weight.shape[0]
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
+            raise InputError(
+                f"parameter {name!r}: an index of a sample batch is out of range; its rows are 0..{rows - 1}"
+            )
+        seen[-1].setdefault(name, np.zeros(rows, dtype=np.bool_))[indices.cpu().numpy()] = True
+
+    with _as_it_is(model, note):
+        for batch in itertools.islice(batches, num_batches):
+            seen.append({})
+            (forward or call)(model, batch)
+    if not seen:
+        raise InputError("parallelize: batches has no batch; give some of this worker's, at least one")
+    none = {name: np.zeros(parameter.shape[0], dtype=np.bool_) for parameter, name in names.items()}
+    return {name: [batch.get(name, none[name]) for batch in seen] for name in none}
+
+
+def call(model: torch.nn.Module, batch: object) -> object:
+    """The model's outputs, of a batch whose first entries are its inputs."""
+    if isinstance(batch, dict):
+        return model(**batch)
+    if not isinstance(batch, (tuple, list)):
+        return model(batch)
+    parameters = inspect.signature(model.forward).parameters.values()
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    takes_all = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    return model(*(batch if takes_all else batch[: len(positional)]))
+
+
+@contextmanager
+def _as_it_is(model: torch.nn.Module, note: Callable[..., None]) -> Iterator[None]:
+    """Inside, lookups are noted and nothing is changed: no dropout, no statistics, no row that is shortened."""
+    training = {module: module.training for module in model.modules()}
+    lookups = [module for _, modules in embeddings_of(model).values() for module in modules]
+    norms = [module.max_norm for module in lookups]
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in lookups]
+    try:
+        model.eval()
+        for module in lookups:
+            module.max_norm = None
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, norm in zip(lookups, norms, strict=True):
+            module.max_norm = norm
+        for one, was_training in training.items():
+            one.training = was_training
+
+
+def told(rank: int, bits: Bits | str) -> str:
+    """What a worker tells worker 0: its rows, or why it has none."""
+    if isinstance(bits, str):
+        return json.dumps({"problem": f"worker {rank}: {bits}"})
+    packed = {name: [_packed(batch) for batch in batches] for name, batches in bits.items()}
+    return json.dumps({"rows": {name: len(batches[0]) for name, batches in bits.items()}, "bits": packed})
+
+
+def shares(said: list[str], cluster: Cluster) -> dict[str, Touched]:
+    """The touched shares by what all workers told, as means over batches and workers.
+
+    Raises:
+        InputError: a worker has no batches, or another model.
+    """
+    texts = [json.loads(text) for text in said]
+    for text in texts:
+        if "problem" in text:
+            raise InputError(text["problem"])
+    sizes = texts[0]["rows"]
+    odd = next((rank for rank, text in enumerate(texts) if text["rows"] != sizes), None)
+    if odd is not None:
+        raise InputError(f"parallelize: worker {odd} has tables of {texts[odd]['rows']} rows and worker 0 of {sizes}")
+    nodes = cluster.node_of()
+    found = {}
+    for name, rows in sizes.items():
+        num_batches = min(len(text["bits"][name]) for text in texts)
+        alphas = np.zeros(3)
+        for batch in range(num_batches):
+            bits = np.stack([_unpacked(text["bits"][name][batch], rows) for text in texts])  # [workers, rows]
+            on_nodes = np.stack([bits[nodes == node].any(axis=0) for node in np.unique(nodes)])  # [nodes, rows]
+            alphas += (bits.mean(), on_nodes.mean(), bits.any(axis=0).mean())
+        worker, node, everyone = (float(alpha) for alpha in alphas / num_batches)
+        found[name] = Touched(worker, max(worker, node), max(worker, node, everyone))
+    return found
+
+
+def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
+    """On worker 0 what all workers say; on the others only their own.
+
+    Raises:
+        PeerLostError: a worker is gone.
+        UnavailableError: a worker said nothing within the timeout.
+    """
+    notes = Notes(world.store, f"parallelize/{key}")
+    notes.write(f"says/{world.rank}", text)
+    if world.rank:
+        return [text]
+    return [
+        text,
+        *(await_text(world, f"parallelize/{key}", f"says/{rank}", rank, timeout) for rank in range(1, world.size)),
+    ]
+
+
+def await_text(world: World, prefix: str, key: str, rank: int, timeout: float) -> str:
+    """What worker `rank` writes there.
+
+    Raises:
+        PeerLostError: it is gone.
+        UnavailableError: it wrote nothing within the timeout.
+    """
+    notes, start, look = Notes(world.store, prefix), time.monotonic(), 0.0
+    while (text := notes.read(key)) is None:
+        now = time.monotonic()
+        if now > look:
+            look = now + LOOK_SECONDS
+            if (why := deaths_of(world.store, [rank])) is not None:
+                raise PeerLostError(f"parallelize: {why}")
+        if now > start + timeout:
+            raise UnavailableError(f"parallelize: worker {rank} said nothing within {timeout:g} s")
+        time.sleep(POLL_SECONDS)
+    return text
+
+
+def _packed(bits: npt.NDArray[np.bool_]) -> str:
+    return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 1)).decode()
+
+
+def _unpacked(text: str, rows: int) -> npt.NDArray[np.bool_]:
+    packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
+    return np.unpackbits(packed, count=rows).astype(np.bool_)

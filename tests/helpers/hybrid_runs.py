@@ -1,0 +1,189 @@
+"""Training with tables of their own route, next to one device with the whole batch; small models with known numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import preduce
+from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
+
+WORDS, WIDTH, BAGS = 29, 4, 13
+SAMPLES = 8
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: how the tables travel, what they are and how they are trained."""
+
+    optimizer: str = "sgd"
+    cluster: str = "2x2"
+    way: Way = Way.SHARDED
+    sparse: bool = False
+    coalesces: bool = True
+    average: bool = True
+    hosts: tuple[int, ...] = ()
+    partitions: int | None = None
+    padding: int | None = None
+    max_norm: float | None = None
+    mode: str = "sum"
+    weighted: bool = False
+    twice: bool = False
+    backwards: int = 1
+    clip: float | None = None
+    dtype: torch.dtype = torch.float32
+    moving: bool = False
+    """Whether moving averages of the model are kept and evaluated."""
+    using: dict = field(default_factory=dict)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.5),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.25),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.125),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.125),
+    "sparseadam": lambda p: Both(p),
+}
+
+
+class Both(torch.optim.Optimizer):
+    """SparseAdam for tables and Adam for the rest, as scripts have both for such models, as one optimizer."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        super().__init__([{"params": [p]} for p in parameters], {})
+        self.parts = [
+            torch.optim.SparseAdam([p for p in parameters if p.dim() == 2 and p.shape[1] == WIDTH], lr=0.125),
+            torch.optim.Adam([p for p in parameters if p.dim() != 2 or p.shape[1] != WIDTH], lr=0.125),
+        ]
+
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step(closure)
+
+
+class Model(nn.Module):
+    """Words and bags, a dense layer; every number a multiple of 1/8."""
+
+    def __init__(self, case):
+        super().__init__()
+        sparse, norm = case.sparse, case.max_norm
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=case.padding, max_norm=norm, sparse=sparse)
+        self.bag = nn.EmbeddingBag(BAGS, WIDTH, mode=case.mode, padding_idx=case.padding, sparse=sparse)
+        self.last = nn.Linear(2 * WIDTH, 1)
+        self.case = case
+        self.to(case.dtype)
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randint(-8, 9, parameter.shape, generator=generator) / 8)
+
+    def forward(self, words, bags):
+        found = self.words(words).sum(1)  # [samples, words, columns] → [samples, columns]
+        if self.case.twice:
+            found = found + self.words(words[:, :1] // 2).sum(1)
+        weights = (bags % 3).to(self.case.dtype) / 2 if self.case.weighted else None
+        return self.last(torch.cat([found, self.bag(bags, per_sample_weights=weights)], dim=1)).squeeze(1)
+
+
+def data_of(case):
+    """Words and bags of each step, frequent ones often, and what the loss multiplies outputs by."""
+    generator = torch.Generator().manual_seed(7)
+    words = (torch.rand(STEPS, case.backwards, SAMPLES, 3, generator=generator) ** 2 * WORDS).long()
+    bags = torch.randint(0, BAGS, (STEPS, case.backwards, SAMPLES, 2), generator=generator)
+    targets = torch.randint(-2, 3, (STEPS, case.backwards, SAMPLES), generator=generator).to(case.dtype)
+    return words, bags, targets
+
+
+def schedule_of(case):
+    """All-reduce with both tables on a route."""
+    schedule = preduce.design(case.cluster, using="allreduce", **case.using)
+    sharded = case.way is Way.SHARDED
+    gradient = Gradient.SPARSE if case.sparse else Gradient.DENSE
+    words = Route(
+        parameter="words.weight",
+        rows=WORDS,
+        columns=WIDTH,
+        way=case.way,
+        gradient=gradient,
+        partitions=case.partitions,
+        hosts=case.hosts if sharded else (),
+    )
+    bags = Route(parameter="bag.weight", rows=BAGS, columns=WIDTH, way=case.way, gradient=gradient)
+    what = Routes(tables=(words, bags), local_aggregation=case.coalesces, average=case.average)
+    return replace(schedule, strategy=replace(schedule.strategy, what=what))
+
+
+def train(case, model, optimizer, data, clip):
+    """All steps; returns the moving averages of the model, if any are kept."""
+    moving = AveragedModel(model, avg_fn=lambda old, new, _: (old + new) / 2) if case.moving else None
+    for words, bags, targets in zip(*data, strict=True):
+        optimizer.zero_grad()
+        for part in zip(words, bags, targets, strict=True):
+            # A sum, of which the mean over 4 workers is a fourth of the whole batch's: exact on dyadic numbers.
+            ((model(*part[:2]) * part[2]).sum() / 16).backward()
+        if case.clip is not None:
+            clip(list(model.parameters()), case.clip)
+        optimizer.step()
+        if moving is not None:
+            moving.update_parameters(model)
+    return moving
+
+
+def on_one_device(case):
+    """The model after training with whole batches, its moving averages, and what these say of the first batch."""
+    model = Model(case)
+    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
+    words, bags, targets = data_of(case)
+    if not case.average:
+        for table in (model.words, model.bag):
+            table.weight.register_hook(lambda gradient: 4 * gradient)
+    moving = train(case, model, optimizer, (words, bags, targets / 4), clip_as_torch)
+    with torch.no_grad():
+        outputs = (moving or model)(words[0, 0], bags[0, 0])
+    return model, moving, outputs
+
+
+def clip_as_torch(parameters, max_norm):
+    """Torch's clipping, which does not know sparse gradients, over what gradients store."""
+    gradients = [p.grad.coalesce() if p.grad.is_sparse else p.grad for p in parameters]
+    stored = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
+    total = torch.linalg.vector_norm(torch.cat([numbers.view(-1) for numbers in stored]))
+    for numbers in stored:
+        numbers.mul_(torch.clamp(max_norm / (total + 1e-6), max=1.0))
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def start(case, world, model=None, **keywords):
+    """One worker's model and its wrapped optimizer."""
+    model = Model(case) if model is None else model
+    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
+    return model, preduce.DistributedOptimizer(optimizer, model, schedule_of(case), world=world, timeout=20, **keywords)
+
+
+def part_of(data, rank, num_workers=4):
+    """A worker's samples of every step."""
+    each = SAMPLES // num_workers
+    return tuple(array[:, :, rank * each : (rank + 1) * each] for array in data)
+
+
+def over_workers(case, ranks):
+    """By worker: state dicts after training, of the model and of its moving averages, and outputs of its samples."""
+
+    def act(world):
+        model, optimizer = start(case, world)
+        moving = train(case, model, optimizer, part_of(data_of(case), world.rank), preduce.clip_grad_norm_)
+        inputs = part_of(data_of(case), world.rank)
+        with torch.no_grad():
+            outputs = (moving or model)(inputs[0][0, 0], inputs[1][0, 0])
+        states = model.state_dict(), None if moving is None else moving.module.state_dict(), outputs
+        optimizer.finish()
+        return states
+
+    return ranks.run(4, act)

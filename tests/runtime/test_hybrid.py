@@ -1,0 +1,127 @@
+"""Tables of their own route: training over 4 workers equals one device that has the whole batch."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+import preduce
+from helpers.hybrid_runs import (
+    OPTIMIZERS,
+    WIDTH,
+    WORDS,
+    Case,
+    Model,
+    data_of,
+    on_one_device,
+    over_workers,
+    part_of,
+    start,
+    train,
+)
+from preduce.topo.cluster import Cluster
+from preduce.topo.hardware import Hardware, Link
+from preduce.topo.strategies.routes import Way
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+EXACT = [
+    Case("sgd", "2x2", dtype=torch.float64),
+    Case("sgd", "4x1", sparse=True, mode="mean", padding=3, dtype=torch.float64),
+    Case("momentum", "2x2", sparse=True, coalesces=False, twice=True, backwards=2, dtype=torch.float64),
+    Case("momentum", "4x1", mode="max", partitions=7, moving=True, dtype=torch.float64),
+    Case("sgd", "3,1", hosts=(2, 0), weighted=True, moving=True, dtype=torch.float64),
+    Case("momentum", "2x2", way=Way.GATHER, sparse=True, padding=0, backwards=2, dtype=torch.float64),
+    Case("sgd", "4x1", way=Way.GATHER, mode="max", twice=True, dtype=torch.float64),
+    Case("sgd", "2x2", average=False, sparse=True, dtype=torch.float64),
+]
+CLOSE = [
+    Case("adagrad", "2x2", sparse=True, clip=0.25),
+    Case("adagrad", "4x1", moving=True, max_norm=1.0),
+    Case("adam", "2x2", clip=0.25, moving=True, padding=5),
+    Case("adam", "2x2", way=Way.GATHER, clip=0.25),
+    Case("adamw", "4x1", clip=0.25, mode="mean"),
+    Case("adamw", "3,1", hosts=(3, 1), partitions=5, coalesces=True),
+    Case("sparseadam", "2x2", sparse=True, padding=2, moving=True),
+    Case("sparseadam", "4x1", sparse=True, way=Way.GATHER),
+    Case("sgd", "2x2", sparse=True, clip=0.25, max_norm=1.0, coalesces=False),
+]
+
+
+def words_of(case):
+    """What of a case is not the default, as a test's name."""
+    plain = Case()
+    return "-".join(str(v) for f in fields(case) if (v := getattr(case, f.name)) != getattr(plain, f.name)) or "plain"
+
+
+def differences(case, ranks):
+    """By name, the largest difference of parameters and moving averages from one device's; and who has whole tables."""
+    (model, moving, outputs), states = on_one_device(case), over_workers(case, ranks)
+    wanted = model.state_dict()
+    found = {name: float((value - wanted[name]).abs().max().detach()) for name, value in states[0][0].items()}
+    if moving is not None:
+        averages = moving.module.state_dict()
+        found |= {f"moving {n}": float((v - averages[n]).abs().max()) for n, v in states[0][1].items()}
+    return found | {"outputs": float((torch.cat([state[2] for state in states]) - outputs).abs().max())}
+
+
+@pytest.mark.parametrize("case", EXACT, ids=words_of)
+def test_dyadic_numbers_give_the_very_bits_of_one_device(ranks, case):
+    assert set(differences(case, ranks).values()) == {0.0}
+
+
+@pytest.mark.parametrize("case", CLOSE, ids=words_of)
+def test_every_optimizer_and_clipping_are_as_on_one_device(ranks, case):
+    found = differences(case, ranks)
+    assert max(found.values()) < 2e-6, found
+
+
+def test_training_moves_the_tables():
+    before, after = Model(Case()), on_one_device(Case())[0]
+    assert all(not torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice(ranks):
+    case = Case("sgd", dtype=torch.float64)
+    links = Hardware(inside=Link.of_bandwidth(5e9, 1e-5), nic=Link.of_bandwidth(25e6, 1e-4))
+
+    def act(world):
+        model = Model(case)
+        data = part_of(data_of(case), world.rank)
+        batches = list(zip(*(array[:, 0] for array in data), strict=True))
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        model, optimizer = preduce.parallelize(
+            model, optimizer, Cluster.regular(2, 2, hardware=links), batches=iter(batches), world=world
+        )
+        train(case, model, optimizer, data, None)
+        return optimizer.schedule.strategy.what, optimizer.reasons, model.state_dict()
+
+    said = ranks.run(4, act)
+    what, reasons, state = said[0]
+    assert all(other[0] == what and other[1] == reasons for other in said)
+    words, bags, _ = (part[:, 0] for part in data_of(case))
+    assert [route.parameter for route in what.tables] == ["words.weight", "bag.weight"]
+    touched = sum(len(set(step.flatten().tolist())) for step in words) / 3 / WORDS
+    assert f"all {touched:.2%})" in reasons[0]
+    assert len(bags) == 3
+    wanted = on_one_device(case)[0].state_dict()
+    assert all((state[name] - wanted[name]).abs().max() < 1e-12 for name in wanted)
+
+
+def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
+    case = Case("adagrad", padding=3)
+
+    def act(world):
+        model = Model(case)
+        with torch.device("meta"):
+            model.words = torch.nn.Embedding(WORDS, WIDTH, padding_idx=3)
+        model, optimizer = start(case, world, model)
+        train(case, model, optimizer, part_of(data_of(case), world.rank), None)
+        return len(model.words.weight), model.state_dict()["words.weight"]
+
+    said = ranks.run(4, act)
+    whole = said[0][1]
+    assert [rows for rows, _ in said] == [8, 7, 7, 7]
+    assert torch.equal(whole[3], torch.zeros(WIDTH))
+    assert whole.shape == (WORDS, WIDTH)
+    assert len(whole.unique(dim=0)) == WORDS

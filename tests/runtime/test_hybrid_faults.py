@@ -1,0 +1,231 @@
+"""Bad input and odd loops with tables of their own route: one line on all workers, no hang, no wrong number."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import preduce
+from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, schedule_of, start
+from preduce.topo.errors import InputError, PreduceError
+from preduce.topo.strategies.routes import Way
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+CASE = Case("adam", dtype=torch.float64)
+
+
+def steps_of(case, rank):
+    return list(zip(*(array[:, 0] for array in part_of(data_of(case), rank)), strict=True))
+
+
+def step(model, optimizer, words, bags, targets):
+    optimizer.zero_grad()
+    ((model(words, bags) * targets).sum() / 16).backward()
+    optimizer.step()
+
+
+def one_line(ranks, act, case=CASE):
+    """What all workers say when `act(model, optimizer, rank, step's data)` goes wrong; the same on all."""
+
+    def run(world):
+        try:
+            model, optimizer = start(case, world)
+            act(model, optimizer, world.rank, steps_of(case, world.rank)[0])
+        except PreduceError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    said = ranks.run(4, run)
+    assert len(set(said)) == 1, said
+    return said[0]
+
+
+def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks):
+    def act(model, optimizer, rank, data):
+        words = data[0] + (WORDS if rank == 2 else 0)
+        step(model, optimizer, words, *data[1:])
+
+    line = one_line(ranks, act)
+    assert line.startswith("InputError: worker 2: parameter 'words.weight': index ")
+    assert line.endswith(f"is out of range; its rows are 0..{WORDS - 1}")
+
+
+def test_a_gathered_table_refuses_an_index_on_all_workers_alike(ranks):
+    def act(model, optimizer, rank, data):
+        step(model, optimizer, data[0] - (WORDS if rank == 1 else 0), *data[1:])
+
+    line = one_line(ranks, act, replace(CASE, way=Way.GATHER))
+    assert line.startswith("InputError: worker 1: parameter 'words.weight': index -")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "expected"),
+    [
+        ("lookup", "worker 1 looks up rows of 'words.weight' to train while worker 0 looks up rows of 'bag.weight'"),
+        ("evaluates", "worker 1 looks up rows of 'words.weight' without gradients while worker 0"),
+        (
+            "forward",
+            "worker 1 exchanges the gradients of a backward pass in step 0 while worker 0 looks up rows of 'bag",
+        ),
+        ("saves", "worker 1 saves or spreads the rows of 'words.weight' in step 0 while worker 0 looks up rows"),
+    ],
+)
+def test_workers_that_part_are_named_in_one_line(ranks, mistake, expected):
+    def act(model, optimizer, rank, data):
+        if rank == 1:
+            if mistake == "lookup":
+                model.words(data[0])
+            elif mistake == "evaluates":
+                with torch.no_grad():
+                    model.words(data[0])
+            elif mistake == "forward":
+                model.bag.forward = lambda bags, **_: torch.zeros(len(bags), WIDTH, dtype=torch.float64)
+            else:
+                model.state_dict()
+        step(model, optimizer, *data)
+
+    line = one_line(ranks, act)
+    assert expected in line
+    assert line.endswith("all workers do the same lookups and backward passes in the same order")
+
+
+def test_hooks_that_a_script_removes_are_none_that_training_needs_and_an_embedding_taken_back_is_named(ranks):
+    def run(world):
+        model, optimizer = start(CASE, world)
+        first, second, _ = steps_of(CASE, world.rank)
+        for parameter in model.parameters():
+            parameter._backward_hooks = None
+            if parameter._post_accumulate_grad_hooks:
+                parameter._post_accumulate_grad_hooks.clear()
+        step(model, optimizer, *first)
+        model.words.__class__ = nn.Embedding
+        try:
+            optimizer.step()
+        except InputError as error:
+            return str(error)
+        return second
+
+    said = ranks.run(4, run)
+    assert said[2].startswith("worker 2: parameter 'words.weight': its embedding was changed after")
+    ranks.fresh()
+
+
+def test_unequal_vocabularies_are_named_before_anything_is_sent(ranks):
+    def run(world):
+        model = Model(CASE)
+        if world.rank == 3:
+            model.words = nn.Embedding(WORDS + 1, WIDTH, dtype=torch.float64)
+        with pytest.raises(PreduceError) as caught:
+            start(CASE, world, model)
+        return str(caught.value)
+
+    said = set(ranks.run(4, run))
+    assert len(said) == 1
+    assert f"rank 3 has words.weight {WORDS + 1}×{WIDTH}" in said.pop()
+
+
+def test_a_schedule_for_another_size_or_name_is_refused(ranks):
+    other, plain = replace(CASE, cluster="1x2"), Model(replace(CASE, dtype=torch.float32))
+
+    def run(world):
+        schedule = schedule_of(other)
+        words = replace(schedule.strategy.what.tables[0], rows=WORDS + 5)
+        what = replace(schedule.strategy.what, tables=(words,))
+        model = Model(other)
+        try:
+            preduce.DistributedOptimizer(
+                OPTIMIZERS["sgd"](model.parameters()),
+                model,
+                replace(schedule, strategy=replace(schedule.strategy, what=what)),
+                world=world,
+            )
+        except InputError as error:
+            return str(error)
+        return ""
+
+    assert set(ranks.run(2, run)) == {
+        (
+            f"schedule 'allreduce': parameter 'words.weight' is a table of {WORDS + 5}×{WIDTH} in what.tables and of "
+            f"{WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
+        )
+    }
+    plain.other = plain.__dict__["_modules"].pop("words")
+    with pytest.raises(InputError, match=r"no nn.Embedding or nn.EmbeddingBag of the model has; did you mean"):
+        preduce.DistributedOptimizer(OPTIMIZERS["sgd"](plain.parameters()), plain, schedule_of(CASE), world=object())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"words": nn.Embedding(WORDS, WIDTH, scale_grad_by_freq=True)}, "scale_grad_by_freq divides by how often"),
+        ({"words": nn.Embedding(WORDS, WIDTH, sparse=True)}, "sparse=True and its route gradient dense"),
+        (
+            {"words": type("Own", (nn.Embedding,), {"forward": lambda s, x: x})(WORDS, WIDTH)},
+            "a forward\\(\\) of its own",
+        ),
+        ({"out": nn.Linear(WIDTH, WORDS)}, "is used by 'out.weight' \\(Linear\\), too"),
+    ],
+)
+def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason):
+    model = Model(replace(CASE, dtype=torch.float32))
+    for name, module in change.items():
+        setattr(model, name, module)
+    if "out" in change:
+        model.out.weight = model.words.weight
+    with pytest.raises(InputError, match=rf"parameter 'words.weight': .*{reason}"):
+        preduce.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), model, schedule_of(CASE), world=object())
+
+
+def test_torchs_own_clipping_refuses_the_gradient_of_a_shard(ranks):
+    def act(model, optimizer, _rank, data):
+        ((model(*data[:2]) * data[2]).sum() / 16).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    assert "call preduce.clip_grad_norm_ instead" in one_line(ranks, act)
+
+
+def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(ranks):
+    numbers = [3, 1, 2, 3]
+
+    def run(world):
+        model, optimizer = start(replace(CASE, optimizer="sgd"), world)
+        with optimizer.join():
+            for data in steps_of(CASE, world.rank)[: numbers[world.rank]]:
+                step(model, optimizer, *data)
+        states = model.state_dict(), optimizer.steps
+        optimizer.finish()
+        return states
+
+    model = Model(CASE)
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    for index in range(3):
+        optimizer.zero_grad()
+        for rank in range(4):
+            if index < numbers[rank]:
+                words, bags, targets = steps_of(CASE, rank)[index]
+                ((model(words, bags) * targets).sum() / 64).backward()
+        optimizer.step()
+    found = ranks.run(4, run)
+    assert [steps for _, steps in found] == [3] * 4
+    assert all(torch.equal(value, found[0][0][name]) for name, value in model.state_dict().items())
+
+
+def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
+    def run(world):
+        model, optimizer = start(CASE, world)
+        data = steps_of(CASE, world.rank)
+        step(model, optimizer, *data[0])
+        if world.rank == 1:
+            optimizer.run.reducer.heartbeat.note("left", "was killed by signal 9")
+            world.abandon()
+            return "gone"
+        try:
+            step(model, optimizer, *data[1])
+        except PreduceError as error:
+            return str(error)
+        return ""
+
+    said = ranks.run(4, run)
+    ranks.fresh()
+    assert all(text.startswith("step 1, round 1: group {0") and "worker 1 " in text for text in said if text != "gone")

@@ -1,0 +1,124 @@
+"""Claims about tables that go their own way: prover, checker, and counting row by row agree, and nothing else holds."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from benchmarks.forgery.dense import dense
+from benchmarks.forgery.schedules import SCHEDULES, TABLES, random_allreduce, random_schedule, with_tables
+from benchmarks.forgery.tables import JUDGES
+from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import dump_schedule
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, Way
+from preduce.verify import checker
+from preduce.verify.base import Status
+from preduce.verify.prove import prove
+from preduce.verify.tables import prove_tables
+
+
+def said(raw, entry):
+    """What the checker says against one entry, None if it holds."""
+    try:
+        checker.CLAIMS[entry["claim"]].check(checker.read_schedule(json.loads(json.dumps(raw))), entry, "here")
+    except checker.Refusal as refusal:
+        return refusal.sentence
+    return None
+
+
+def others(value):
+    """Other values in the place of a number, a word or a list."""
+    if isinstance(value, list):
+        return [[], [*value, 99], [*value[:-1], "elsewhere"]][value == [] :]
+    return (value + 1, value - 1) if isinstance(value, int) else ("other",)
+
+
+def test_prover_checker_and_counting_agree_on_random_schedules():
+    draw, made = random.Random(5), Counter()
+    for number in range(150):
+        schedule = with_tables(draw, random_allreduce(draw) if number % 2 else random_schedule(draw))
+        raw = dump_schedule(schedule)
+        listed, matrices = dense(raw)
+        for claim in prove_tables(schedule):
+            made[claim.claim] += 1
+            entry = json.loads(json.dumps(dict(claim.entry)))
+            assert said(raw, entry) is None, (raw, entry)
+            assert JUDGES[claim.claim](entry, raw, listed, matrices), (raw, entry)
+            for key, value in entry.items():
+                for other in others(value) if key != "claim" else ():
+                    assert key in said(raw, {**entry, key: other})
+    assert min(made[name] for name in JUDGES) > 40
+
+
+def test_they_are_essential_where_they_are_due():
+    proof = prove(SCHEDULES["tables"])
+    assert proof.essential >= {"one-route", "one-owner", "table-order"}
+    assert proof.verdict is Status.PROVED
+    assert [entry["claim"] for entry in proof.certificate["claims"]][-4:] == list(JUDGES)
+    dense_only = Routes(tables=(Route(parameter="words", rows=5, columns=2, way=Way.DENSE),))
+    plain = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=dense_only)))
+    assert "one-route" in plain.essential
+    assert "one-owner" not in plain
+    assert "table-order" not in plain
+    assert "one-route" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce()))
+
+
+def test_a_synchronous_server_has_them_without_a_certificate():
+    proof = prove(Schedule("s", Cluster.regular(2, 2), Server(what=TABLES_OF_4)))
+    assert proof["one-owner"].status is Status.PROVED
+    assert not proof.certificate
+
+
+TABLES_OF_4 = Routes(tables=(Route(parameter="words", rows=9, columns=2),))
+
+
+def test_where_groups_overlap_nothing_rests_on_anything():
+    clash = Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [1, 2]]),)), what=TABLES_OF_4)
+    proof = prove(Schedule("s", Cluster.regular(2, 2), clash))
+    assert proof["one-owner"].status is Status.NOT_PROVED
+    assert proof.certificate["claims"] == []
+
+
+def test_code_that_gives_a_row_to_another_worker_refutes_it(monkeypatch):
+    def wrong(self, route, row, num_workers):
+        return 3 if row == 6 else row % num_workers
+
+    monkeypatch.setattr(Routes, "owner", wrong)
+    claim = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=TABLES_OF_4)))["one-owner"]
+    assert claim.status is Status.REFUTED
+    assert claim.witness == {"parameter": "words", "row": 6, "owner": 3}
+
+
+@pytest.mark.parametrize("cluster", [Cluster.regular(1, 4), Cluster.regular(4, 1)], ids=str)
+def test_one_node_sends_nothing_and_nodes_of_one_worker_agree_on_nothing(cluster):
+    proof = prove(Schedule("s", cluster, AllReduce(what=TABLES_OF_4)))
+    assert proof["table-order"].entry["lookup"] == ["all"] * 3
+    assert (proof["nic-bytes"].entry["tables"][0][1:] == [0, 0]) == (cluster.num_nodes == 1)
+
+
+def test_numbers_by_hand_on_4x4():
+    """100,000 rows of 16 columns: 75,000 asked for and 25,000 handed out thrice; four times that unaggregated."""
+    words = Route(parameter="words", rows=100_000, columns=16)
+    for is_local, times in ((True, 1), (False, 4)):
+        what = Routes(tables=(words,), local_aggregation=is_local)
+        proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(what=what)))
+        lookup, gradients = 75_000 * 4 + 75_000 * 64, 75_000 * 68
+        assert proof["nic-bytes"].entry["tables"] == [["words", times * lookup, times * gradients]]
+        assert proof["one-owner"].entry["tables"] == [["words", 16, 6250, 6250]]
+
+
+def test_a_million_workers_take_no_longer_than_their_list():
+    what = Routes(tables=(Route(parameter="words", rows=2**31 - 1, columns=512),))
+    schedule = Schedule("s", Cluster.regular(2**17, 8), AllReduce(what=what))
+    raw = dump_schedule(schedule)
+    for claim in prove_tables(schedule):
+        assert said(raw, json.loads(json.dumps(dict(claim.entry)))) is None
+
+
+def test_tables_of_the_forged_schedules_are_of_every_way():
+    assert {route.way for route in TABLES.tables} == set(Way)
