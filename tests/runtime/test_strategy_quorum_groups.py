@@ -18,7 +18,7 @@ from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import GroupPhases, Quorum, Static
 
-RUNS = int(os.environ.get("PREDUCE_QUORUM_RUNS", "24"))
+RUNS = int(os.environ.get("PREDUCE_QUORUM_RUNS", "20"))
 """`PREDUCE_QUORUM_RUNS=1000 pytest tests/runtime/test_strategy_quorum_groups.py -k mean` runs as many."""
 
 
