@@ -277,7 +277,7 @@ def test_a_sum_in_two_levels_is_summed_so(ranks):
 
     def work(world):
         model, _, optimizer = wrapped(world, schedule)
-        form = type(optimizer.runner._communicator).__name__
+        form = type(optimizer.runner.communicators[optimizer.run.everyone]).__name__
         for number in range(3):
             call(model, optimizer, number)
         optimizer.finish()
