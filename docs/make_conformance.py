@@ -23,8 +23,9 @@ by `python docs/make_conformance.py`.
 
 Kinds whose workers run freely (an asynchronous server, pairs) step in turn here, so that their results are exact; the
 groups of a generated schedule are those that ran. `server` averages gradients at pace 1, as `allreduce` does. A gap is
-kept with tokens (`max_ig` 2); with backup, staleness or skips the results depend on who is late. Running statistics of
-BatchNorm follow the option `buffers` and are left out here.
+kept with tokens (`max_ig` 2), and a quorum waits for everybody's gradient (`grace`); with backup, staleness, skips or
+less patience the results depend on who is late. Running statistics of BatchNorm follow the option `buffers` and are
+left out here.
 
 """
 

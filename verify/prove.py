@@ -193,7 +193,7 @@ PROVERS_OF_PROTOCOL: dict[str, Prover] = {
     "gap": Prover(
         _kept_gap_claims, frozenset({"deadlock-free", "queues"}), more=essential_of_kept_gap, is_certified=True
     ),
-    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"})),
+    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"}), is_certified=True),
     "quorum-groups": Prover(
         prove_quorum_of_groups, MEANS | {"conflict-free", "conservation", "mean-preserved"}, frozenset({"membership"})
     ),

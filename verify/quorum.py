@@ -1,7 +1,8 @@
 """Claims about a quorum: what holds of partial all-reduce whoever comes late.
 
-Which gradients a round sums is decided while the job runs, so none of these has an entry in the certificate. They are
-theorems about the protocol, whose object is explored in small systems (docs/explorer.md).
+Which gradients a round sums is decided while the job runs. So these are theorems about the protocol, whose object is
+explored in small systems (docs/explorer.md); what follows from the file's setting has an entry in the certificate. The
+rules that they rest on, and the proofs, stand in `verify/checker/claims/quorum.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.topo.strategies.quorum import Missed, Quorum, Start
-from preduce.verify.base import Claim, Status
+from preduce.verify.base import Claim, Status, proved
 from preduce.verify.equal_replicas import ASSUMED
 from preduce.verify.equal_replicas import NAME as EQUAL_REPLICAS
 
@@ -26,7 +27,7 @@ def prove_quorum(schedule: Schedule) -> tuple[Claim, ...]:
     n = schedule.num_workers
     return (
         _rounds_in_order(n),
-        _deadlock_free(),
+        _deadlock_free(quorum, n),
         _contributors(quorum, n),
         _conservation(n),
         _staleness(quorum),
@@ -40,10 +41,10 @@ def _rounds_in_order(n: int) -> Claim:
         "round is carried out once, whoever and however many start it, all in the same order, and no thread is more "
         "than a round ahead of another."
     )
-    return Claim("rounds-in-order", Status.PROVED, f"{text} {EXPLORED}")
+    return proved("rounds-in-order", f"{text} {EXPLORED}", threads=n)
 
 
-def _deadlock_free() -> Claim:
+def _deadlock_free(quorum: Quorum, n: int) -> Claim:
     text = (
         "take the first round that is not over. If it is activated, word of that is on its way to all who have not "
         "entered it, and a worker that cannot enter because results wait for it takes them when it next calls, which "
@@ -52,7 +53,7 @@ def _deadlock_free() -> Claim:
         "goes on taking part; all learn of it from the same sum and ask only for the others, and the first round "
         "in which all have said so is the last one of all. Assumed: messages arrive, and nobody dies."
     )
-    return Claim("deadlock-free", Status.PROVED, f"{text} {EXPLORED}")
+    return proved("deadlock-free", f"{text} {EXPLORED}", method="quorum", needed=quorum.needed(n))
 
 
 def _contributors(quorum: Quorum, n: int) -> Claim:
@@ -69,7 +70,7 @@ def _contributors(quorum: Quorum, n: int) -> Claim:
         least = 1
         text = "a round has a gradient of the worker that starts it, and of more only if these came before it began"
     text += "; where fewer go on, because others have ended, of so many as are left."
-    return Claim("quorum", Status.PROVED, f"{text} {EXPLORED}", {"at_least": least})
+    return proved("quorum", f"{text} {EXPLORED}", {"at_least": least}, at_least=least)
 
 
 def _conservation(n: int) -> Claim:
@@ -78,7 +79,7 @@ def _conservation(n: int) -> Claim:
         "thread enters it; so each gradient is in the sum of exactly one round, the next that its thread enters. "
         f"Whoever ends says so behind its last gradient, so after the last round all {n} send buffers are empty."
     )
-    return Claim("conservation", Status.PROVED, f"{text} {EXPLORED}")
+    return proved("conservation", f"{text} {EXPLORED}", buffers=n)
 
 
 def _staleness(quorum: Quorum) -> Claim:
@@ -99,7 +100,7 @@ def _staleness(quorum: Quorum) -> Claim:
         f"{why}; so at most {rounds} lie between those that a gradient's weights have and the round that sums it, "
         f"where lockstep has none: it comes at most {bound + 1} rounds after the last one that its weights have."
     )
-    return Claim(name, Status.PROVED, f"{text} {EXPLORED}", {"rounds": bound})
+    return proved(name, f"{text} {EXPLORED}", {"rounds": bound}, method="quorum", rounds=bound)
 
 
 def _equal_replicas(quorum: Quorum) -> Claim:
@@ -109,7 +110,7 @@ def _equal_replicas(quorum: Quorum) -> Claim:
             "order: after as many rounds all hold the same parameters and optimizer state. At one instant "
             "workers may have applied different numbers of rounds. "
         )
-        return Claim(EQUAL_REPLICAS, Status.PROVED, f"{text}{ASSUMED} {EXPLORED}")
+        return proved(EQUAL_REPLICAS, f"{text}{ASSUMED} {EXPLORED}", method="quorum", of="gradients", every=1)
     if quorum.missed is Missed.SUM:
         text = (
             "all workers apply the same results, but some of them together: for plain SGD at a constant rate these are "
@@ -126,4 +127,5 @@ def _equal_replicas(quorum: Quorum) -> Claim:
         f"every {quorum.synchronise_every} rounds all take the mean of their parameters. Between these rounds they "
         "differ, because results that a worker is too late for are overwritten, and optimizer state always may. "
     )
-    return Claim(EQUAL_REPLICAS, Status.PROVED, f"{text}{ASSUMED}", {"every": quorum.synchronise_every})
+    every = quorum.synchronise_every
+    return proved(EQUAL_REPLICAS, f"{text}{ASSUMED}", {"every": every}, method="quorum", of="models", every=every)

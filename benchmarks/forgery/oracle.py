@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.forgery import kept_gaps, payloads, runs, tables
+from benchmarks.forgery import kept_gaps, payloads, quorums, runs, tables
 from benchmarks.forgery.dense import dense, steady_figures
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ def is_true(entry: Document, raw: Document) -> bool:
     n, name = len(matrices[0]), entry["claim"]
     if listed is not None and any(len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in listed):
         return False
+    quorum = quorums.quorum_of(raw)
+    if quorum is not None:
+        return quorums.is_true(entry, quorum, n)
     gap = kept_gaps.gap_of(raw)
     if gap is not None and (entry.get("method") == "events" or name in OF_EVENTS or kept_gaps.is_lossy(gap)):
         return kept_gaps.is_true(entry, raw, n)

@@ -29,6 +29,7 @@ from preduce.topo.strategies.axes import (
     Where,
 )
 from preduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from preduce.topo.strategies.quorum import Counting, Missed, Quorum, Start
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def graph(n: int, *rounds: list[tuple[int, int, Fraction]]) -> Schedule:
 
 def kept(n: int, edges: list[tuple[int, int, Fraction]], gap: Gap) -> Schedule:
     return Schedule("k", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),), when=gap))
+
+
+def by_quorum(n: int, quorum: Quorum) -> Schedule:
+    return Schedule("q", Cluster.regular(n, 1), AllReduce(when=quorum))
 
 
 def half(*pair: int, a: Fraction = Fraction(1, 2)) -> Group:
@@ -101,6 +106,10 @@ SCHEDULES = {
             how=How(form=Form.HIERARCHICAL, codec=Codec.INT8, error_feedback=True, sending=Sending.LAYERS),
         ),
     ),
+    "quorum": by_quorum(5, Quorum(quorum=3, staleness=6, grace=100)),
+    "quorum-call": by_quorum(4, Quorum(quorum=Start.MAJORITY, count=Counting.CALL, seed=2)),
+    "quorum-latest": by_quorum(3, Quorum(quorum=Start.SOLO, missed=Missed.LATEST, synchronise_every=5)),
+    "quorum-unequal": by_quorum(4, Quorum(quorum=Start.SOLO, missed=Missed.LATEST)),
     "coded-rule": Schedule(
         "c",
         Cluster.regular(2, 2),

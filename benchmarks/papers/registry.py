@@ -78,6 +78,22 @@ PAPERS = (
         name="eager-sgd",
         title="eager-SGD (PPoPP'20)",
         claim="Partial all-reduce 1.14 to 2.01× as fast as All-Reduce where workers are delayed.",
+        module="benchmarks.papers.eager_sgd",
+        headlines=(
+            (
+                "Figure 9: latency of a synchronous sum over that of a partial one",
+                "32 processes, 64 B, 50 ms: solo",
+            ),
+            (
+                "Figure 9: latency of a synchronous sum over that of a partial one",
+                "32 processes, 64 B, 50 ms: majority",
+            ),
+            ("Gradients per second, All-Reduce = 1", "hyperplane, one of 8 delayed by 400 ms: solo"),
+            ("Gradients per second, All-Reduce = 1", "images, 50 to 400 ms shifting: majority"),
+            ("Gradients per second, All-Reduce = 1", "docstrings, lengths as they are: solo"),
+            ("Gradients per second, All-Reduce = 1", "docstrings, lengths as they are: majority"),
+            ("Gradients per second, All-Reduce = 1", "images, one 5× slow: half"),
+        ),
     ),
     Paper(
         name="pipe-sgd",

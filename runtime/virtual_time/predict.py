@@ -16,7 +16,7 @@ from preduce.topo.strategies.gap import Gap
 from preduce.topo.strategies.generated import Generated
 from preduce.topo.strategies.neighbor import Neighbor
 from preduce.topo.strategies.pairwise import Pairwise
-from preduce.topo.strategies.quorum import Quorum
+from preduce.topo.strategies.quorum import Counting, Quorum
 from preduce.topo.strategies.server import Server
 from preduce.topo.timing.compute import ComputeTimes
 from preduce.topo.timing.cost import bytes_of, communication
@@ -238,12 +238,15 @@ def queue_arrays(hop: Hop, worker: int) -> int:
 
 
 def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
-    """The send buffer, and a place for each result that may wait, the sum that runs among them.
+    """One for the mean model, the send buffer, each result that may wait (the sum that runs among them), and the taken.
 
-    With `latest` the newest result has one, beside the sum that runs.
+    A call takes all that wait, or one, and others may come while it applies them. With `latest` one result waits beside
+    the sum that runs.
     """
-    assert isinstance(strategy.when, Quorum), "the registry names the protocol"
-    return 1 + (strategy.when.staleness if strategy.when.keeps_equal else 2)
+    when = strategy.when
+    assert isinstance(when, Quorum), "the registry names the protocol"
+    waiting = when.staleness if when.keeps_equal else 2
+    return 2 + waiting + (when.staleness if when.keeps_equal and when.count is Counting.OPEN_ROUND else 1)
 
 
 def _quorum_of_groups_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all

@@ -103,7 +103,7 @@ def make_quorum_case(seed):
     total = per_segment * (meets + 1)
     seconds = numbers.exponential(0.0005, (n, total))
     if rng.random() < 0.5:
-        seconds[rng.randrange(n)] += 0.004
+        seconds[rng.randrange(n)] += 0.0045
     for _ in range(rng.randint(0, 2)):
         seconds[rng.randrange(n), rng.randrange(total)] += 0.02
     push = numbers.integers(-16, 17, (n, total, WIDTH)) * n / 8
@@ -136,6 +136,7 @@ def run_quorum_case(case, world, *, factory=None):
     optimizer.finish()
     rounds.append(optimizer.round)
     return {
+        "made": optimizer.runner.sums.made,
         "history": history,
         "means": means,
         "last": last,

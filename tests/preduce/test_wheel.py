@@ -251,13 +251,9 @@ def test_a_base_install_proves_figure_10(base_install, tmp_path):
     ],
 )
 def test_a_missing_extra_is_one_line_that_says_how_to_get_it(base_install, tmp_path, extras, arguments):
-    base_install.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
-    base_install.run(
-        "import preduce\n"
-        "schedule = preduce.Schedule('g', preduce.Cluster.regular(2, 4), preduce.Generated())\n"
-        "preduce.write_schedule('generated.json', schedule)\n",
-        tmp_path,
-    )
+    preduce.write_schedule(tmp_path / "schedule.json", preduce.design("2x4", using="prague-figure-10"))
+    cluster = preduce.Cluster.regular(2, 4)
+    preduce.write_schedule(tmp_path / "generated.json", preduce.Schedule("g", cluster, preduce.Generated()))
     said, code = base_install.refusal(*arguments, cwd=tmp_path)
     assert code == 77, said
     assert said.count("\n") == 1

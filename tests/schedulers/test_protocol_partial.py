@@ -7,7 +7,7 @@ import pytest
 
 from helpers.machine_laws import Walk
 from preduce.schedulers.protocols.base import Note, Received, Send
-from preduce.schedulers.protocols.partial import Activate, Begin, Call, Finish, Partial, Share, Take
+from preduce.schedulers.protocols.partial import Activate, Begin, Call, End, Finish, Partial, Share, Take, partial_of
 from preduce.topo.strategies.quorum import Quorum, Start
 
 
@@ -70,3 +70,22 @@ def test_random_runs_of_many_workers_end_together_with_every_gradient_summed(set
     assert {state.counted for state in walk.states} == {calls}
     if setting.keeps_equal:
         assert taken == [list(range(walk.states[0].last + 1))] * 6
+
+
+@pytest.mark.parametrize("quorum", ["solo", "majority", 2])
+def test_workers_that_have_no_data_at_all_end_with_the_first_round(quorum):
+    machine = Partial(Quorum(quorum=quorum), 3, (0, 0, 0))
+    walk = Walk(machine, 0, in_order=False)
+    for process, state in enumerate(walk.states):
+        walk.states[process], actions = machine.step(process, state, End())
+        walk._send(process, actions)
+    assert not any(machine.finished(process, state) for process, state in enumerate(walk.states))
+    for _ in walk.steps(1000):
+        pass
+    assert [state.last for state in walk.states] == [0] * 3
+    assert all(machine.finished(process, state) for process, state in enumerate(walk.states))
+
+
+def test_a_schedules_machine_leaves_the_sum_and_the_end_to_its_driver():
+    made = partial_of(Quorum(quorum=2), 3)
+    assert (made.setting, made.num_workers, made.calls, made.collective) == (Quorum(quorum=2), 3, None, False)

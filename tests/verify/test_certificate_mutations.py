@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 
 import pytest
@@ -18,7 +19,8 @@ from preduce.topo.errors import InputError
 from preduce.verify import checker
 from preduce.verify.checker.certificate import CLAIMS
 
-COUNT = 1000
+COUNT = int(os.environ.get("PREDUCE_TEST_FORGERIES", "300"))
+"""Of every kind; `python -m benchmarks.forgery` makes as many of the same corruptions as one likes."""
 CASES = entries_by_kind()
 PAYLOADS = ("pipeline", "coded-rule", "coded", "tables", "tables-apart")
 """Schedules for what they send, whose groups are those of others."""

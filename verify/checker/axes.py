@@ -1,14 +1,16 @@
 """Reading two axes of a strategy: `when`, how late what an average gives may be, and `how` it travels.
 
-A gap (`when`) is read in `kept_gap`. A pipeline delays gradients by `width` - 1 steps, after `warm_up` steps in
-lockstep. Of `how` the `codec` says what the numbers of a sum are rounded to, and `where` in which of its stages.
+A gap (`when`) is read in `kept_gap`, a quorum in `quorum`. A pipeline delays gradients by `width` - 1 steps, after
+`warm_up` steps in lockstep. Of `how` the `codec` says what the numbers of a sum are rounded to, and `where` in which of
+its stages.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .kept_gap import KeptGap, read_gap
+from .quorum import StartedRounds, read_quorum
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_object
 
@@ -39,25 +41,40 @@ CHOICES: dict[str, tuple[object, ...]] = {
 """What a member of `when.pipeline` or of `how` may be; the others are numbers."""
 
 
-def read_when(raw: dict[str, Any]) -> tuple[bool, dict[str, Any], KeptGap | None]:
-    """(whether averages of parameters are late, all members of a pipeline of gradients or none, a gap that is kept)."""
+class When(NamedTuple):
+    """Whether averages of parameters are late, and what there is instead of rounds in lockstep or one late.
+
+    `pipeline` has all members of a pipeline of gradients, or none; `gap` is one that is kept, `quorum` starts rounds.
+    """
+
+    is_late: bool = False
+    pipeline: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    gap: KeptGap | None = None
+    quorum: StartedRounds | None = None
+
+
+def read_when(raw: dict[str, Any], num_workers: int) -> When:
+    """The value of the axis, which is brought into canonical form in place."""
     when = raw.get("when", "lockstep")
     if not isinstance(when, dict):
         as_choice(when, "strategy.when", ("lockstep",))
-        return False, {}, None
+        return When()
     if "gap" in when:
         as_object(when, "strategy.when", ("gap",))
         gap = read_gap(when["gap"], "strategy.when.gap")
-        return gap.order == "parallel", {}, gap
+        return When(is_late=gap.order == "parallel", gap=gap)
+    if "quorum" in when:
+        as_object(when, "strategy.when", ("quorum",))
+        return When(quorum=read_quorum(when["quorum"], "strategy.when.quorum", num_workers))
     if "pipeline" not in when:
         as_object(when, "strategy.when", ("late",))
         as_choice(when["late"], "strategy.when.late", (1,))
-        return True, {}, None
+        return When(is_late=True)
     as_object(when, "strategy.when", ("pipeline",))
     pipeline = PIPELINE | _read_members(when["pipeline"], "strategy.when.pipeline", PIPELINE)
     width = as_integer(pipeline["width"], "strategy.when.pipeline.width", 2, LIMIT)
     require(width == 2 or pipeline["wider"], "strategy.when.pipeline.width", "2, or more with wider")
-    return False, pipeline, None
+    return When(pipeline=pipeline)
 
 
 def read_how(raw: dict[str, Any], *, averages_gradients: bool) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from .claims import (
     membership,
     memory,
     queues,
+    quorum,
     rounds,
     spectral_gap,
     staleness,
@@ -43,8 +44,9 @@ FORMAT = "preduce.certificate"
 class Claim(NamedTuple):
     """The check of one kind of claim, and the members that its entry must, or may, have.
 
-    `of_events`: it speaks about workers that keep a gap, and about nothing else. `of_rounds`: it speaks about rounds in
-    which all meet. `of_any`: it needs no matrix that is known before the job runs, as all others do.
+    `of_events`: it speaks about workers that keep a gap, and about nothing else; `of_quorum`: likewise about rounds
+    that a quorum starts. `of_rounds`: it speaks about rounds in which all meet. `of_any`: it needs no matrix that is
+    known before the job runs, as all others do.
     """
 
     check: Callable[[Schedule, dict[str, Any], str], None]
@@ -52,10 +54,13 @@ class Claim(NamedTuple):
     optional: tuple[str, ...] = ()
     of_events: bool = False
     of_rounds: bool = False
+    of_quorum: bool = False
     of_any: bool = False
 
     def fits(self, schedule: Schedule) -> bool:
         """Whether it can be claimed of a schedule at all."""
+        if schedule.quorum is not None or self.of_quorum:
+            return schedule.quorum is not None and self.of_quorum
         if schedule.gap is None:
             return not self.of_events
         return not self.of_rounds and (self.of_events or self.of_any or schedule.has_matrices)
@@ -76,6 +81,12 @@ CLAIMS: dict[str, Claim] = {
     "consensus/power": Claim(consensus.check_by_power, ("periods", "squared", "classes", "pivots")),
     "deadlock-free": Claim(deadlock_free.check, ("ticks", "height", "prologue"), of_rounds=True),
     "deadlock-free/events": Claim(apart.check_live, ("ticks",), of_events=True),
+    "deadlock-free/quorum": Claim(quorum.check_live, ("needed",), of_quorum=True),
+    "rounds-in-order": Claim(quorum.check_rounds, ("threads",), of_quorum=True),
+    "quorum": Claim(quorum.check_contributors, ("at_least",), of_quorum=True),
+    "conservation": Claim(quorum.check_conservation, ("buffers",), of_quorum=True),
+    "staleness/quorum": Claim(quorum.check_staleness, ("rounds",), of_quorum=True),
+    "equal-replicas/quorum": Claim(quorum.check_equal_replicas, ("of", "every"), of_quorum=True),
     "end": Claim(end.check, ("steps", "behind")),
     "contraction/pivots": Claim(contraction.check_by_pivots, ("squared", "classes", "pivots", "operator")),
     "contraction/factor": Claim(contraction.check_by_factor, ("squared", "operator")),
@@ -140,10 +151,10 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
         place = f"{place} ({name[:60]})"
         is_known = "/" not in claim and name in CLAIMS and claim not in proved
         require(is_known, place, "is unknown or repeated")
-        has_ground = proved or schedule.form == "graph" or name == "conflict-free"
+        has_ground = proved or schedule.form == "graph" or schedule.quorum is not None or name == "conflict-free"
         confirm(has_ground, place, name, "conflict-free, on which all else rests")
         fits = CLAIMS[name].fits(schedule)
-        confirm(fits, place, name, "a claim about workers that keep such a gap" if schedule.gap else "one about rounds")
+        confirm(fits, place, name, f"a claim about {schedule.kept}")
         as_object(entry, place, ("claim", *CLAIMS[name].members), ("method", *CLAIMS[name].optional))
         CLAIMS[name].check(schedule, entry, place)
         proved.add(claim)

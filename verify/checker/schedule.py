@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from .gaps.events import EventGraph
     from .kept_gap import KeptGap
+    from .quorum import StartedRounds
 
 LIMIT = 2**31
 """No rank, number of workers, radix or pace reaches this."""
@@ -72,12 +73,12 @@ class Edge(NamedTuple):
 class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
 
-    The first two have `phases` and the third has `rounds`; the other list is empty. `radices` are those of a rule.
-    `workers_per_node` is 0 where nodes are unequal. `paces` holds one number, or one a worker. Where it
-    `averages_gradients` these come late in a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round
-    late where `is_late`. `nodes` are the nodes as the file lists them, empty where it says only that each has
-    `node_size` workers, in the order of ranks. `gap` is what workers keep that go on by themselves, None in rounds.
-    `tables` go their own way in each step.
+    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` starts
+    rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is 0
+    where nodes are unequal. `paces` holds one number, or one a worker. Where it `averages_gradients` these come late in
+    a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round late where `is_late`. `nodes` are the
+    nodes as the file lists them, empty where it says only that each has `node_size` workers, in the order of ranks.
+    `gap` is what workers keep that go on by themselves, None in rounds. `tables` go their own way in each step.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -97,12 +98,20 @@ class Schedule:
     nodes: list[list[int]] = field(default_factory=list)
     node_size: int = 0
     gap: KeptGap | None = None
+    quorum: StartedRounds | None = None
     tables: Tables = field(default_factory=lambda: Tables([], is_local=True))
 
     @property
     def has_matrices(self) -> bool:
         """Whether what a round averages is known before the job runs."""
-        return self.gap is None or self.gap.takes_all
+        return self.quorum is None and (self.gap is None or self.gap.takes_all)
+
+    @property
+    def kept(self) -> str:
+        """What claims may speak about."""
+        if self.quorum is not None:
+            return "rounds that a quorum starts"
+        return "workers that keep such a gap" if self.gap is not None else "rounds"
 
     @cached_property
     def events(self) -> EventGraph:
@@ -184,6 +193,7 @@ class _Options(NamedTuple):
     is_step_normalised: bool
     how: dict[str, Any]
     gap: KeptGap | None
+    quorum: StartedRounds | None
     tables: Tables
 
 
@@ -205,6 +215,8 @@ def read_schedule(document: object) -> Schedule:
         raw["cluster"] = {"num_nodes": cluster.num_nodes, "workers_per_node": cluster.workers_per_node}
     parts = _read_strategy(raw["strategy"], cluster)
     options = _read_options(raw["strategy"], cluster)
+    if options.quorum is not None:
+        parts["phases"] = []  # what a round sums is decided as the job runs
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     schedule = Schedule(
         num_workers=cluster.num_workers,
@@ -292,19 +304,23 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
     raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
-    is_late, pipeline, gap = read_when(raw)
+    is_late, pipeline, gap, quorum = read_when(raw, cluster.num_workers)
     averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late
-    require(averages_gradients or not pipeline, "strategy.when.pipeline", "goes with allreduce at pace 1")
+    require(averages_gradients or not (pipeline or quorum), "strategy.when", "goes with allreduce at pace 1")
     how = read_how(raw, averages_gradients=averages_gradients)
+    is_whole = how["codec"] == "none" and how["sending"] == "whole"
+    require(quorum is None or is_whole, "strategy.how", "what a quorum sums goes as it is, when it is whole")
     tables = read_what(raw, cluster.num_workers)
-    has_common_steps = gap is None and len(set(paces)) == 1
+    has_common_steps = gap is None and quorum is None and len(set(paces)) == 1
     require(has_common_steps or not tables.listed, "strategy.what", "tables are exchanged in steps that all share")
     prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
     is_step_normalised = raw.get("averaging", "mean") != "mean"
-    return _Options(prologue, paces, is_late, averages_gradients, pipeline, is_step_normalised, how, gap, tables)
+    return _Options(
+        prologue, paces, is_late, averages_gradients, pipeline, is_step_normalised, how, gap, quorum, tables
+    )
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from preduce.schedulers.protocols.base import Note, Received, Send
 from preduce.schedulers.protocols.partial import (
+    COMPUTING,
     MEETING,
     Activate,
     Arrived,
@@ -210,6 +211,16 @@ class QuorumDriver(Generic[Sum]):
                 return Missing(f"the models of all in round {state.version}", of)
             of = tuple(rank for rank in self.machine.awaited(self.rank, state) if rank != self.rank)
             return Missing(f"round {state.entered} to be started", of)
+
+    def say(self, doing: Callable[[str], None]) -> None:
+        """Tell the others what this worker does, unless its thread is in a round, of which that tells."""
+        with self.condition:
+            state = self._state
+            if state is None or state.is_running or state.stage != COMPUTING or state.resting:
+                return
+            waiting = len(state.results)
+            they = "1 result waits" if waiting == 1 else f"{waiting} results wait"
+            doing("computes a gradient" + (f", while {they} for it" if waiting else ""))
 
     # The collective thread.
 

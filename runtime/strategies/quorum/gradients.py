@@ -120,7 +120,7 @@ class QuorumGradients(Runner):
             self._put(last)
             self.late_scaled = last.scaled
             self.driver.release([last])
-        self.run.reducer.heartbeat.doing(f"computes after round {step + self.more}")
+        self.driver.say(self.run.reducer.heartbeat.doing)
 
     def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
         """Where it is time for that: the mean of all models."""

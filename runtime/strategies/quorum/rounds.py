@@ -110,10 +110,10 @@ class RoundsThread(Generic[Sum]):
         except (RuntimeError, GoneError, PreduceError) as error:
             raise self._failed(operation, error) from None
         reducer.recorder.end(operation)
-        reducer.heartbeat.doing(f"finished {operation}")
         counts = tuple(len(share.gradients) for share in shares)
         self._bringing.arrived(begun.payload, counts, special=special)
         self._driver.finish(begun, shares)
+        self._driver.say(reducer.heartbeat.doing)
 
     def _failed(self, operation: Operation, error: Exception) -> BaseException:
         """The error that the training raises; none is made of a run that ends."""

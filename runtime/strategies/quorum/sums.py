@@ -36,7 +36,8 @@ class GradientSum:
 class GradientSums:
     """The send buffer of one worker and the sums that wait.
 
-    Costs one array of model size for the send buffer, one for the round that runs, and one for each result that waits.
+    Costs an array of model size for the send buffer, for the round that runs, and for each result that waits or was
+    taken and is being applied.
 
     Args:
         buckets: of the model.
@@ -50,6 +51,8 @@ class GradientSums:
         self._num_workers, self._divide = num_workers, divide
         self.carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
         """The array at whose end the room is."""
+        self.made = 0
+        """Sums that were allocated so far; they are used again."""
         self._spare: list[GradientSum] = []
         self._buffer = self._lent()
         self._kept: dict[int, GradientSum] = {}
@@ -70,6 +73,7 @@ class GradientSums:
             arrays.append(torch.zeros(length, dtype=bucket.dtype, pin_memory=bucket.device.type == "cuda"))
         if self.carrier == len(self.buckets):
             arrays.append(torch.zeros(self._room))
+        self.made += 1
         return GradientSum(arrays)
 
     def refuse_sparse(self) -> None:

@@ -1,0 +1,68 @@
+"""Whether claims about rounds that a quorum starts are true: by playing its rules against one worker that computes.
+
+Shares nothing with prover or checker: counts of rounds, results and gradients, moved by hand.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.forgery.dense import Document
+
+LONG = 1000
+"""Rounds after which a gradient that is still late has no bound."""
+USUAL = {"count": "open-round", "missed": "each", "staleness": 4, "synchronise_every": 0}
+
+
+def quorum_of(raw: Document) -> dict[str, Any] | None:
+    """The members of a quorum with their defaults, None where there is none."""
+    when = raw["strategy"].get("when")
+    return USUAL | when["quorum"] if isinstance(when, dict) and "quorum" in when else None
+
+
+def is_true(entry: Document, quorum: dict[str, Any], n: int) -> bool:
+    """Whether what an entry says of such rounds is true; numbers may be weaker than they need be."""
+    name = entry["claim"]
+    needed = quorum["quorum"] if isinstance(quorum["quorum"], int) else 1
+    if name == "rounds-in-order":
+        return bool(entry["threads"] == n)
+    if name == "conservation":
+        return bool(entry["buffers"] == n)
+    if name == "deadlock-free":
+        # With one worker that never comes rounds go on until its queue is full: all others must be enough.
+        return bool(entry["needed"] == needed < n)
+    if name == "quorum":
+        return bool(entry["at_least"] <= needed)
+    if name == "staleness":
+        oldest = _oldest(quorum)
+        return oldest is not None and oldest <= entry["rounds"]
+    if name == "equal-replicas":
+        return _are_equal(quorum, entry["every"], entry["of"])
+    return False
+
+
+def _oldest(quorum: dict[str, Any]) -> int | None:
+    """The age of a gradient whose worker computes for as long as others can start rounds; None without an end.
+
+    Its computing begins right after a synchronisation, or with all results taken: then most rounds can pass.
+    """
+    latest, every = quorum["missed"] == "latest", quorum["synchronise_every"]
+    version = entered = 0
+    while entered < LONG:
+        waiting = entered - version
+        if not latest and waiting >= quorum["staleness"]:
+            break
+        if latest and every and entered > version and entered % every == 0:
+            break
+        entered += 1
+    return None if entered >= LONG else entered - version  # it calls now, and the next round has its gradient
+
+
+def _are_equal(quorum: dict[str, Any], every: int, of: str) -> bool:
+    """Whether two workers, of which one misses results, agree after every so many rounds."""
+    if quorum["missed"] == "latest":
+        synchronised = quorum["synchronise_every"]
+        return of == "models" and synchronised > 0 and every > 0 and every % synchronised == 0
+    # Results that are added up first are rounded otherwise.
+    return of == "gradients" and quorum["missed"] == "each" and every >= 1

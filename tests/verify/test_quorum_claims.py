@@ -1,0 +1,96 @@
+"""Claims about rounds that a quorum starts: prover, checker and the played rules agree; nothing else is accepted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from benchmarks.forgery import quorums
+from benchmarks.forgery.attempt import certified, objection
+from benchmarks.forgery.schedules import SCHEDULES, by_quorum
+from preduce.topo.document.canonical import schedule_sha256
+from preduce.topo.document.schedule import dump_schedule, parse_schedule
+from preduce.topo.errors import PreduceError
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Quorum
+from preduce.verify import checker
+
+NUMBERS = ("threads", "needed", "at_least", "buffers", "rounds", "every")
+SETTINGS = [
+    {"quorum": start, "staleness": late, "missed": missed, "count": count, "synchronise_every": every}
+    for start, late, missed, count, every in itertools.product(
+        ("solo", "majority", 2, 3), (1, 4, 9), ("each", "sum", "latest"), ("open-round", "call"), (0, 3)
+    )
+]
+
+
+def fits(members):
+    """Whether a setting is one, as the strategies say."""
+    try:
+        schedule = by_quorum(4, Quorum(**members))
+        schedule.strategy.check(schedule.cluster)
+    except PreduceError:
+        return False
+    return True
+
+
+def written(members):
+    """The document of a setting, with every member spelt out."""
+    raw = dump_schedule(by_quorum(4, Quorum(quorum="solo")))
+    raw["strategy"]["when"] = {"quorum": dict(members)}
+    return json.loads(json.dumps(raw))
+
+
+def test_the_checker_reads_exactly_the_settings_that_there_are():
+    for members in SETTINGS:
+        try:
+            checker.read_schedule(written(members))
+        except checker.Refusal:
+            assert not fits(members), members
+        else:
+            assert fits(members), members
+    assert sum(map(fits, SETTINGS)) > 30
+    for strange in (1, 4, -2, "all", True, 2.0, None):
+        with pytest.raises(checker.Refusal):
+            checker.read_schedule(written({"quorum": strange}))
+
+
+def test_what_is_proved_is_confirmed_and_true_and_no_other_number_is():
+    for members in filter(fits, SETTINGS):
+        schedule = by_quorum(4, Quorum(**members))
+        raw, certificate = certified(schedule)
+        spelt = parse_schedule(json.dumps(written(members)).encode())
+        assert spelt.strategy == schedule.strategy
+        assert checker.read_schedule(written(members)).sha256 == schedule_sha256(spelt), "one canonical form"
+        read = checker.read_schedule(json.loads(json.dumps(raw)))
+        assert objection(read, certificate) is None
+        played = quorums.quorum_of(raw)
+        for entry in certificate["claims"]:
+            assert quorums.is_true(entry, played, 4), (members, entry)
+            for name in set(NUMBERS) & set(entry):
+                for other in (entry[name] - 1, entry[name] + 1, str(entry[name])):
+                    forged = {**certificate, "claims": [{**entry, name: other}]}
+                    assert objection(read, forged) is not None, (members, forged)
+        claimed = {entry["claim"] for entry in certificate["claims"]}
+        assert ("staleness" in claimed) == quorums.is_true({"claim": "staleness", "rounds": 999}, played, 4)
+        equal = any(
+            quorums.is_true({"claim": "equal-replicas", "of": of, "every": every}, played, 4)
+            for of in ("gradients", "models")
+            for every in (1, 3)
+        )
+        assert ("equal-replicas" in claimed) == equal
+
+
+def test_a_smaller_bound_is_false_and_claims_are_of_such_rounds_only():
+    assert not quorums.is_true({"claim": "staleness", "rounds": 3}, quorums.USUAL | {"quorum": "solo"}, 4)
+    assert not quorums.is_true({"claim": "quorum", "at_least": 2}, quorums.USUAL | {"quorum": "majority"}, 4)
+    raw, certificate = certified(SCHEDULES["quorum"])
+    lockstep, usual = certified(Schedule("a", SCHEDULES["quorum"].cluster, AllReduce()))
+    for document, of_others in ((lockstep, certificate), (raw, usual)):
+        read = checker.read_schedule(json.loads(json.dumps(document)))
+        shape = {"schedule_sha256": read.sha256, "num_workers": read.num_workers, "period": read.period}
+        for entry in of_others["claims"]:
+            said = objection(read, {**of_others, **shape, "claims": [entry]})
+            assert said is not None, entry
