@@ -95,11 +95,11 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
         return {"failed": "the others were not ready in time"}
-    sent, started, end = _bytes_out(), time.monotonic(), time.monotonic() + job.limit
+    sent, started, end = bytes_out(), time.monotonic(), time.monotonic() + job.limit
     busy = time.process_time()
 
     def result(ended: str) -> dict[str, object]:
-        found = {"ended": ended, "started": started, "times": list(times), "sent": _bytes_out() - sent}
+        found = {"ended": ended, "started": started, "times": list(times), "sent": bytes_out() - sent}
         return {**found, "rounds": _reached(training)} if partial_sums else found
 
     if job.free_running:
@@ -219,7 +219,7 @@ def _snapshot(file, model: torch.nn.Module, step: int) -> None:  # type: ignore[
     file.flush()
 
 
-def _bytes_out() -> int:
+def bytes_out() -> int:
     """Bytes that this worker's node has sent so far."""
     path = Path("/sys/class/net/eth0/statistics/tx_bytes")
     return int(path.read_text()) if path.exists() else 0

@@ -25,6 +25,8 @@ SHORT = {
     "loss": "",
     "share": "",
     "cells": "",
+    "per second": " / s",
+    "megabytes": " MB",
     "workers": "",
 }
 NOT_YET = "not yet"

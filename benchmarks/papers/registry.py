@@ -112,5 +112,15 @@ PAPERS = (
         name="parallax",
         title="Parallax (2018)",
         claim="Dense and sparse parameters by different ways: up to 2.8× as fast as TF-PS, 6.3× as Horovod.",
+        module="benchmarks.papers.parallax",
+        headlines=(
+            ("Speed to the loss, TF-PS = 1", "language, 4x4: planner's choice"),
+            ("Speed to the loss, Horovod = 1", "language, 4x4: planner's choice"),
+            ("Speed to the loss, Horovod = 1", "language, 16x1: planner's choice"),
+            ("Hybrid over the better of TF-PS and Horovod", "language, 4x4: hybrid"),
+            ("Local aggregation over hybrid without it", "language, 4x4: hybrid"),
+            ("Dense part by the planner's own schedule, over plain hybrid", "language, 4x4: per step, over hybrid"),
+            ("Settings whose choice is within 5 % of the best", "of all settings"),
+        ),
     ),
 )

@@ -172,7 +172,7 @@ class Stepper:
         """End a round; where the runner skips some, their steps count as taken."""
         self.runner.end_round(step, round_)
         jumped = self.runner.jumped * self.run.pace
-        self._count(self._steps + jumped)
+        self._count(self._steps + jumped + self.runner.passed * self.run.pace)
         self.skipped += jumped
         self._batches_to_drop += jumped
 
