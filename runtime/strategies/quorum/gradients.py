@@ -90,15 +90,18 @@ class QuorumGradients(Runner):
             world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
         )
         self._communicator = world.communicator(everyone, name=self._line)
-        self._thread = RoundsThread(self.driver, self.sums, self._communicator, self._on_host, lambda: self._base)
+        self._thread = RoundsThread(self.driver, self.sums, self._communicator, self._on_host, self._rounds_before)
         self._settings, self._has_warned = Settings(run.applier.optimizer, adds_up=when.missed is Missed.SUM), False
-        self._base = self._met = 0
-        """Rounds before this segment, and the one of this segment in which models were averaged last."""
+        self._base: int | None = None
+        """Rounds before this segment."""
+        self._met = 0
+        """The round of this segment in which models were averaged last."""
         self._clock: Callable[[], int] = lambda: 0
         reducer.recorder.attach("quorum", self.log.facts)
         reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
         self._mailbox.start()
         self._thread.start()
+        self._open()
 
     def follow(self, clock: Callable[[], int]) -> None:
         """For the numbers of rounds in reports."""
@@ -108,7 +111,6 @@ class QuorumGradients(Runner):
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
         assert first, "gradients are averaged in each step"
         self._refuse_failure()
-        self._open()
         self.sums.refuse_sparse()
         self.driver.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
         self._wait(self.driver.may_take)
@@ -130,7 +132,6 @@ class QuorumGradients(Runner):
     def gather(self, *, apply: bool = True) -> int:
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
         self._refuse_failure()
-        self._open()
         driver, further = self.driver, 0
         driver.end()
         while not driver.has_ended():
@@ -146,6 +147,7 @@ class QuorumGradients(Runner):
         driver.close_segment()
         if self.when.keeps_equal:
             self._compare()
+        self._open()
         return further
 
     def refuse_changed_means(self) -> None:
@@ -180,7 +182,8 @@ class QuorumGradients(Runner):
 
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
         """While gradients may be on their way, which a model that was loaded by itself has not seen."""
-        return self.driver.state is not None
+        state = self.driver.state
+        return state is not None and state.calls > 0
 
     def close(self) -> None:
         """End the threads."""
@@ -219,10 +222,17 @@ class QuorumGradients(Runner):
             self._mailbox.until(lambda: False, self.run.reducer.heartbeat, (), None)
 
     def _open(self) -> None:
-        if self.driver.state is None:
-            self._base, self._met = self._clock(), 0
-            self._settings.begin()
-            self.driver.open()
+        """Begin a segment: from now on the others' rounds run, whether this worker has called or not."""
+        self._met = 0
+        self._base = None
+        self._settings.begin()
+        self.driver.open()
+
+    def _rounds_before(self) -> int:
+        """For reports: the steps before this segment, asked for before any of its results is taken."""
+        if self._base is None:
+            self._base = self._clock()
+        return self._base
 
     def _wait(self, done: Callable[[], bool]) -> None:
         """Wait for what another thread brings about.
@@ -297,7 +307,7 @@ class QuorumGradients(Runner):
             return
         self._met = state.version
         self._wait(lambda: not driver.is_meeting)
-        round_ = self._base + state.version
+        round_ = self._rounds_before() + state.version
         average_everywhere(self.run.mean_reducers, self.run.everyone, round_, round_)
 
 
