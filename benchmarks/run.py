@@ -121,6 +121,10 @@ BENCHMARKS = (
         "--megabytes 2 --repetitions 15 -o {out}.md", "-o benchmarks/results/mailbox.md", 120,
     ),
     Benchmark(
+        "tables-memory", "a sharded table takes each worker its rows' share of memory", "tables.memory",
+        "--rows 50000 --workers 2 4 --limit", "--limit", 180,
+    ),
+    Benchmark(
         "generator", "the group generator loses and doubles nothing, and answers in milliseconds", "generator.run",
         "--runs 60 --kills 4 --rounds 30 --repeat 1 --output {out}", "", 300,
     ),

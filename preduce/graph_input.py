@@ -133,10 +133,10 @@ def graph_of(schedule: Schedule) -> Digraph:
             f"schedule {schedule.name!r}: has {what}; iteration gaps are those of one fixed graph, strategy 'neighbor' "
             "with 1 round"
         )
-    return Digraph.of(schedule.num_workers, ((u, v) for u, v, _ in graphs[0].edges()))
+    return Digraph.from_edges_of(graphs[0])
 
 
 def _digraph(graph: Graph) -> Digraph:
     from preduce.schedulers.protocols.digraph import Digraph
 
-    return Digraph.of(graph.num_workers, zip(graph.sources.tolist(), graph.targets.tolist(), strict=True))
+    return Digraph.from_edges_of(graph)

@@ -8,6 +8,7 @@ waits for whom is the event graph's matter (`verify.gaps`). The theorems stand i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from preduce.schedulers.protocols.digraph import Digraph
@@ -34,13 +35,11 @@ def prove_kept_gap(schedule: Schedule) -> tuple[Claim, ...]:
     """All claims; near-linear in edges but for those of matrices and of all pairs, which stop at stated sizes."""
     gap = schedule.strategy.when
     assert isinstance(gap, Gap), "as its protocol says"
-    graph = schedule.strategy.graphs[0]
-    digraph = Digraph.of(schedule.num_workers, zip(graph.sources.tolist(), graph.targets.tolist(), strict=True))
     claims: list[Claim | None] = [_mean(schedule, gap), _consensus(schedule, gap)]
     if gap.takes_all:
         claims = list(prove_graph(schedule))
     kept = (claim for claim in claims if claim is not None and claim.claim != "deadlock-free")
-    return (*kept, *_apart(schedule, gap, digraph))
+    return (*kept, *_apart(schedule, gap, Digraph.from_edges_of(schedule.strategy.graphs[0])))
 
 
 def essential_of_kept_gap(schedule: Schedule) -> frozenset[str]:
@@ -125,7 +124,7 @@ def _mean(schedule: Schedule, gap: Gap) -> Claim | None:
         f"{source}→{target} with weight {weight} worker {target} may keep what worker {source} gives away."
     )
     claim = refuted("mean-preserved", text, {"edge": [int(source), int(target)], "weight": str(weight)})
-    return Claim(claim.claim, claim.status, claim.explanation, claim.witness, None, is_property=True)
+    return replace(claim, is_property=True)
 
 
 def _consensus(schedule: Schedule, gap: Gap) -> Claim:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lab import gaps, late_and_small
+from benchmarks.lab import gaps, late_and_small, quorums
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import Late, Lockstep
 from preduce.topo.strategies.base import Averaging
@@ -293,7 +293,7 @@ def contestants(
                 (PICK, planned_corrected or planned, "hierarchical"),
             )
         ],
-        *[Contestant(**fields) for fields in (*late_and_small.entries(), *gaps.entries())],
+        *[Contestant(**fields) for fields in (*late_and_small.entries(), *gaps.entries(), *quorums.entries())],
         Contestant(core=True, name=PICK, family="designed", make=planned, **HIERARCHICAL),
         Contestant(
             name=f"{PICK}, codec",

@@ -21,9 +21,15 @@ def serve_workers(node: int) -> None:
     from benchmarks.lab.tasks import read_data
     from benchmarks.lab.worker import work
     from benchmarks.papers import sums
+    from benchmarks.papers.tables import worker as tables
     from preduce.runtime.launcher.launch import launch
 
-    measurements = {"profile": profiled.profile, "placement": placement.measure, "sums": sums.measure}
+    measurements = {
+        "profile": profiled.profile,
+        "placement": placement.measure,
+        "sums": sums.measure,
+        "tables": tables.measure,
+    }
     samples: dict[str, object] = {}
     _say("ready")
     for line in sys.stdin:

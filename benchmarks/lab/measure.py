@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.tasks import evaluated, make_model
+from benchmarks.lab.tasks import SEQUENCES, accuracy, evaluated, loss_of, make_model
 from benchmarks.lab.worker import HEADER
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ class Measured:
     computed, waited for others, and communicated; `nic_mb` what a node's NIC sent per step of all workers, in megabytes
     (mean over nodes); `busy_ms` the processor time of a step in all threads of a worker (mean over those that say it).
     `steps`, `ended` and `busy_ms` are for whoever looks into a run; no table needs them, and published files have none.
-    A step that was skipped counts as one, as it does in Hop's paper.
+    A step that was skipped counts as one, as it does in Hop's paper. Where a sum does not wait for all, a step is a
+    gradient, and `rounds` says how many sums the workers took (mean). `accuracies` holds (seconds, share of the held
+    out samples that the mean model tells right), `own_accuracy` the mean of the workers' own models at the end.
     """
 
     step_ms: float
@@ -39,6 +41,9 @@ class Measured:
     ended: str = ""
     busy_ms: float | None = None
     curve: list[tuple[float, float, float]] = field(default_factory=list)
+    rounds: float | None = None
+    accuracies: list[tuple[float, float]] = field(default_factory=list)
+    own_accuracy: float | None = None
 
     def reached(self, target: float) -> tuple[float, float] | None:
         """Steps and seconds at which the loss, interpolated between evaluations, first fell to the target."""
@@ -78,6 +83,8 @@ def read_cell(job: Job, samples: Samples) -> Measured:
     all_steps = sum(reached)
     busy = [worker["busy"] / len(worker["times"]) for worker in said if "busy" in worker]
     sent = [said[node * job.workers_per_node]["sent"] for node in range(job.num_nodes)]
+    rounds = [worker["rounds"] for worker in said if "rounds" in worker]
+    curve, accuracies, own = _curve(job, samples, started, apart=apart or bool(rounds))
     return Measured(
         step_ms=1000 * job.num_workers / sum(speeds),
         steps=reached,
@@ -85,7 +92,10 @@ def read_cell(job: Job, samples: Samples) -> Measured:
         nic_mb=float(np.mean(sent)) / (all_steps / job.num_workers) / 1e6,
         shares=_shares(job, times, apart=apart),
         busy_ms=1000 * float(np.mean(busy)) if busy else None,
-        curve=_curve(job, samples, started, apart=apart),
+        curve=curve,
+        rounds=float(np.mean(rounds)) if rounds else None,
+        accuracies=accuracies,
+        own_accuracy=own,
     )
 
 
@@ -134,12 +144,17 @@ def _operations(job: Job) -> list[tuple[str, int, int, float, float]]:
     return found
 
 
-def _curve(job: Job, samples: Samples, started: float, *, apart: bool) -> list[tuple[float, float, float]]:
-    """The mean model's loss over time.
+Curve = list[tuple[float, float, float]]
+
+
+def _curve(
+    job: Job, samples: Samples, started: float, *, apart: bool
+) -> tuple[Curve, list[tuple[float, float]], float | None]:
+    """The mean model's loss over time, and its accuracy where samples are held out; in the end also the workers' own.
 
     Workers that stay together are averaged at equal steps. Of free-running and differently paced ones, and of those
-    that keep a gap (`apart`), the mean at an instant takes everybody's newest snapshot; the instants are those at which
-    half of the workers have the next one, or the next but `job.every`.
+    that keep a gap or whose sums do not wait (`apart`), the mean at an instant takes everybody's newest snapshot; the
+    instants are those at which half of the workers have the next one, or the next but `job.every`.
     """
     model = make_model(job.task, samples, Clock(), job.seed).eval()
     size = 2 * sum(p.numel() for p in model.parameters())
@@ -147,8 +162,10 @@ def _curve(job: Job, samples: Samples, started: float, *, apart: bool) -> list[t
     free = job.free_running or apart
     together = not free and len({tuple(step for _, step, _ in track) for track in tracks}) == 1
     least = min(len(track) for track in tracks)
-    part = evaluated(samples)
-    curve = []
+    part = evaluated(samples, SEQUENCES) if job.task == "docstrings" else evaluated(samples)
+    curve: Curve = []
+    accuracies: list[tuple[float, float]] = []
+    told = None if job.task == "hyperplane" else samples.held_out  # heights have no right or wrong
     count = least if together else sorted(len(track) for track in tracks)[len(tracks) // 2]
     for index in range(0, count, job.every if apart else 1):
         if together:
@@ -160,13 +177,29 @@ def _curve(job: Job, samples: Samples, started: float, *, apart: bool) -> list[t
         mean = torch.stack([flat for _, _, flat in chosen]).float().mean(0)
         torch.nn.utils.vector_to_parameters(mean, model.parameters())
         with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(model(part.inputs), part.labels)
+            loss = loss_of(job.task, model(part.inputs), part.labels)
         steps = float(np.mean([step for _, step, _ in chosen]))
         curve.append((steps, instant - started, float(loss)))
-    return sorted(curve, key=lambda point: point[1])
+        if told is not None:
+            accuracies.append((instant - started, accuracy(model, told)))
+    return sorted(curve, key=lambda point: point[1]), sorted(accuracies), _own_accuracy(model, tracks, told)
 
 
-def _snapshots(job: Job, rank: int, size: int) -> list[tuple[float, int, torch.Tensor]]:
+def _own_accuracy(model: torch.nn.Module, tracks: list[list[Snapshot]], told: Samples | None) -> float | None:
+    """The mean over the workers of what their last models tell right."""
+    if told is None:
+        return None
+    found = []
+    for track in tracks:
+        torch.nn.utils.vector_to_parameters(track[-1][2].float(), model.parameters())
+        found.append(accuracy(model, told))
+    return float(np.mean(found))
+
+
+Snapshot = tuple[float, int, torch.Tensor]
+
+
+def _snapshots(job: Job, rank: int, size: int) -> list[Snapshot]:
     content = (job.path / f"snapshots-{rank:03d}.bin").read_bytes()
     found = []
     for start in range(0, len(content) - size - HEADER.size + 1, size + HEADER.size):

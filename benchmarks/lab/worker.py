@@ -6,6 +6,7 @@ is measured. Snapshots (16-bit, in memory) are averaged and evaluated afterwards
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,10 +22,11 @@ import torch
 
 import preduce
 from benchmarks.lab.baselines import Training, baseline, use_environment
+from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.lengths import StepLengths
-from benchmarks.lab.tasks import Samples, make_model, shard
+from benchmarks.lab.tasks import Samples, loss_of, make_model
 from preduce.topo.errors import PreduceError
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ HEADER = struct.Struct("<dq")
 START_SECONDS = 45.0
 SPARE_SECONDS = 15.0
 LEAVE_SECONDS = 1.0
+FINISH_SECONDS = 8.0
+"""How long workers whose sums do not wait may take to reach the same last sum."""
 
 
 class Preduce:
@@ -52,7 +56,10 @@ class Preduce:
         self.optimizer.step()
 
     def close(self) -> None:
-        """The launcher's exit hooks write the trace and tell the others."""
+        """The launcher's exit hooks write the trace and tell the others; sums that do not wait end with one of all."""
+        if self.optimizer.schedule.strategy.protocol.startswith("quorum"):
+            with contextlib.suppress(PreduceError, RuntimeError):  # who has gone has left its results
+                self.optimizer.finish()
 
 
 def work(job: Job, node: int, samples: Samples) -> None:
@@ -80,33 +87,37 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
         model.parameters(), lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay
     )
     training: Training = (Preduce if job.how == "preduce" else baseline)(job, model, sgd)
-    places = shard(job, rank, samples.labels)
-    generator = torch.Generator().manual_seed(1000 * job.seed + rank)
-    apart = isinstance(training, Preduce) and training.optimizer.schedule.strategy.protocol == "gap"
+    batches = Batches(job, rank, samples)
+    protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Preduce) else ""
+    apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
     goal, every = job.steps // _share(training, job), 1 if apart else _snapshots_every(training, job)
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
         return {"failed": "the others were not ready in time"}
-    sent, started, end = _bytes_out(), time.monotonic(), time.monotonic() + job.limit
+    sent, started, end = bytes_out(), time.monotonic(), time.monotonic() + job.limit
     busy = time.process_time()
+
+    def result(ended: str) -> dict[str, object]:
+        found = {"ended": ended, "started": started, "times": list(times), "sent": bytes_out() - sent}
+        return {**found, "rounds": _reached(training)} if partial_sums else found
+
     if job.free_running:
+        patience = FINISH_SECONDS if partial_sums else LEAVE_SECONDS
         threading.Thread(
-            target=_leave_when_over,
-            args=(job, rank, board, partial(_result, "steps", started, sent, times)),
-            daemon=True,
+            target=_leave_when_over, args=(job, rank, board, partial(result, "steps"), patience), daemon=True
         ).start()
     ended, reached = "steps", 0
     with (job.path / f"snapshots-{rank:03d}.bin").open("wb") as file:
         try:
             while reached < 100 * job.steps:
-                due = seconds(reached)
+                batch, share = batches.draw()
+                due = share * seconds(reached)
                 begun = clock.begin(due)
                 if reached % every == 0:  # where time is padded anyway, so that it costs the run nothing
                     _snapshot(file, plain, reached)
-                batch = places[torch.randint(len(places), (job.batch,), generator=generator)]
                 training.model.train()
-                loss = torch.nn.functional.cross_entropy(training.model(samples.inputs[batch]), samples.labels[batch])
+                loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
                 sgd.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)
@@ -131,7 +142,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
         if reached % every == 0:
             _snapshot(file, plain, reached)
-    said = {**_result(ended, started, sent, times), "busy": time.process_time() - busy}
+    said = {**result(ended), "busy": time.process_time() - busy}
     _wait_for_the_others(job, board, end, apart=apart)
     board.end()
     training.close()
@@ -152,16 +163,14 @@ def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> 
 
 
 def _reached(training: Training) -> int:
-    """The step that a worker which keeps a gap has entered: it may have skipped some."""
+    """The step that a worker which keeps a gap has entered (it may have skipped some), or the sums that one took."""
     assert isinstance(training, Preduce)
     return training.optimizer.round
 
 
-def _result(ended: str, started: float, sent: int, times: list[tuple[float, float, float]]) -> dict[str, object]:
-    return {"ended": ended, "started": started, "times": list(times), "sent": _bytes_out() - sent}
-
-
-def _leave_when_over(job: Job, rank: int, board: Board, result: Callable[[], dict[str, object]]) -> None:
+def _leave_when_over(
+    job: Job, rank: int, board: Board, result: Callable[[], dict[str, object]], patience: float
+) -> None:
     """A free-running worker may wait for peers that have already left: end it a little after the run.
 
     Its last, unfinished step is not among the results either way.
@@ -169,13 +178,18 @@ def _leave_when_over(job: Job, rank: int, board: Board, result: Callable[[], dic
     while not board.over:
         time.sleep(0.1)
     said = result()
-    time.sleep(LEAVE_SECONDS)
-    _write(job, rank, {"rank": rank, **said})
+    time.sleep(patience)
+    if not _path(job, rank).exists():
+        _write(job, rank, {"rank": rank, **said})
     os._exit(0)
 
 
+def _path(job: Job, rank: int) -> Path:
+    return job.path / f"worker-{rank:03d}.json"
+
+
 def _write(job: Job, rank: int, said: dict[str, object]) -> None:
-    path = job.path / f"worker-{rank:03d}.json"
+    path = _path(job, rank)
     part = path.with_suffix(f".{threading.get_ident()}")
     part.write_text(json.dumps(said))
     part.replace(path)
@@ -205,7 +219,7 @@ def _snapshot(file, model: torch.nn.Module, step: int) -> None:  # type: ignore[
     file.flush()
 
 
-def _bytes_out() -> int:
+def bytes_out() -> int:
     """Bytes that this worker's node has sent so far."""
     path = Path("/sys/class/net/eth0/statistics/tx_bytes")
     return int(path.read_text()) if path.exists() else 0

@@ -17,7 +17,18 @@ PAGE = HOME / "docs/papers.md"
 README = HOME / "README.md"
 BEGIN = "<!-- written by benchmarks/papers/page.py; do not edit below -->"
 TABLE_BEGINS, TABLE_ENDS = "<!-- papers: written by benchmarks/papers/page.py -->", "<!-- papers end -->"
-SHORT = {"times": "×", "seconds": " s", "milliseconds": " ms", "steps": " steps", "loss": "", "share": "", "cells": ""}
+SHORT = {
+    "times": "×",
+    "seconds": " s",
+    "milliseconds": " ms",
+    "steps": " steps",
+    "loss": "",
+    "share": "",
+    "cells": "",
+    "per second": " / s",
+    "megabytes": " MB",
+    "workers": "",
+}
 NOT_YET = "not yet"
 
 

@@ -5,13 +5,19 @@ Steps are as long as those of the lab's runs, worker by worker and step by step.
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.gaps import SERVER
+from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
+from benchmarks.lab.tasks import read_data, write_data
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import PreduceError
@@ -19,7 +25,11 @@ from preduce.topo.hardware import Hardware, Link
 from preduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from benchmarks.lab.setting import Setting
+    from benchmarks.lab.tasks import Samples
+    from preduce.topo.schedule import Schedule
 
 FREE = Link(0.0, 1e-15)
 """A link that takes no time worth a name."""
@@ -47,3 +57,58 @@ def physics_ms(name: str, setting: Setting, steps: int, repetition: int, *, afte
         return None
     begun = timeline.finish[after - 1] if after else 0.0  # (num_workers,)
     return 1e3 * count / float(((steps - after) / (timeline.finish[-1] - begun)).sum())
+
+
+def gradient_ms(name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int) -> float | None:
+    """Milliseconds per gradient and worker, as the lab counts the steps of those whose sums do not wait for all.
+
+    The run ends when the workers have taken so many steps each, on average. None where the engine does not know it.
+    """
+    listed = {contestant.name: contestant for contestant in contestants(lambda *_: None)}
+    make = listed[name].make
+    schedule = make(Cluster.regular(*shape), setting) if make is not None else None
+    if schedule is None:
+        return None
+    trace = step_seconds(setting, shape, 6 * steps, repetition)
+    try:
+        return 1e3 * _seconds_of(schedule, trace, steps) / steps
+    except PreduceError:
+        return None
+
+
+def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetition: int) -> npt.NDArray[np.float64]:
+    """How long the lab's workers compute, shape (steps, workers), with the batches that they draw."""
+    count = shape[0] * shape[1]
+    lengths = [StepLengths(setting, count, rank, repetition) for rank in range(count)]
+    seconds = np.array([[worker(step) for worker in lengths] for step in range(steps)])
+    if setting.task != "docstrings":
+        return seconds
+    job = Job(
+        name="", folder="", how="", num_nodes=shape[0], workers_per_node=shape[1], address="", port=0,
+        task=setting.task, data=setting.data, batch=setting.batch, seed=repetition,
+    )  # fmt: skip
+    batches = [Batches(job, rank, _samples(setting.task)) for rank in range(count)]
+    return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])
+
+
+@cache
+def _samples(task: str) -> Samples:
+    with TemporaryDirectory() as folder:
+        write_data(task, Path(folder) / "data.npz")
+        return read_data(Path(folder) / "data.npz")
+
+
+def _seconds_of(schedule: Schedule, trace: npt.NDArray[np.float64], steps: int) -> float:
+    """When so many steps of every worker, on average, are done: gradients in sums, where those do not wait."""
+    wanted, num_rounds = steps * schedule.num_workers, steps
+    while True:
+        timeline = simulate(
+            schedule, Hardware(nic=FREE), compute=ComputeTimes(trace=trace), num_rounds=num_rounds, model_bytes=1
+        )
+        record = timeline.observed.quorum if timeline.observed is not None else None
+        if record is None:
+            return float(timeline.finish[-1].max())
+        there = np.cumsum(record.gradients.sum(axis=1))  # gradients in the sums so far
+        if there[-1] >= wanted:
+            return float(record.summed[1, np.searchsorted(there, wanted)])
+        num_rounds *= 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.plots import pyplot
@@ -76,16 +76,42 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     by_steps = all(curve.steps for curve in curves)
     _lines(axes[0], curves)
     _lines(axes[1], [replace(curve, at=curve.steps) for curve in curves] if by_steps else curves)
-    for axis in axes:
-        axis.set(xlabel="seconds" if "seconds" in plot else "steps", ylabel="training loss of the mean model")
-    axes[0].set_yscale("log")
+    labels = _labels(plot)
+    for axis, label in zip(axes, labels.over, strict=True):
+        axis.set(xlabel=label if by_steps else labels.over[0], ylabel=labels.what)
+    axes[0].set(yscale=labels.scale, xscale=labels.along)
     if by_steps:
-        axes[1].set(xlabel="steps", yscale="log")
+        axes[1].set(yscale=labels.scale, xscale=labels.along)
     else:
         _show_the_end(axes[1], curves)
-    axes[0].legend(loc="upper right")
+    axes[0].legend(loc=labels.legend)
     figure.savefig(path, dpi=80)
     plt.close(figure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Labels:
+    """What a plot's axes say: upwards, and along both panels."""
+
+    what: str = "training loss of the mean model"
+    over: tuple[str, str] = ("steps", "steps")
+    scale: str = "log"
+    along: str = "linear"
+    legend: str = "upper right"
+
+
+def _labels(plot: str) -> _Labels:
+    """By the words of its title."""
+    over = ("seconds", "gradients" if "gradients" in plot else "steps") if "seconds" in plot else ("steps", "steps")
+    if "accuracy" in plot:
+        what = "share of held-out samples that the mean model tells right"
+        return _Labels(what=what, over=over, scale="linear", legend="lower right")
+    if "over skew" in plot:
+        over = ("milliseconds from one worker's call to the next one's", "skew of all over the time of a sum")
+        return _Labels(what="times as fast", over=over, along="log", legend="upper left")
+    if "held out" in plot:
+        return _Labels(what="loss of samples held out", over=over)
+    return _Labels(over=over)
 
 
 def _show_the_end(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - matplotlib has no stubs

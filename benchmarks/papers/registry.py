@@ -78,6 +78,22 @@ PAPERS = (
         name="eager-sgd",
         title="eager-SGD (PPoPP'20)",
         claim="Partial all-reduce 1.14 to 2.01× as fast as All-Reduce where workers are delayed.",
+        module="benchmarks.papers.eager_sgd",
+        headlines=(
+            (
+                "Figure 9: latency of a synchronous sum over that of a partial one",
+                "32 processes, 64 B, 50 ms: solo",
+            ),
+            (
+                "Figure 9: latency of a synchronous sum over that of a partial one",
+                "32 processes, 64 B, 50 ms: majority",
+            ),
+            ("Gradients per second, All-Reduce = 1", "hyperplane, one of 8 delayed by 400 ms: solo"),
+            ("Gradients per second, All-Reduce = 1", "images, 50 to 400 ms shifting: majority"),
+            ("Gradients per second, All-Reduce = 1", "docstrings, lengths as they are: solo"),
+            ("Gradients per second, All-Reduce = 1", "docstrings, lengths as they are: majority"),
+            ("Gradients per second, All-Reduce = 1", "images, one 5× slow: half"),
+        ),
     ),
     Paper(
         name="pipe-sgd",
@@ -96,5 +112,15 @@ PAPERS = (
         name="parallax",
         title="Parallax (2018)",
         claim="Dense and sparse parameters by different ways: up to 2.8× as fast as TF-PS, 6.3× as Horovod.",
+        module="benchmarks.papers.parallax",
+        headlines=(
+            ("Speed to the loss, TF-PS = 1", "language, 4x4: planner's choice"),
+            ("Speed to the loss, Horovod = 1", "language, 4x4: planner's choice"),
+            ("Speed to the loss, Horovod = 1", "language, 16x1: planner's choice"),
+            ("Hybrid over the better of TF-PS and Horovod", "language, 4x4: hybrid"),
+            ("Local aggregation over hybrid without it", "language, 4x4: hybrid"),
+            ("Dense part by the planner's own schedule, over plain hybrid", "language, 4x4: per step, over hybrid"),
+            ("Settings whose choice is within 5 % of the best", "of all settings"),
+        ),
     ),
 )

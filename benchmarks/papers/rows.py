@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "papers"
-UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells")
+UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", "workers", "per second", "megabytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

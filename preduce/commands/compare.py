@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from preduce.commands import options
+from preduce.commands.simulate_tables import touched_of
 
 if TYPE_CHECKING:
     from preduce.topo.cluster import Cluster
     from preduce.topo.hardware import Hardware
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.axes import Form
+    from preduce.topo.timing.tables import Touched
 
 
 def command(
@@ -27,6 +29,7 @@ def command(
     slow: options.Slow = None,
     jitter: options.Jitter = None,
     form: options.FileForm = None,
+    touched: options.TouchedShares = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", "--plot", help="Picture: .png, .svg or .pdf.")
     ] = None,
@@ -54,7 +57,8 @@ def command(
         from preduce.report.picture import check, save
 
         check(output)
-    rows = [row_of(schedule, hardware, how) for schedule in loaded]
+    shares = None if touched is None else touched_of(touched, place)
+    rows = [row_of(schedule, whole_for(schedule, loaded, hardware), how, shares) for schedule in loaded]
     if output is not None:
         save(draw_comparison(rows), output)
     if as_json:
@@ -94,13 +98,32 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     )
 
 
-def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> dict[str, Any]:
+def whole_for(schedule: "Schedule", compared: "list[Schedule]", hardware: "Hardware") -> "Hardware":
+    """The hardware with what a schedule averages: besides the model, tables that others let go their own way."""
+    from dataclasses import replace
+
+    from preduce.topo.timing.tables import ELEMENT_BYTES
+
+    apart = {route.parameter: route for other in compared for route in other.routes.apart}
+    own = {route.parameter for route in schedule.routes.apart}
+    more = sum(route.rows * route.columns * ELEMENT_BYTES for name, route in apart.items() if name not in own)
+    return replace(hardware, model_bytes=(hardware.model_bytes or 0) + more) if more else hardware
+
+
+def row_of(
+    schedule: "Schedule",
+    hardware: "Hardware",
+    form: "Form | None",
+    touched: "dict[str, Touched] | None" = None,
+) -> dict[str, Any]:
     """One line of the comparison."""
     from preduce.commands.verify import figures_of
     from preduce.report.runs import runs
     from preduce.runtime.virtual_time.predict import predict
 
-    costs, figures, strategy = predict(schedule, hardware, form=form), figures_of(schedule), schedule.strategy
+    shares = {name: one for name, one in (touched or {}).items() if schedule.route_of(name) is not None}
+    costs = predict(schedule, hardware, form=form, touched=shares)
+    figures, strategy = figures_of(schedule), schedule.strategy
     return {
         "name": schedule.name,
         "kind": strategy.kind,
@@ -110,7 +133,7 @@ def row_of(schedule: "Schedule", hardware: "Hardware", form: "Form | None") -> d
         "codec": str(strategy.how.codec),
         "where": str(strategy.how.where),
         "sending": str(strategy.how.sending),
-        "runs": runs(strategy.pace, strategy.when, strategy.how, form),
+        "runs": runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what),
         "pace": strategy.pace if isinstance(strategy.pace, int) else list(strategy.pace),
         "period": schedule.period if schedule.is_mixing else None,
         "communication_seconds_per_step": costs.communication_seconds,

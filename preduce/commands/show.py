@@ -42,7 +42,7 @@ def command(
     grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
     strategy = loaded.strategy
     if strategy.when.delays_gradients or replace(strategy.how, form=RING.form) != RING:
-        words = runs(strategy.pace, strategy.when, strategy.how)
+        words = runs(strategy.pace, strategy.when, strategy.how, what=strategy.what)
         grid = replace(grid, title=f"{grid.title} ({words})")
     if as_json:
         emit_json(_document(grid, loaded.name))
@@ -98,7 +98,7 @@ def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, ma
         return
     if output is None:
         strategy = schedule.strategy
-        words = runs(strategy.pace, strategy.when, strategy.how)
+        words = runs(strategy.pace, strategy.when, strategy.how, what=strategy.what)
         for index, edges in enumerate(schedule.strategy.graphs[:8]):
             columns = [Column("worker"), Column("averages with (source: weight)", justify="left", wraps=True)]
             partners = Table(f"{schedule.name}, round {index}" + (f" ({words})" if words else ""), columns)

@@ -90,12 +90,8 @@ def command(
     observed = timeline.observed
     if observed is not None and observed.gaps is not None:
         facts |= _gap_facts(loaded, observed.gaps)
-        if not free:
-            facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     elif observed is not None and observed.quorum is not None:
         facts |= _quorum_facts(loaded, observed)
-        if not free:
-            facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     elif loaded.is_mixing and not free:
         from preduce.topo.timing.cost import communication
 
@@ -104,6 +100,8 @@ def command(
             "communication_seconds_per_step": sent.per_step,
             "nic_bytes_per_step": sent.nic_bytes_per_step,
         }
+    if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
+        facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / rounds
     if timeline.waited is not None:
         facts |= table_facts(loaded, hardware, times, shares, form=how, free=free)
     elif times.is_fixed and not timeline.free_running:
@@ -162,14 +160,14 @@ def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
 
     All pairs are proved for at most 256 workers, since their matrix takes O(n · edges); edges wherever they can be.
     """
-    from preduce.schedulers.protocols.hop import hop_of
+    from preduce.schedulers.protocols.digraph import Digraph
     from preduce.topo.errors import UnknownError
     from preduce.topo.strategies.gap import Gap
     from preduce.verify.gaps.largest import largest_over_edges, largest_over_pairs
 
     gap = schedule.strategy.when
     assert isinstance(gap, Gap), "nothing else records gaps"
-    graph, shares = hop_of(schedule.strategy.graphs[0], gap).graph, record.distribution()
+    graph, shares = Digraph.from_edges_of(schedule.strategy.graphs[0]), record.distribution()
     passed = float(record.finish[-1].sum()) or 1.0
     try:
         over_edges = largest_over_edges(graph, gap)
@@ -275,7 +273,8 @@ def _print(
         f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds in "
         f"{seconds(facts['makespan_seconds'])}, [bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
-    if words := runs(schedule.strategy.pace, schedule.strategy.when, schedule.strategy.how, form):
+    strategy = schedule.strategy
+    if words := runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what):
         out.print(f"runs: {words}")
     for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
         if name in facts:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from preduce.planner.job import Data
-from preduce.planner.pick import permitted
+from preduce.planner.pick import ms, permitted
 from preduce.planner.slowdown import Slowdown
 from preduce.topo.figures.momentum import largest_rate
 from preduce.topo.strategies.gap import Gap
@@ -130,7 +130,7 @@ def _gained(chosen: Option, options: Sequence[Option]) -> str:
     assert isinstance(gap, Gap)
     plain = [o for o in options if o.gap and o is not chosen and o.schedule.strategy.when == Gap(order=gap.order)]
     same = [o for o in plain if o.schedule.strategy.graphs == graph]
-    return "".join(f"; without that a step would take {_ms(o.step_seconds)}" for o in same[:1])
+    return "".join(f"; without that a step would take {ms(o.step_seconds)}" for o in same[:1])
 
 
 def _others(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
@@ -140,7 +140,7 @@ def _others(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     if not job.gap or best is None or not 0 < best.time < chosen.time:
         return []
     said = (
-        f"{best.name} is predicted to take {best.time / chosen.time:.2f} times as long ({_ms(best.step_seconds)} per "
+        f"{best.name} is predicted to take {best.time / chosen.time:.2f} times as long ({ms(best.step_seconds)} per "
         "step); without --when gap it may be picked"
     )
     return [said]
@@ -164,7 +164,7 @@ def _not_picked(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     assert facts is not None
     said = (
         f"neighbours that keep a gap are predicted to take {best.time / chosen.time:.2f} times as long at their best "
-        f"({best.name}: {_ms(best.step_seconds)} per step, {best.stretch:.2f} times All-Reduce's steps, "
+        f"({best.name}: {ms(best.step_seconds)} per step, {best.stretch:.2f} times All-Reduce's steps, "
         f"{_size(facts.memory_bytes)} of queues)"
     )
     return [said]
@@ -175,7 +175,3 @@ def _size(num_bytes: float) -> str:
         if num_bytes >= amount:
             return f"{num_bytes / amount:.3g} {unit}"
     return f"{num_bytes:.3g} bytes"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

@@ -9,7 +9,7 @@ from preduce.planner.gain import best_plain
 from preduce.planner.job import PIPELINE_WIDTH
 from preduce.planner.lateness import Lateness
 from preduce.planner.measuring import Label, seconds_of
-from preduce.planner.pick import permitted
+from preduce.planner.pick import ms, permitted
 from preduce.planner.ways import cheapest_ways, coded_words, travelling
 from preduce.planner.work import work_of
 from preduce.topo.figures.pipeline import stability_limit
@@ -56,8 +56,8 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     if chosen.how.codec is not Codec.NONE:
         coded = _priced(chosen, job, chosen.how)
         said = (
-            f"its sums travel in {_named(chosen.how)}, as its file says: {_ms(coded.wire)} on the wire and "
-            f"{_ms(coded.coding)} for coding per step, where numbers as they are would take {_ms(coded.plain_wire)}; a "
+            f"its sums travel in {_named(chosen.how)}, as its file says: {ms(coded.wire)} on the wire and "
+            f"{ms(coded.coding)} for coding per step, where numbers as they are would take {ms(coded.plain_wire)}; a "
             "codec had no measurable price in steps (benchmarks/results/late_and_small.md)"
         )
         return [said]
@@ -71,7 +71,7 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     if not tried:
         return []
     best = min(tried, key=lambda one: (one.step, one.coding - one.saved))
-    sums = f"{_named(best.how)} would cost {_ms(best.coding)} for coding and save {_ms(best.saved)} of wire per step"
+    sums = f"{_named(best.how)} would cost {ms(best.coding)} for coding and save {ms(best.saved)} of wire per step"
     if best.coding >= best.saved:
         return [f"its sums travel as they are: {sums}"]
     if best.step >= chosen.step_seconds * (1 - 1e-9):
@@ -97,7 +97,7 @@ def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str
         return []
     said = (
         f"--codec any would make training at least {chosen.time / best.time:.2f} times as fast ({best.name}: "
-        f"{_ms(best.step_seconds)} per step); it rounds what is sent, so it is left to you"
+        f"{ms(best.step_seconds)} per step); it rounds what is sent, so it is left to you"
     )
     return [said]
 
@@ -141,7 +141,7 @@ def _pipeline_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[
     best, beside = (min(some, key=lambda option: option.time) for some in (late, usual))
     hidden = beside.step_seconds - best.step_seconds
     said = (
-        f"a pipeline of gradients would hide {_ms(hidden)} of All-Reduce's {_ms(beside.step_seconds)} per step "
+        f"a pipeline of gradients would hide {ms(hidden)} of All-Reduce's {ms(beside.step_seconds)} per step "
         f"({hidden / max(beside.step_seconds, 1e-300):.0%}) and is predicted to need {best.stretch - 1:.0%} more steps"
     )
     if best.time >= beside.time:
@@ -156,7 +156,3 @@ def _price(job: Job, chosen: Option) -> str:
 
 def _named(how: How) -> str:
     return " ".join(coded_words(how))
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.4g} ms"

@@ -87,8 +87,8 @@ def gain_of(chosen: Option, options: Sequence[Option], job: Job) -> Gain | None:
 
 def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     """Why the pick was picked, against All-Reduce as a user would otherwise run it. One sentence each."""
-    costs = f"it communicates {_ms(chosen.communication)} per step and takes {_ms(chosen.step_seconds)} per step in all"
-    said = [f"{costs}, of which {_ms(chosen.waiting)} are waiting"]
+    costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
+    said = [f"{costs}, of which {ms(chosen.waiting)} are waiting"]
     said += _compared(chosen, options, job)
     if chosen.schedule.strategy.averages_gradients and not chosen.late:
         said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
@@ -128,7 +128,7 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     if against is not None and not chosen.is_plain:
         said.append(
             f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
-            f"{against.alternative.name} ({_ms(against.alternative.step_seconds)} per step){_sure(chosen, against)}"
+            f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step){_sure(chosen, against)}"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
         said.append(
@@ -142,7 +142,7 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
         best = min(every, key=lambda option: option.time)
         said.append(
             f"All-Reduce in every step would take {best.time / chosen.time:.2f} times as long at its best "
-            f"({best.name}, {_ms(best.step_seconds)} per step){_beside_usual(best, chosen, options)}"
+            f"({best.name}, {ms(best.step_seconds)} per step){_beside_usual(best, chosen, options)}"
         )
     return said
 
@@ -152,7 +152,7 @@ def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> st
     usual = [option for option in options if option.is_usual and option is not best and option is not chosen]
     return "".join(
         f", and {one.time / chosen.time:.2f} times as long as it is usually run ({one.name}, "
-        f"{_ms(one.step_seconds)} per step)"
+        f"{ms(one.step_seconds)} per step)"
         for one in usual[:1]
     )
 
@@ -230,15 +230,16 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
     if budget is not None and cheapest.communication > budget:
         return (
-            f"max-communication {_ms(budget)}: nothing that reaches consensus was found below "
-            f"{_ms(cheapest.communication)} per step ({cheapest.name}); raise the budget or the period"
+            f"max-communication {ms(budget)}: nothing that reaches consensus was found below "
+            f"{ms(cheapest.communication)} per step ({cheapest.name}); raise the budget or the period"
         )
     calmest = min(usable, key=lambda option: float(option.disagreement))
     return (
         f"max-disagreement {job.limits.max_disagreement}: the least found is {float(calmest.disagreement):.4g} at "
-        f"{_ms(calmest.communication)} per step ({calmest.name}); raise a limit"
+        f"{ms(calmest.communication)} per step ({calmest.name}); raise a limit"
     )
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """A duration as the planner's sentences give it."""
     return f"{seconds * 1e3:.4g} ms"

@@ -80,13 +80,15 @@ def quorum_options(job: Job, clock: Clock, until: float, left_out: Callable[[str
     base, pay = all_reduce(job), payer(clock, until)
     seconds = sampled(job.compute_times(), job.cluster.num_workers, seed=job.seed)
     costs = costs_of(base, job)
-    options: list[Option] = []
-    for setting in settings(job, seconds, costs):
-        rounds = rounds_of(seconds, setting, costs)
-        if not pay(work_of_run(setting, job.cluster.num_workers, rounds)) and options:
-            left_out(words_of(setting, job.cluster.num_workers))
-            continue
-        options.append(_option(base, setting, job, run(base, setting, job, job.compute_times(), rounds)))
+    count, options = job.cluster.num_workers, []
+    runs = [(one, rounds_of(seconds, one, costs)) for one in settings(job, seconds, costs)]
+    cheapest = min(runs, key=lambda one: work_of_run(one[0], count, one[1]))
+    affordable = [one for one in runs if pay(work_of_run(one[0], count, one[1]))] or [cheapest]
+    for setting, rounds in runs:
+        if (setting, rounds) in affordable:
+            options.append(_option(base, setting, job, run(base, setting, job, job.compute_times(), rounds)))
+        else:
+            left_out(words_of(setting, count))
     return options
 
 

@@ -63,6 +63,9 @@ def _by_imbalance(axis: Axes, found: Imbalances) -> None:
     )  # fmt: skip
     quiet(axis, across="longest of all workers' steps ÷ a usual step", up="predicted speed to a loss ÷ All-Reduce's")
     axis.set_ylim(bottom=0)
+    if not found.speeds:
+        axis.set_title("too many workers to run any quorum under others", loc="left", fontsize=9, color=PALE)
+        return
     axis.set_title("late gradients counted; each with a queue that suits it", loc="left", fontsize=9, color=PALE)
     axis.legend(fontsize=8, frameon=False, loc="upper left")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.topo.strategies.axes import Codec, Form, Sending, Where
+from preduce.topo.strategies.routes import ALIKE
 
 if TYPE_CHECKING:
     from preduce.topo.strategies.axes import How, When
     from preduce.topo.strategies.base import Pace
+    from preduce.topo.strategies.routes import Routes
 
 
-def runs(pace: Pace, when: When, how: How, form: Form | None = None) -> str:
+def runs(pace: Pace, when: When, how: How, form: Form | None = None, *, what: Routes = ALIKE) -> str:
     """What differs from float32 sums around rings, in one piece, in lockstep, after every step; may be empty."""
     words = [] if pace == 1 else [f"every {pace}" if isinstance(pace, int) else "paced"]
     words += [when.in_words] if when.in_words else []
@@ -21,4 +23,5 @@ def runs(pace: Pace, when: When, how: How, form: Form | None = None) -> str:
         words.append(str(how.codec) + (" across" if how.where is Where.ACROSS_NODES else ""))
     if how.sending is Sending.LAYERS:
         words.append("layers")
+    words += [what.in_words] if what.apart else []
     return " ".join(words)

@@ -96,7 +96,9 @@ def refuse_strategy(schedule: Schedule, who: str) -> None:
         InputError: as said.
     """
     overlaps, codec = schedule.strategy.overlap, schedule.strategy.how.codec
-    if not schedule.is_phased or overlaps or codec.rounds:
+    tables = ", with tables of their own route" if schedule.strategy.what.apart else ""
+    if not schedule.is_phased or overlaps or codec.rounds or tables:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
         kind += f", with codec {codec.value}" if codec.rounds else ""
+        kind += tables
         raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")

@@ -41,6 +41,11 @@ class UnevenInputs:
         """Say that this worker's data ended."""
         self._notes.write(f"{self._generation}/ended/{self.rank}", "1")
 
+    def close(self) -> None:
+        """All have ended, as they told each other otherwise, although a round was declared: nobody does it."""
+        self._generation += 1
+        self._declared = -1
+
     def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
         """Whether anybody does this round; waits until that is known.
 
@@ -64,8 +69,7 @@ class UnevenInputs:
             if goes_on:
                 return True
             if all_ended:
-                self._generation += 1
-                self._declared = -1
+                self.close()
                 return False
             if lost is None and lookout.is_due():
                 self._refuse_if_gone(f"data ended before round {round_}")

@@ -90,9 +90,11 @@ class Met:
 
     @property
     def agreed(self) -> Call | None:
-        """What all do; None if they differ, or if all would take part in what others do."""
+        """What all do, `ANY` where nobody has data left; None if they differ."""
         said = [call for call in self.calls.values() if call.kind is not Kind.ANY]
-        if not said or not all(call.means_as(said[0]) for call in said):
+        if not said:
+            return next(iter(self.calls.values()))
+        if not all(call.means_as(said[0]) for call in said):
             return None
         return None if said[0].kind is Kind.WHOLE and len(said) < len(self.calls) else said[0]
 
@@ -104,8 +106,6 @@ class Met:
     def difference(self, tables: Sequence[str]) -> str:
         """Who does something else than the others, in one line that is the same on all workers."""
         said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
-        if not said:
-            return "no worker has data left, and nobody began the step that was announced"
         usual = max(said.values(), key=lambda call: sum(call.means_as(other) for other in said.values()))
         if all(call.means_as(usual) for call in said.values()):
             said = dict(self.calls)  # the one thing that a worker without data takes no part in

@@ -43,6 +43,8 @@ class Tables:
         self._exchange: Exchange | None = None
         self._guard: Callable[[Callable[[], Outcome]], Outcome] = lambda action: action()
         self._stepper: Stepper | None = None
+        self.clips = False
+        """Whether the script clips by the norm over all workers, in which all of them take part."""
         self._step = 0
         self._reduced = False
         self._closed = False
@@ -243,8 +245,8 @@ class Tables:
         """The optimizer has stepped: another step begins."""
         self._closed = False
 
-    def serve(self) -> None:
-        """Take part in the lookups and exchanges of one step, without data of its own.
+    def serve(self) -> bool:
+        """Take part in the lookups and exchanges of one step, without data of its own; whether anybody took the step.
 
         Raises:
             InputError: workers do different things.
@@ -255,12 +257,13 @@ class Tables:
             outcome = self._perform(Call(Kind.ANY, self._step))
             if outcome.did.kind is Kind.REDUCE:
                 self._take(outcome)
-            elif outcome.did.kind is Kind.STEP:
+            elif outcome.did.kind in (Kind.STEP, Kind.ANY):
                 self._reduced, self._closed = False, True
-                return
+                return outcome.did.kind is Kind.STEP
 
     def said_by_all(self, value: float) -> list[float]:
         """What each worker says in one message, such as its part of a norm."""
+        self.clips = True
         outcome = self._perform(Call(Kind.NORM, self._step, value=value))
         return [call.value for call in outcome.met.calls.values()]
 

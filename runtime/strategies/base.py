@@ -86,6 +86,9 @@ class Runner(ABC):
     jumped: int = 0
     """Rounds by which the last `end_round` went further than the next one: a worker left behind may skip some."""
 
+    passed: int = 0
+    """Rounds that the last `end_round` took along beside its own, without steps of this worker for them."""
+
     outlives_lost_workers: bool = False
     """Whether the run goes on when workers are lost; means over all are then over those that are left."""
 

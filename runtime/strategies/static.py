@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preduce.runtime.strategies.progress_means import means_of_groups
-from preduce.topo.errors import MissingFeatureError
+from preduce.runtime.strategies.quorum.groups import QuorumGroups
 from preduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def static(strategy: Static, run: Run) -> Runner:
-    """The runner of fixed groups: in lockstep, or late by a round.
-
-    Raises:
-        MissingFeatureError: a quorum.
-    """
+    """The runner of fixed groups: in lockstep, late by a round, or by a quorum of each."""
     if isinstance(strategy.when, Quorum):
-        raise MissingFeatureError(f"schedule {run.schedule.name!r}: when.quorum cannot be executed by this version")
+        return QuorumGroups(strategy.when, run)
     return means_of_groups(strategy, run)

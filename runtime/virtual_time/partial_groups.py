@@ -41,7 +41,7 @@ class WaitingGroups(PartialGroups):
     def ready(self, process: int, state: GroupsState) -> Sequence[Hashable]:  # type: ignore[override]
         """As the protocol, with what waits by its own name."""
         found = super().ready(process, state)
-        if not self.setting.grace or state.buffer or state.ended:
+        if not self.setting.grace or state.buffer or state.resting:
             return found
         return [BeginWithout() if event == Begin() else event for event in found]
 

@@ -123,12 +123,22 @@ class Stepper:
             self._end_round(step, round_)
         return loss
 
-    def _serve_tables(self) -> None:
-        """Hand out this worker's rows for a step of the others', and take the gradients of its rows."""
+    def _serves_tables(self) -> bool:
+        """Hand out this worker's rows for a step of the others', and take their gradients; whether anybody steps."""
         for table in self.run.tables:
             table.parameter.grad = None
-        if self.run.tables:
-            self.run.tables.serve()
+        return not self.run.tables or self.run.tables.serve()
+
+    def _serve_tables_of_round(self, after_averaging: Callable[[], object] | None) -> None:
+        """Where parameters are averaged, take the rest of a round's steps with this worker's rows of tables only."""
+        for _ in range(self.run.pace - self.steps % self.run.pace):
+            self.optimizer.zero_grad(set_to_none=True)
+            if not self._serves_tables():
+                return
+            if after_averaging is not None:
+                after_averaging()
+            self.optimizer.step()
+            self._count(self._steps + 1)
 
     def _closed_tables(self, closure: Callable[[], Any] | None) -> tuple[Any, Callable[[], Any] | None]:
         """Where there are tables: evaluate the closure, whose lookups all workers do, and end the step's exchanges.
@@ -162,7 +172,7 @@ class Stepper:
         """End a round; where the runner skips some, their steps count as taken."""
         self.runner.end_round(step, round_)
         jumped = self.runner.jumped * self.run.pace
-        self._count(self._steps + jumped)
+        self._count(self._steps + jumped + self.runner.passed * self.run.pace)
         self.skipped += jumped
         self._batches_to_drop += jumped
 
@@ -269,7 +279,7 @@ class Stepper:
         while self.uneven_inputs.another(self.round, lost):
             self._refuse_changes(first=True)
             round_, step = self.round, self.steps
-            if self.run.applier.changes_means and after_averaging is None:
+            if (self.run.applier.changes_means or self.run.tables.clips) and after_averaging is None:
                 raise InputError(
                     "join: this worker's data ended, and it would go on with mean gradients as they are, while this "
                     "script changes them (clips them, say) after average_gradients(); give that as a function, "
@@ -277,7 +287,9 @@ class Stepper:
                 )
             if self.runner.averages_gradients:
                 self.optimizer.zero_grad(set_to_none=False)
-                self._serve_tables()
+                if not self._serves_tables():
+                    self.uneven_inputs.close()
+                    break
                 self.runner.before_step(step, round_, first=True)
                 if after_averaging is not None:
                     self._means.begin()
@@ -287,11 +299,7 @@ class Stepper:
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
             elif self.run.tables:
-                for _ in range(self.run.pace):
-                    self.optimizer.zero_grad(set_to_none=True)  # so that it steps with its rows of tables only
-                    self._serve_tables()
-                    self.optimizer.step()
-                    self._count(self._steps + 1)
+                self._serve_tables_of_round(after_averaging)
             self._count((round_ + 1) * self.run.pace)
             self._end_round(step, round_)
             self.runner.leave()

@@ -10,6 +10,9 @@ from preduce.topo.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from preduce.topo.graphs import Graph
+    from preduce.topo.round import Round
+
 
 @dataclass(frozen=True, slots=True)
 class Digraph:
@@ -43,6 +46,11 @@ class Digraph:
             sources[v].append(u)
             targets[u].append(v)
         return cls(num_workers, tuple(kept), tuple(map(tuple, sources)), tuple(map(tuple, targets)))
+
+    @classmethod
+    def from_edges_of(cls, graph: Graph | Round) -> Digraph:
+        """The edges of a graph or a round, without their weights."""
+        return cls.of(graph.num_workers, zip(graph.sources.tolist(), graph.targets.tolist(), strict=True))
 
     @classmethod
     def undirected(cls, num_workers: int, edges: Iterable[Sequence[int]]) -> Digraph:

@@ -327,8 +327,7 @@ class Hop:
 
 def hop_of(graph: Round, setting: Gap) -> Hop:
     """The workers of a run over the edges of a round, in the events of a run."""
-    edges = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
-    return Hop(Digraph.of(graph.num_workers, edges), setting, fine=True)
+    return Hop(Digraph.from_edges_of(graph), setting, fine=True)
 
 
 def check_setting(graph: Digraph, setting: Gap) -> None:

@@ -48,9 +48,9 @@ GOES_ON = -2
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Message: the sender has no more data; `last` is the last round that has progress of it (−1: none has)."""
+    """Message: the sender has no more data; `round` is the last one that has progress of it (−1: none has)."""
 
-    last: int
+    round: int
 
 
 GroupsEvent = Call | End | Begin | Finish | Take | Received
@@ -61,18 +61,18 @@ GroupsMessage = Activate | Arrived | Share | Ended
 class GroupsState:
     """One worker. Calls have numbers, by which it can be told where the progress of each is.
 
-    Training: `calls` made, `version` rounds taken, `stage`, whether it has `ended`; `buffer` holds the calls that no
-    round has, `oldest` is the version with which the oldest of them was begun (−1: none). Thread: rounds `entered`,
-    rounds `done`, `results` that wait for the training, rounds not entered of which it knows that they may start
-    (`activated`) and how many rounds somebody needs (`wanted`), `shares[w]` of rounds with worker w that are not done.
-    `arrived[w]` is 1 + the last round for which worker w is known to have come, `lasts[w]` the last round that it
+    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds the calls
+    that no round has, `oldest` is the version with which the oldest of them was begun (−1: none). Thread: rounds
+    `entered`, rounds `done`, `results` that wait for the training, rounds not entered of which it knows that they may
+    start (`activated`) and how many rounds somebody needs (`wanted`), `shares[w]` of rounds with worker w that are not
+    done. `arrived[w]` is 1 + the last round for which worker w is known to have come, `lasts[w]` the last round that it
     needs, `counted` the own calls in the rounds done.
     """
 
     calls: int
     version: int
     stage: int
-    ended: bool
+    resting: bool
     buffer: tuple[int, ...]
     oldest: int
     entered: int
@@ -151,7 +151,7 @@ class PartialGroups:
             calls=0,
             version=0,
             stage=COMPUTING,
-            ended=False,
+            resting=False,
             buffer=(),
             oldest=-1,
             entered=0,
@@ -168,7 +168,7 @@ class PartialGroups:
     def ready(self, process: int, state: GroupsState) -> Sequence[GroupsEvent]:
         """What either side of the worker may do next."""
         found: list[GroupsEvent] = []
-        if state.stage == COMPUTING and not state.ended:
+        if state.stage == COMPUTING and not state.resting:
             is_last = self.calls is not None and state.calls >= self.calls[process]
             found.append(End() if is_last else Call())
         elif state.done > state.version:
@@ -193,12 +193,12 @@ class PartialGroups:
                 return self._finished(process, state)
             case Take():
                 return self._taken(state)
-            case Received(_, Activate(round_)):
-                return self._activated(process, state, round_)
+            case Received(source, Activate(round_)):
+                return self._activated(process, state, source, round_)
             case Received(source, Arrived(round_)):
                 known = max(state.arrived[source], round_ + 1)
                 heard = replace(state, arrived=_changed(state.arrived, source, known))
-                return self._started(process, _wanting(heard, round_))
+                return self._started(process, _wanting(self._entered(process, heard, source, round_), round_))
             case Received(source, Share() as share):
                 return self._shared(state, source, share), ()
             case Received(source, Ended(last)):
@@ -229,7 +229,7 @@ class PartialGroups:
     def _ended(self, process: int, state: GroupsState) -> Outcome[GroupsState]:
         """Nothing more is published: the round for which the worker came last has the last of it."""
         last = state.arrived[process] - 1
-        ended = replace(state, ended=True, lasts=_changed(state.lasts, process, last))
+        ended = replace(state, resting=True, lasts=_changed(state.lasts, process, last))
         started, actions = self._started(process, ended)
         told = tuple(Send(v, Ended(last)) for v in range(self.num_workers) if v != process)
         return started, (*told, *actions)
@@ -245,11 +245,19 @@ class PartialGroups:
     def _others(self, process: int, round_: int) -> tuple[int, ...]:
         return tuple(v for v in self.group_of(process, round_) if v != process)
 
-    def _activated(self, process: int, state: GroupsState, round_: int) -> Outcome[GroupsState]:
+    def _activated(self, process: int, state: GroupsState, source: int, round_: int) -> Outcome[GroupsState]:
         """A member says that its group's round may start; rounds before it are other groups' to start."""
-        if round_ >= state.entered and round_ not in state.activated:
-            state = replace(state, activated=tuple(sorted((*state.activated, round_))))
+        if round_ >= state.entered:
+            state = _activating(self._entered(process, state, source, round_), {round_})
         return self._started(process, _wanting(state, round_))
+
+    def _entered(self, process: int, state: GroupsState, source: int, round_: int) -> GroupsState:
+        """A worker whose next round this is has entered those before it: of both they have started, unless over.
+
+        So a word replaces those before it of the same kind from the same worker, which may be lost then.
+        """
+        both = {r for r in range(state.entered, round_) if source in self.group_of(process, r)}
+        return _activating(state, both)
 
     def _started(self, process: int, state: GroupsState) -> Outcome[GroupsState]:
         """Activate the next round if that is this worker's to do."""
@@ -272,7 +280,7 @@ class PartialGroups:
                 may_start = may_start and self._initiator(open_, members, going_on) == process
         if not may_start:
             return state, ()
-        started = replace(state, activated=tuple(sorted((*state.activated, open_))))
+        started = _activating(state, {open_})
         if going_on and isinstance(quorum, int):
             return started, ()  # all members hear of the same arrivals
         return started, tuple(Send(v, Activate(open_)) for v in members if v != process)
@@ -292,6 +300,15 @@ class PartialGroups:
         words = f"preduce quorum, seed {self.setting.seed}, round {round_}, group of worker {members[0]}"
         return int.from_bytes(shake_256(words.encode()).digest(8)) % len(members)
 
+    def awaited(self, process: int, state: GroupsState) -> tuple[int, ...]:
+        """Whose coming may start the open round, as far as this worker knows; else who may be in an earlier one."""
+        members = self.group_of(process, state.entered)
+        going_on = [v for v in members if state.lasts[v] == GOES_ON]
+        if self.setting.quorum is Start.MAJORITY and going_on:
+            return (self._initiator(state.entered, members, going_on),)
+        missing = tuple(v for v in going_on if v != process and state.arrived[v] <= state.entered)
+        return missing or self._others(process, state.entered)
+
     # The thread.
 
     def _may_begin(self, state: GroupsState) -> bool:
@@ -300,7 +317,7 @@ class PartialGroups:
 
     def _begun(self, process: int, state: GroupsState) -> Outcome[GroupsState]:
         """The shadow is taken along as it is, and with it what was published since the last round."""
-        share = Share(state.entered, state.buffer, state.oldest, state.ended)
+        share = Share(state.entered, state.buffer, state.oldest, state.resting)
         begun = replace(
             state,
             buffer=(),
@@ -346,7 +363,7 @@ class PartialGroups:
 
     def finished(self, process: int, state: GroupsState) -> bool:  # noqa: ARG002 - as in Finishing
         """Whether the last round of all is taken."""
-        return state.ended and state.last is not None and state.version == state.last + 1
+        return state.resting and state.last is not None and state.version == state.last + 1
 
     # What traces need: see Describing in base.py.
 
@@ -395,6 +412,11 @@ def members_of(schedule: Schedule) -> Callable[[int, int], tuple[int, ...]]:
         return found
 
     return of
+
+
+def _activating(state: GroupsState, rounds: set[int]) -> GroupsState:
+    """These rounds may start."""
+    return replace(state, activated=tuple(sorted({*state.activated, *rounds}))) if rounds else state
 
 
 def _wanting(state: GroupsState, round_: int) -> GroupsState:

@@ -4,33 +4,25 @@ import json
 import os
 import selectors
 import signal
-import subprocess
 
-from helpers import children
+from helpers.warm import WARM
 
 
 class Driver:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.process = subprocess.Popen(
-            children.module(name),
-            env=children.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.process, self.stdin, self.stdout = WARM.talk(name)
 
     def run(self, name: str, *, limit: float = 60, **request) -> dict:
-        self.process.stdin.write(json.dumps({"name": name, **request}) + "\n")
-        self.process.stdin.flush()
+        self.stdin.write(json.dumps({"name": name, **request}) + "\n")
+        self.stdin.flush()
         with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.register(self.stdout, selectors.EVENT_READ)
             if not selector.select(limit):
                 self.close()
                 self.__init__(self.name)  # else its late answer would be taken for that of the next scenario
                 raise AssertionError(f"{name}: hangs; no answer within {limit} s")
-        answer = json.loads(self.process.stdout.readline())
+        answer = json.loads(self.stdout.readline())
         lines = answer["output"].splitlines()
         answer["reports"] = [json.loads(line.split("REPORT ", 1)[1]) for line in lines if "REPORT " in line]
         answer["errors"] = {r["rank"]: r for r in answer["reports"] if "error" in r}
@@ -38,4 +30,6 @@ class Driver:
 
     def close(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
+        self.process.wait()
+        self.stdin.close()
+        self.stdout.close()

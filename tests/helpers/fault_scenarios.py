@@ -81,6 +81,9 @@ def of_kind(kind) -> Schedule:
         "allreduce": everyone,
         "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(when=Pipeline())),
         "quorum": lambda: Schedule("quorum", cluster, AllReduce(when=Quorum(quorum=Start.SOLO))),
+        "quorum of groups": lambda: Schedule(
+            "groups", cluster, Static(phases=pairs().strategy.phases, when=Quorum(quorum=Start.SOLO))
+        ),
         "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
         "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
         "asynchronous server": lambda: Schedule("server", cluster, Server(hosts=(0, 1), synchronous=False)),
@@ -214,7 +217,7 @@ BY_LAUNCHER = {
     "gap, backup": (5, lambda: killed_in_step_2(0.8, backup=1, max_ig=3)),
     **{
         f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=3))
-        for kind in ("pipeline", "quorum")
+        for kind in ("pipeline", "quorum", "quorum of groups")
     },
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
     "row": (
@@ -223,7 +226,16 @@ BY_LAUNCHER = {
     ),
     **{
         f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
-        for kind in ("static", "allreduce", "pipeline", "quorum", "pairwise", "server", "asynchronous server")
+        for kind in (
+            "static",
+            "allreduce",
+            "pipeline",
+            "quorum",
+            "quorum of groups",
+            "pairwise",
+            "server",
+            "asynchronous server",
+        )
     },
 }
 WITHOUT_LAUNCHER = {

@@ -39,6 +39,7 @@ class Case:
     moving: bool = False
     """Whether moving averages of the model are kept and evaluated."""
     using: dict = field(default_factory=dict)
+    """What averages the dense parameters; all-reduce in every step by default."""
 
 
 OPTIMIZERS = {
@@ -102,7 +103,7 @@ def data_of(case):
 
 def schedule_of(case):
     """All-reduce with both tables on a route."""
-    schedule = preduce.design(case.cluster, using="allreduce", **case.using)
+    schedule = preduce.design(case.cluster, **(case.using or {"using": "allreduce"}))
     sharded = case.way is Way.SHARDED
     gradient = Gradient.SPARSE if case.sparse else Gradient.DENSE
     words = Route(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from preduce.runtime.optimizer import DistributedOptimizer
-from preduce.runtime.strategies.quorum import gradients
+from preduce.runtime.strategies.quorum import runner
 from preduce.runtime.strategies.quorum.log import QuorumLog
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import ScheduleError
@@ -23,7 +23,7 @@ from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
 from preduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
 
-gradients.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
+runner.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
 SIZES = (3, 2)
 WIDTH = sum(SIZES)
 

@@ -13,9 +13,11 @@ from preduce.planner.model_tables import ModelFacts, measure_touched, read_model
 from preduce.planner.routes import Table
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import load_schedule
+from preduce.topo.document.writer import write_schedule
 from preduce.topo.errors import FileProblem, InputError
 from preduce.topo.hardware import Hardware, Link
-from preduce.topo.strategies import Way
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import AllReduce, Route, Routes, Way
 from preduce.topo.timing.tables import Touched
 from preduce.verify.certificate import confirm
 
@@ -195,3 +197,18 @@ def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(pl
     tables = json.loads(done.stdout)["tables"]
     assert tables["measured_steps"] == 2
     assert tables["reasons"][0].startswith("words.weight (20,000 x 32, 2.56 MB; a worker touches 0.01% of its rows")
+
+
+def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_path):
+    words = Route(parameter="words", rows=50_000, columns=64)
+    for name, what in (("plain", Routes()), ("hybrid", Routes(tables=(words,)))):
+        write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(what=what)))
+    files = [str(tmp_path / "plain.json"), str(tmp_path / "hybrid.json")]
+    asked = ["compare", *files, "--model-bytes", "1MB", "--nic-bandwidth", "25MB/s", "--json"]
+    done = CliRunner().invoke(build_app(), [*asked, "--touched", "words=1%:2%:4%"])
+    plain, hybrid = json.loads(done.stdout)["schedules"]
+    assert hybrid["runs"] == "1 sharded"
+    assert plain["nic_bytes_per_step"] == pytest.approx(1.5 * (10**6 + 50_000 * 64 * 4))
+    asked_for = 1_000 * (256 + 2 * 4) * 0.5 + 1_000 * 256 * 0.5
+    assert hybrid["nic_bytes_per_step"] == pytest.approx(1.5 * 10**6 + asked_for)
+    assert "does not say how much of 'words'" in str(CliRunner().invoke(build_app(), asked).exception)

@@ -1,15 +1,12 @@
 """`preduce run`: torchrun's environment, the schedule's shape, the script's own arguments and exit code."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from helpers.warm import WARM
 from preduce.__main__ import main
 
-ROOT = Path(__file__).parent.parent.parent
 SCRIPT = """
 import os, sys
 print(*(os.environ[k] for k in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")), sys.argv[1:])
@@ -23,8 +20,8 @@ def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_cod
     script, schedule = tmp_path / "script.py", tmp_path / "s.json"
     script.write_text(SCRIPT)
     assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
-    command = [sys.executable, "-m", "preduce", "run", "--schedule", str(schedule), str(script), "--debug", "7"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["preduce", "run", "--schedule", str(schedule), str(script), "--debug", "7"]
+    done = WARM.run(*command)
     assert done.returncode == 7
     lines = done.stdout.splitlines()
     assert "[3] 3 1 2 4 ['--debug', '7']" in lines, "--debug after the script is the script's"
@@ -35,8 +32,8 @@ def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_cod
 def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, time\nos.closerange(1, 256)\ntime.sleep(0.5)\nos._exit(7)\n")
-    command = [sys.executable, "-m", "preduce", "run", "--workers", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["preduce", "run", "--workers", "2", str(script)]
+    done = WARM.run(*command)
     assert done.returncode == 7
 
 
@@ -60,8 +57,8 @@ def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
 def test_a_worker_that_ends_without_any_message_is_named_once(tmp_path, code, said):
     script = tmp_path / "script.py"
     script.write_text(f"import os, sys\nif os.environ['RANK'] == '1': {code}\n")
-    command = [sys.executable, "-m", "preduce", "run", "--workers", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["preduce", "run", "--workers", "2", str(script)]
+    done = WARM.run(*command)
     assert done.returncode == 7
     assert done.stderr.count("worker 1 ended with exit code 7 and no message") == said, done.stderr
 
@@ -74,7 +71,7 @@ def test_a_refuted_schedule_is_run_and_said_to_be_refuted(tmp_path):
     cluster = {"num_nodes": 1, "workers_per_node": 4}
     head = {"format": "preduce.schedule", "version": 1, "name": "apart", "cluster": cluster}
     schedule.write_text(json.dumps(head | {"strategy": {"kind": "static", "phases": phases}}))
-    command = [sys.executable, "-m", "preduce", "run", "--schedule", str(schedule), str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["preduce", "run", "--schedule", str(schedule), str(script)]
+    done = WARM.run(*command)
     assert done.returncode == 0
     assert done.stderr.count("consensus is refuted") == 1, done.stderr

@@ -1,15 +1,14 @@
 """Averager and DDP hook: equal to torch's hierarchical averager and to DDP where they apply, and to our optimizer."""
 
 import json
-import subprocess
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
-from helpers import children
 from helpers.thread_ranks import ThreadRanks
+from helpers.warm import WARM
 from preduce.runtime.adapters.averager import ScheduleAverager
 from preduce.runtime.adapters.ddp_hook import HookGradients, ScheduleHookState
 from preduce.topo.cluster import Cluster
@@ -21,15 +20,7 @@ from preduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, Stat
 
 @pytest.fixture(scope="module")
 def results():
-    done = subprocess.run(
-        children.module("helpers.resume_worker"),
-        env=children.environment(),
-        input='{"what": "averagers"}\n',
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+    done = WARM.run("helpers.resume_worker", stdin='{"what": "averagers"}\n', check=True)
     answer = json.loads(done.stdout)
     assert answer["code"] == 0, answer["output"]
     lines = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]

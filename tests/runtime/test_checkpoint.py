@@ -7,12 +7,11 @@ import os
 import random
 import selectors
 import signal
-import subprocess
 
 import pytest
 import torch
 
-from helpers import children
+from helpers.warm import WARM
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state import checkpoint
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
@@ -24,29 +23,24 @@ from preduce.topo.strategies import AllReduce, Late, Pairwise, Server
 
 @pytest.fixture(scope="module")
 def ask():
-    process = subprocess.Popen(
-        children.module("helpers.resume_worker"),
-        env=children.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process, to_worker, from_worker = WARM.talk("helpers.resume_worker")
 
     def request(**facts):
-        process.stdin.write(json.dumps(facts) + "\n")
-        process.stdin.flush()
+        to_worker.write(json.dumps(facts) + "\n")
+        to_worker.flush()
         with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
+            selector.register(from_worker, selectors.EVENT_READ)
             assert selector.select(60), "hangs"
-        answer = json.loads(process.stdout.readline())
+        answer = json.loads(from_worker.readline())
         lines = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
         answer["reports"] = sorted((json.loads(line) for line in lines), key=lambda report: report["rank"])
         return answer
 
     yield request
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.wait()
+    to_worker.close()
+    from_worker.close()
 
 
 @pytest.mark.processes

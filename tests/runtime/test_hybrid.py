@@ -16,6 +16,7 @@ from helpers.hybrid_runs import (
     on_one_device,
     over_workers,
     part_of,
+    schedule_of,
     start,
     train,
 )
@@ -125,3 +126,70 @@ def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
     assert torch.equal(whole[3], torch.zeros(WIDTH))
     assert whole.shape == (WORDS, WIDTH)
     assert len(whole.unique(dim=0)) == WORDS
+
+
+@pytest.mark.parametrize("using", [{"using": "node-then-all"}, {"using": "allreduce", "every": 2}])
+def test_beside_groups_that_average_parameters_the_tables_are_those_of_a_replay(ranks, using):
+    case = Case("sgd", dtype=torch.float64, using=using)
+    schedule = schedule_of(case)
+
+    def act(world):
+        model, optimizer = start(case, world)
+        train(case, model, optimizer, part_of(data_of(case), world.rank), None)
+        return model.state_dict()
+
+    models = [Model(case) for _ in range(4)]
+    words, bags = models[0].words, models[0].bag
+    for model in models:
+        model.words, model.bag = words, bags  # the tables are one, the dense layers four
+    tables = [words.weight, bags.weight]
+    for step in range(3):
+        for weight in tables:
+            weight.grad = None
+        for rank, model in enumerate(models):
+            model.last.zero_grad()
+            inputs = [array[step, 0] for array in part_of(data_of(case), rank)]
+            ((model(*inputs[:2]) * inputs[2]).sum() / 16).backward()
+        with torch.no_grad():
+            for weight in tables:
+                weight.sub_(0.5 * weight.grad / 4)
+            for parameter in (one for model in models for one in model.last.parameters()):
+                parameter.sub_(0.5 * parameter.grad)
+            if (step + 1) % schedule.pace_of(0) == 0:
+                average(models, schedule, step // schedule.pace_of(0))
+    found = ranks.run(4, act)
+    assert torch.allclose(found[0]["words.weight"], words.weight, rtol=0, atol=1e-12)
+    assert torch.allclose(found[0]["bag.weight"], bags.weight, rtol=0, atol=1e-12)
+    assert all(torch.allclose(s["last.weight"], m.last.weight, atol=1e-12) for s, m in zip(found, models, strict=True))
+
+
+def average(models, schedule, round_):
+    """One round of a schedule's group means over the dense layers."""
+    before = [[parameter.clone() for parameter in model.last.parameters()] for model in models]
+    for rank, model in enumerate(models):
+        group = schedule.group_of(rank, round_)
+        if group is None:
+            continue
+        for place, parameter in enumerate(model.last.parameters()):
+            mean = sum(before[member][place] for member in group.members) / len(group.members)
+            parameter.add_(float(group.relax) * (mean - parameter))
+
+
+def test_evaluation_after_the_last_step_of_a_loop_adds_no_step(ranks):
+    case = Case("adam", dtype=torch.float64)
+
+    def act(world):
+        model, optimizer = start(case, world)
+        data = part_of(data_of(case), world.rank)
+        with optimizer.join():
+            train(case, model, optimizer, [array[: 2 + (world.rank == 1)] for array in data], None)
+            if world.rank == 1:
+                with torch.no_grad():
+                    model(data[0][0, 0], data[1][0, 0])
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        optimizer.finish()
+        return optimizer.steps, before, model.state_dict()
+
+    steps, before, after = ranks.run(4, act)[0]
+    assert steps == 3
+    assert all(torch.equal(before[name], after[name]) for name in before)

@@ -1,5 +1,7 @@
 """Bad input and odd loops with tables of their own route: one line on all workers, no hang, no wrong number."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ from torch import nn
 import preduce
 from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, schedule_of, start
 from preduce.topo.errors import InputError, PreduceError
-from preduce.topo.strategies.routes import Way
+from preduce.topo.strategies.routes import Route, Routes, Way
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("adam", dtype=torch.float64)
@@ -164,6 +166,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
             {"words": type("Own", (nn.Embedding,), {"forward": lambda s, x: x})(WORDS, WIDTH)},
             "a forward\\(\\) of its own",
         ),
+        ({"hooked": nn.Identity()}, "has hooks on its gradient"),
         ({"out": nn.Linear(WIDTH, WORDS)}, "is used by 'out.weight' \\(Linear\\), too"),
     ],
 )
@@ -171,6 +174,8 @@ def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason)
     model = Model(replace(CASE, dtype=torch.float32))
     for name, module in change.items():
         setattr(model, name, module)
+    if "hooked" in change:
+        model.words.weight.register_hook(lambda gradient: gradient)
     if "out" in change:
         model.out.weight = model.words.weight
     with pytest.raises(InputError, match=rf"parameter 'words.weight': .*{reason}"):
@@ -229,3 +234,38 @@ def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
     said = ranks.run(4, run)
     ranks.fresh()
     assert all(text.startswith("step 1, round 1: group {0") and "worker 1 " in text for text in said if text != "gone")
+
+
+def test_what_one_worker_would_decide_alone_is_refused(ranks):
+    def act(_model, optimizer, _rank, _data):
+        optimizer.skip()
+
+    assert "call zero_grad() and step() on all workers to drop the step everywhere" in one_line(ranks, act)
+
+
+SCRIPT = """
+import os, sys, torch, preduce
+model = torch.nn.Sequential(torch.nn.EmbeddingBag(500, 8), torch.nn.Linear(8, 1))
+optimizer = preduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sys.argv[1], timeout=20)
+for step in range(20):
+    if step == 5 and optimizer.rank == 1:
+        os.kill(os.getpid(), 9)
+    optimizer.zero_grad()
+    model(torch.randint(0, 500, (8, 4))).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_killed_process_is_named_by_all_others(tmp_path):
+    script, file = tmp_path / "train.py", tmp_path / "schedule.json"
+    script.write_text(SCRIPT)
+    schedule = preduce.design("3x1", using="allreduce")
+    what = Routes(tables=(Route(parameter="0.weight", rows=500, columns=8),))
+    preduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
+    command = [sys.executable, "-m", "preduce", "run", "--workers", "3", str(script), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode
+    said = (done.stdout + done.stderr).splitlines()
+    lost = [line for line in said if "PeerLostError: step 5, round 5: " in line]
+    assert len(lost) == 2, said
+    assert all("worker 1 was killed by signal 9 (SIGKILL)" in line for line in lost)

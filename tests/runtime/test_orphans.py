@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from helpers import children
+from helpers.warm import WARM
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.writer import write_schedule
 from preduce.topo.schedule import Schedule
@@ -40,7 +41,10 @@ time.sleep(600 if "quick" not in sys.argv else 0.5)
 
 
 class Run:
-    """One `preduce run` with a mark in the environment of all its descendants, and a temporary folder of its own."""
+    """One `preduce run` with a mark in the environment of all its descendants, and a temporary folder of its own.
+
+    Itself and its workers are forked from a process without the mark; what they run in is marked by its place.
+    """
 
     def __init__(self, tmp_path, *arguments, generated=False):
         self.place, self.temporary = tmp_path / "place", tmp_path / "tmp"
@@ -48,7 +52,7 @@ class Run:
             folder.mkdir()
         script = tmp_path / "script.py"
         script.write_text(SCRIPT)
-        command = [*children.module("preduce"), "run", "--workers", "2", str(script), *arguments]
+        command = ["run", "--workers", "2", str(script), *arguments]
         if generated:
             schedule = tmp_path / "s.json"
             write_schedule(schedule, Schedule("g", Cluster.regular(1, 2), Generated(group_size=2)))
@@ -56,26 +60,32 @@ class Run:
         self.mark = f"PREDUCE_TEST={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
         self.before = set(Path("/dev/shm").iterdir())
-        self.process = subprocess.Popen(
-            command,
-            env=children.environment(
-                PLACE=str(self.place),
-                TMPDIR=str(self.temporary),
-                TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),  # torch's own, which it makes and keeps
-                **{name: value},
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        environment = children.environment(
+            PLACE=str(self.place),
+            TMPDIR=str(self.temporary),
+            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),  # torch's own, which it makes and keeps
+            **{name: value},
         )
+        with (tmp_path / "output").open("w") as file:
+            streams = [0, file.fileno(), file.fileno()]
+            self.process = WARM.start(
+                "preduce", *command, streams=streams, cwd=self.place, environment=environment, session=True
+            )
+
+    def _marked(self):
+        """The processes of this run, zombies excepted: their folders in /proc."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                marks = (folder / "environ").read_bytes().split(b"\0")
+                if self.mark.encode() in marks or (folder / "cwd").readlink() == self.place:
+                    yield folder
 
     def left(self):
         """The processes that carry the mark, zombies excepted, as command lines."""
         lines = []
-        for folder in Path("/proc").glob("[0-9]*"):
+        for folder in self._marked():
             with contextlib.suppress(OSError):
-                if self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    lines.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                lines.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         return lines
 
     def until(self, condition, seconds=90):
@@ -94,11 +104,10 @@ class Run:
         return True
 
     def kill(self):
-        for folder in Path("/proc").glob("[0-9]*"):
+        for folder in self._marked():
             with contextlib.suppress(OSError):
-                if self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(folder.name), signal.SIGKILL)
-        self.process.communicate()
+                os.kill(int(folder.name), signal.SIGKILL)
+        self.process.wait()
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_grace_waits_for_a_workers_own_progress():
     assert (waited.summed[0].tolist(), waited.gradients.tolist()) == ([1.25], [[1, 1]])
 
 
-def calls_a_second(compute, *, rounds=240, **members):
+def calls_a_second(compute, *, rounds=120, **members):
     """Calls and rounds a second after a quarter of the rounds, and the largest age; of lockstep the first."""
     first = rounds // 4
     if not members:

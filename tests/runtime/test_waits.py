@@ -13,6 +13,7 @@ import time
 import pytest
 
 from helpers import children
+from helpers.warm import WARM
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.generator.service import GeneratorService
 from preduce.schedulers.protocols.group_generator.draw import GeneratorSetting
@@ -23,22 +24,15 @@ pytestmark = pytest.mark.processes
 
 class Driver:
     def __init__(self):
-        self.process = subprocess.Popen(
-            children.module("helpers.fault_scenarios"),
-            env=children.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.process, self.stdin, self.stdout = WARM.talk("helpers.fault_scenarios")
 
     def run(self, name, *, limit=60, **request):
-        self.process.stdin.write(json.dumps({"name": name, "limit": limit, **request}) + "\n")
-        self.process.stdin.flush()
+        self.stdin.write(json.dumps({"name": name, "limit": limit, **request}) + "\n")
+        self.stdin.flush()
         with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.register(self.stdout, selectors.EVENT_READ)
             assert selector.select(limit + 20), f"{name}: hangs; no answer within {limit + 20} s"
-        answer = json.loads(self.process.stdout.readline())
+        answer = json.loads(self.stdout.readline())
         parts = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
         said = [json.loads(part) for part in parts]
         answer["errors"] = {r["rank"]: r for r in said if r.get("error")}
@@ -55,7 +49,9 @@ class Driver:
 
     def close(self):
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
+        self.process.wait()
+        self.stdin.close()
+        self.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +251,7 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver):
     assert answer["code"] == 76, "the run says that it went on without a worker"
 
 
-@pytest.mark.parametrize("kind", ["pipeline", "quorum"])
+@pytest.mark.parametrize("kind", ["pipeline", "quorum", "quorum of groups"])
 def test_a_stopped_worker_is_named_where_gradients_are_in_flight(driver, kind):
     answer = driver.run(f"stopped, {kind}")
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
@@ -265,7 +261,8 @@ def test_a_stopped_worker_is_named_where_gradients_are_in_flight(driver, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["static", "allreduce", "pipeline", "quorum", "pairwise", "server", "asynchronous server"]
+    "kind",
+    ["static", "allreduce", "pipeline", "quorum", "quorum of groups", "pairwise", "server", "asynchronous server"],
 )
 def test_a_kill_is_noticed_within_a_second_by_every_kind(driver, kind):
     answer = driver.run(f"killed, {kind}")

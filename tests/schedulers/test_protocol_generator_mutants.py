@@ -29,9 +29,15 @@ from preduce.verify.properties.group_generator_suite import (
 )
 
 KILLERS = (
-    *SMALL[2:5],
-    *SMALL[6:8],
+    SMALL[3],
+    GeneratorConfiguration("random pairs of 2, broken once", GroupSystem(random((0, 0)), breakers=(0,))),
+    GeneratorConfiguration("random pairs of 2, one loss and one crash", GroupSystem(random((0, 0)), timeouts=True),
+                           Network(losses=1, crashes=1, detect=True)),
     SMALL[1],
+    SMALL[4],
+    SMALL[6],
+    SMALL[2],
+    SMALL[7],
     SMALL[9],
     GeneratorConfiguration("random pairs of 3, 1 round", GroupSystem(random((0, 0, 0)), rounds=1)),
     GeneratorConfiguration("random pairs of 2, doubled", GroupSystem(random((0, 0))), Network(duplicates=1)),
@@ -39,12 +45,10 @@ KILLERS = (
                            Network(crashes=1, detect=True)),
     GeneratorConfiguration("inter/intra 3, crash, 1 round", GroupSystem(smart((0, 0, 1)), rounds=1),
                            Network(crashes=1, detect=True)),
-    GeneratorConfiguration("random pairs of 2, one loss and one crash", GroupSystem(random((0, 0)), timeouts=True),
-                           Network(losses=1, crashes=1, detect=True)),
-    GeneratorConfiguration("random pairs of 2, broken once", GroupSystem(random((0, 0)), breakers=(0,))),
     GeneratorConfiguration("divided 3, broken once, 1 round",
                            GroupSystem(divided((0, 0, 0), 3), rounds=1, breakers=(0,))),
 )  # fmt: skip
+"""In the order in which most bugs die for the least time."""
 
 MUTANTS = {}
 

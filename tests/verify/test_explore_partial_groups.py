@@ -48,16 +48,16 @@ class BringsNothing(PartialGroups):
 class ActivationsAreCumulative(PartialGroups):
     """Word that a group's round starts starts other groups' rounds before it as well."""
 
-    def _activated(self, process, state, round_):
+    def _activated(self, process, state, source, round_):
         early = tuple(range(state.entered, round_ + 1))
-        return super()._activated(process, replace(state, activated=early), round_)
+        return super()._activated(process, replace(state, activated=early), source, round_)
 
 
 class ForgetsActivationsThatComeEarly(PartialGroups):
     """Word of a round that is not the next one is lost."""
 
-    def _activated(self, process, state, round_):
-        return super()._activated(process, state, round_) if round_ == state.entered else (state, ())
+    def _activated(self, process, state, source, round_):
+        return super()._activated(process, state, source, round_) if round_ == state.entered else (state, ())
 
 
 class TellsNobody(PartialGroups):
@@ -232,6 +232,13 @@ class ComputesOnWithoutAResult(PartialGroups):
         return replace(called, stage=COMPUTING), actions
 
 
+class RoundsBeforeOfOthersStart(PartialGroups):
+    """Word of a later round is taken to say that all rounds before it have started, whoever is in them."""
+
+    def _entered(self, process, state, source, round_):
+        return replace(state, activated=tuple(sorted({*state.activated, *range(state.entered, round_)})))
+
+
 class EndsWithoutAWord(PartialGroups):
     """A worker that ends tells nobody."""
 
@@ -263,7 +270,7 @@ class EndsAtTheFirstWord(PartialGroups):
     def step(self, process, state, event):
         after, actions = super().step(process, state, event)
         if isinstance(event, Received) and isinstance(event.message, Ended):
-            lasts = tuple(known if known == GOES_ON else event.message.last for known in after.lasts)
+            lasts = tuple(known if known == GOES_ON else event.message.round for known in after.lasts)
             return replace(after, lasts=lasts), actions
         return after, actions
 
@@ -311,8 +318,8 @@ class EndIsNotLookedAt(PartialGroups):
 
     def step(self, process, state, event):
         if isinstance(event, Received) and isinstance(event.message, Ended):
-            lasts = (*state.lasts[: event.source], event.message.last, *state.lasts[event.source + 1 :])
-            return replace(state, lasts=lasts, wanted=max(state.wanted, event.message.last + 1)), ()
+            lasts = (*state.lasts[: event.source], event.message.round, *state.lasts[event.source + 1 :])
+            return replace(state, lasts=lasts, wanted=max(state.wanted, event.message.round + 1)), ()
         return super().step(process, state, event)
 
 
@@ -350,7 +357,7 @@ BUGS = {
     NewestResultReplacesOthers: SOLO_2, ComputesOnWithoutAResult: SOLO, EndsWithoutAWord: SOLO,
     TellsItsGroupOnly: CHAIN, SaysTheRoundsDone: CHAIN, EndsAtTheFirstWord: CHAIN, EndedGroupsGoOn: NODES,
     EndedGroupsRest: NODES, NeedsAreForgotten: NODES, LooksOnlyWhenItComes: CHAIN, EndIsNotLookedAt: MAJORITY,
-    EndSaidTooEarly: SOLO, OldShareCountsAgain: WILD,
+    EndSaidTooEarly: SOLO, RoundsBeforeOfOthersStart: CHAIN, OldShareCountsAgain: WILD,
 }  # fmt: skip
 
 

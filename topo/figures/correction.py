@@ -137,6 +137,11 @@ def refuse_schedule(schedule: Schedule) -> None:
         raise InputError(
             f"drift correction: schedule {schedule.name!r} overlaps, for which it is not derived; {way_out}"
         )
+    if not strategy.when.takes_all:
+        raise InputError(
+            f"drift correction: in schedule {schedule.name!r} a quorum decides which progress a round has, for which "
+            f"it is not derived; {way_out}"
+        )
     if strategy.averaging is not Averaging.MEAN:
         raise InputError(f"drift correction: schedule {schedule.name!r} normalises steps; use plain means with it")
     if strategy.how.codec.rounds:

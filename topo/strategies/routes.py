@@ -73,6 +73,12 @@ class Routes(Closed):
         return bool(self.tables)
 
     @property
+    def in_words(self) -> str:
+        """How many tables go which way, but for those that go densely; in a few words."""
+        ways = [route.way for route in self.apart]
+        return ", ".join(f"{ways.count(way)} {way}" for way in (Way.SHARDED, Way.GATHER) if way in ways)
+
+    @property
     def apart(self) -> tuple[Route, ...]:
         """The tables that the strategy does not average itself, in their order."""
         return tuple(route for route in self.tables if route.way is not Way.DENSE)

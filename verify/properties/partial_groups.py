@@ -66,7 +66,7 @@ def _does_what_it_may(machine: PartialGroups, w: int, state: GroupsState) -> str
     """The events that the text allows, no more and no fewer."""
     offered = set(machine.ready(w, state))
     allowed: set[object] = set()
-    if state.stage == COMPUTING and not state.ended:
+    if state.stage == COMPUTING and not state.resting:
         allowed.add(Call() if machine.calls is None or state.calls < machine.calls[w] else End())
     elif state.done > state.version:
         allowed.add(Take())
@@ -164,11 +164,11 @@ def _is_held(machine: PartialGroups, view: View, rests: dict[int, bool], w: int)
         return all(rests[v] for v in behind)
     if any(states[v].is_running for v in members):
         return False  # the others could enter
-    going_on = [v for v in members if not states[v].ended]
+    going_on = [v for v in members if not states[v].resting]
     come = [v for v in members if states[v].buffer]
     quorum = machine.setting.quorum
     if not going_on:
-        needed: int = max(state.arrived[v] for v, state in enumerate(states) if v in members or state.ended)
+        needed: int = max(state.arrived[v] for v, state in enumerate(states) if v in members or state.resting)
         return round_ >= needed
     if isinstance(quorum, int):
         return len(come) < min(quorum, len({*come, *going_on}))
@@ -238,14 +238,14 @@ def _call_takes(w: int, state: GroupsState) -> str | None:
 def _same_end(pair: Pair) -> str | None:
     """Whoever knows the last round knows the right one; it leaves no progress behind."""
     u, a, v, b, _, _ = pair
-    if b.ended and b.lasts[v] != b.arrived[v] - 1:
+    if b.resting and b.lasts[v] != b.arrived[v] - 1:
         return f"worker {v} came last for round {b.arrived[v] - 1} and says {b.lasts[v]}"
     if a.lasts[v] not in (GOES_ON, b.lasts[v]):
         return f"worker {u} takes worker {v} to need round {a.lasts[v]}, it says {b.lasts[v]}"
     last = a.last
     if last is None:
         return None
-    if not b.ended or b.entered > last + 1:
+    if not b.resting or b.entered > last + 1:
         return f"worker {u} ends at round {last}; worker {v} has entered {b.entered} and may go on"
     if b.version > last and (b.buffer or b.counted != b.calls):
         return f"worker {v} ends with {b.buffer} in its buffer, {b.counted} of {b.calls} calls in results"

@@ -29,16 +29,18 @@ from preduce.schedulers.protocols.partial import (
     Share,
     Take,
 )
+from preduce.schedulers.protocols.partial_groups import Ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from preduce.runtime.strategies.quorum.log import QuorumLog
     from preduce.runtime.strategies.quorum.spread import Spread
     from preduce.runtime.transport.mailbox import Message
-    from preduce.schedulers.protocols.partial import Partial, PartialState
+    from preduce.schedulers.protocols.base import Outcome
 
-WORDS: dict[str, type[Activate | Arrived | Here]] = {"activate": Activate, "arrived": Arrived, "here": Here}
+AWord = Activate | Arrived | Here | Ended
+WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here": Here, "ended": Ended}
 """The messages that travel by mailbox; shares travel in the sums."""
 KINDS = {word: kind for kind, word in WORDS.items()}
 
@@ -65,6 +67,25 @@ class Payload(Protocol[Sum]):
 
     def clear(self) -> None:
         """All begins afresh."""
+
+
+class Rounds(Protocol):
+    """The protocol of a quorum of all workers (`Partial`), or of each group (`PartialGroups`)."""
+
+    def start(self, process: int) -> Outcome[Any]:
+        """As in `Machine`."""
+
+    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
+        """As in `Machine`."""
+
+    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine
+        """As in `Machine`."""
+
+    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Machine
+        """Whether the last round of all is taken."""
+
+    def awaited(self, process: int, state: Any) -> tuple[int, ...]:  # noqa: ANN401 - as in Machine
+        """Whose coming may start the open round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +136,7 @@ class QuorumDriver(Generic[Sum]):
         grace: seconds that a round which may begin waits for this worker's own gradient.
     """
 
-    def __init__(self, machine: Partial, rank: int, payload: Payload[Sum], *, log: QuorumLog, grace: float) -> None:
+    def __init__(self, machine: Rounds, rank: int, payload: Payload[Sum], *, log: QuorumLog, grace: float) -> None:
         self.machine, self.rank, self.payload, self.log = machine, rank, payload, log
         self.condition = threading.Condition()
         self.error: BaseException | None = None
@@ -124,14 +145,14 @@ class QuorumDriver(Generic[Sum]):
         """By which words leave; set before the first segment."""
         self._grace = grace
         self._segment = -1
-        self._state: PartialState | None = None
+        self._state: Any = None
         self._early: list[tuple[int, str, tuple[int, ...]]] = []
         self._closing = False
         self._notes: list[Any] = []
         """Of the last event."""
 
     @property
-    def state(self) -> PartialState | None:
+    def state(self) -> Any:  # noqa: ANN401 - as in Machine
         """The protocol's state, an immutable value; None between segments."""
         return self._state
 
@@ -243,17 +264,19 @@ class QuorumDriver(Generic[Sum]):
         state = self._open_state
         return not state.buffer and not state.resting
 
-    def finish(self, begun: Begun[Sum], shares: Sequence[Share]) -> None:
-        """The sum of a round is there, and with it what each worker has brought."""
+    def finish(self, begun: Begun[Sum], shares: Mapping[int, Share]) -> None:
+        """The sum of a round is there, and with it what each member has brought."""
         words: list[Word] = []
         with self.condition:
-            for source, share in enumerate(shares):
+            for source, share in shares.items():
                 if source != self.rank:
                     words += self._step(Received(source, share))
             words += self._step(Finish())
             self.payload.keep(begun.round, begun.payload)
             self.payload.retain([result.round for result in self._open_state.results])
-            self.log.add("finished", self._segment, begun.round, tuple(len(share.gradients) for share in shares))
+            self.log.add(
+                "finished", self._segment, begun.round, tuple(len(share.gradients) for share in shares.values())
+            )
         self._post(words)
 
     def fail(self, error: BaseException) -> None:
@@ -284,7 +307,7 @@ class QuorumDriver(Generic[Sum]):
         return self._closing
 
     @property
-    def _open_state(self) -> PartialState:
+    def _open_state(self) -> Any:  # noqa: ANN401 - as in Machine
         assert self._state is not None, "a segment is open"
         return self._state
 
@@ -312,9 +335,9 @@ class QuorumDriver(Generic[Sum]):
                 case ("synchronised", int(version)):
                     self.log.add("synchronised", self._segment, version)
         self.condition.notify_all()
-        targets: dict[Activate | Arrived | Here, list[int]] = {}
+        targets: dict[AWord, list[int]] = {}
         for action in actions:
-            if isinstance(action, Send) and isinstance(action.message, Activate | Arrived | Here):
+            if isinstance(action, Send) and isinstance(action.message, AWord):
                 targets.setdefault(action.message, []).append(action.to)
         return [Word(KINDS[type(word)], (self._segment, word.round), tuple(to)) for word, to in targets.items()]
 

@@ -56,7 +56,7 @@ class RoundsThread(Generic[Sum]):
     Args:
         driver: says when a round is entered, and learns what came of it.
         bringing: knows the arrays.
-        communicator: of all workers, for this thread alone.
+        line: the communicator of a round, for this thread alone; None where this worker rests in it.
         reducer: waits with a limit, and says whom for; its buckets lie in host memory.
         clock: rounds before the present segment, alike on all workers.
     """
@@ -65,11 +65,11 @@ class RoundsThread(Generic[Sum]):
         self,
         driver: QuorumDriver[Sum],
         bringing: Bringing[Sum],
-        communicator: Communicator,
+        line: Callable[[int], Communicator | None],
         reducer: Reducer,
         clock: Callable[[], int],
     ) -> None:
-        self._driver, self._bringing, self._communicator = driver, bringing, communicator
+        self._driver, self._bringing, self._line = driver, bringing, line
         self._reducer, self._clock = reducer, clock
         self._thread = Background(self._run, name="preduce-rounds", stop=driver.close)
 
@@ -95,24 +95,28 @@ class RoundsThread(Generic[Sum]):
         Raises:
             PeerLostError: a worker is gone or too late.
         """
-        reducer, members = self._reducer, self._communicator.members
+        reducer, line = self._reducer, self._line(begun.round)
+        if line is None:
+            self._driver.finish(begun, {self._driver.rank: begun.share})
+            return
+        members = line.members
         round_ = self._clock() + begun.round
         arrays = self._bringing.arrays(begun.payload)
         tag = tag_of(reducer.key, KIND, begun.segment, begun.round)
-        self._write(begun, tag)
+        self._write(begun, tag, line)
         num_bytes = sum(array.nbytes for array in arrays)
         operation = reducer.recorder.begin(KIND, round_, round_, members, num_bytes)
         try:
-            works = [self._communicator.all_reduce(array) for array in arrays]
+            works = [line.all_reduce(array) for array in arrays]
             for work in works:
                 reducer.wait_for(work, operation)
-            shares, special = self._read(begun, tag)
+            shares, special = self._read(begun, tag, line.size)
         except (RuntimeError, GoneError, PreduceError) as error:
             raise self._failed(operation, error) from None
         reducer.recorder.end(operation)
         counts = tuple(len(share.gradients) for share in shares)
         self._bringing.arrived(begun.payload, counts, special=special)
-        self._driver.finish(begun, shares)
+        self._driver.finish(begun, dict(zip(members, shares, strict=True)))
         self._driver.say(reducer.heartbeat.doing)
 
     def _failed(self, operation: Operation, error: Exception) -> BaseException:
@@ -121,24 +125,24 @@ class RoundsThread(Generic[Sum]):
             return UnavailableError(f"the run ended during {operation}")
         return self._reducer.failure(operation, error)
 
-    def _write(self, begun: Begun[Sum], tag: tuple[int, ...]) -> None:
-        """What this worker tells, in its own places; all others are zero. (3 · members + 1 + tag,)."""
-        room, size, place = self._bringing.room(begun.payload), self._communicator.size, self._communicator.place
-        share, numbers = begun.share, [0] * (3 * self._communicator.size)
+    def _write(self, begun: Begun[Sum], tag: tuple[int, ...], line: Communicator) -> None:
+        """What this worker tells, in its own places; all others are zero. (3 · members + 1 + spare + tag,)."""
+        room, size, place = self._bringing.room(begun.payload), line.size, line.place
+        share, numbers = begun.share, [0] * (3 * size)
         numbers[place] = len(share.gradients)
         numbers[size + place] = 0 if share.oldest < 0 else share.round - share.oldest + 1
         numbers[2 * size + place] = int(share.ended)
         special = int(self._bringing.is_special(begun.payload))
-        room.copy_(torch.tensor([*numbers, special, *tag], dtype=room.dtype))
+        spare = [0] * (len(room) - len(numbers) - 1 - len(tag))
+        room.copy_(torch.tensor([*numbers, special, *spare, *tag], dtype=room.dtype))
 
-    def _read(self, begun: Begun[Sum], tag: tuple[int, ...]) -> tuple[list[Share], bool]:
+    def _read(self, begun: Begun[Sum], tag: tuple[int, ...], size: int) -> tuple[list[Share], bool]:
         """What all have told.
 
         Raises:
             GoneError: they were in different rounds.
         """
-        size = self._communicator.size
-        *numbers, special = map(int, self._bringing.room(begun.payload)[:-TAG_LENGTH].tolist())
+        *numbers, special = map(int, self._bringing.room(begun.payload)[: 3 * size + 1].tolist())
         if self._bringing.room(begun.payload)[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
             raise GoneError("its members ran different rounds at the same time (their tags differ)")
         counts, ages, ended = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]

@@ -43,6 +43,8 @@ class Kind:
     """Steps by which gradients are late."""
     quorum: bool = False
     """Whether a call may take several means."""
+    shadow: bool = False
+    """Whether rounds average a second model, to which a call adds what the first one did."""
     early: bool = False
     """Whether gradients leave during the backward pass."""
     free: str = ""
@@ -72,6 +74,7 @@ def gap(order):
 PATIENT = Quorum(quorum=Start.SOLO, grace=60_000_000)
 """Every round waits for a gradient of each worker that has one, so that what it sums is determined."""
 
+PHASES = GroupPhases(tuple(Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))
 KINDS = {
     "allreduce": Kind(AllReduce(), gradients=True),
     "allreduce, pipeline": Kind(AllReduce(when=Pipeline()), gradients=True, lag=1),
@@ -79,10 +82,8 @@ KINDS = {
     "allreduce, layers": Kind(AllReduce(how=How(sending=Sending.LAYERS)), gradients=True, early=True),
     "allreduce, pace 2": Kind(AllReduce(pace=2), pace=2),
     "allreduce, late": Kind(AllReduce(when=Late()), late=True),
-    "static": Kind(
-        Static(phases=GroupPhases(tuple(Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))),
-        (FIRST_TWO, LAST_TWO, MEAN),
-    ),
+    "static": Kind(Static(phases=PHASES), (FIRST_TWO, LAST_TWO, MEAN)),
+    "static, quorum": Kind(Static(phases=PHASES, when=PATIENT), (FIRST_TWO, LAST_TWO, MEAN), shadow=True),
     "neighbor": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
     "neighbor, late": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Late()), (RING,), late=True),
     "neighbor, gap": Kind(gap(Order.SERIAL), (RING,)),

@@ -1,0 +1,365 @@
+"""eager-SGD's rows: what sums that do not wait for all gain where workers are delayed, and what it costs in accuracy.
+
+Figure 9 is measured by real processes without the lab (skew.py). In the lab 8 workers on 4 nodes fit a hyperplane,
+tell digits apart, and tell whose documentation a docstring is, with delays that are slept. Everybody computes the same
+number of gradients; how fast, and what was learnt by when, are read from it. A free network and infinitely many cores
+in virtual time give what is predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from functools import cache
+from typing import TYPE_CHECKING
+
+from benchmarks.lab.quorums import group_name, name_of
+from benchmarks.lab.setting import Setting
+from benchmarks.papers import latency
+from benchmarks.papers.cells import RAW, Cells, Experiment, NoLabError
+from benchmarks.papers.cells import run as run_cells
+from benchmarks.papers.physics import gradient_ms
+from benchmarks.papers.rows import Curve, Results, Row, ratio, value
+from benchmarks.papers.skew import Found, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from benchmarks.lab.measure import Measured
+    from benchmarks.lab.table import Row as Contestant
+
+NAME = "eager-sgd"
+ALL_REDUCE = "flat ring"
+SOLO, MAJORITY, HALF, MOST = (name_of(who) for who in ("solo", "majority", "half", "all but one"))
+PUBLISHED = tuple(name_of(f"{who}, as published") for who in ("solo", "majority"))
+LATEST = {
+    **dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)),
+    HALF: name_of("half, latest"),
+}
+"""Who lets the newest result replace older ones where another, who starts sums alike, applies each."""
+
+SLOW, SHIFTING, TEXT = "images, one 5× slow", "images, 50 to 400 ms shifting", "docstrings, lengths as they are"
+DELAYS = (200, 300, 400)
+HYPERPLANE = {delay: f"hyperplane, one of 8 delayed by {delay} ms" for delay in DELAYS}
+GROUPS = {"16 workers, one 5× slow": {"slow": ((6, 5.0),)}, "16 workers, 6× at random": {"random_factor": 6.0}}
+STATIC, GENERATORS = "node-then-all 15", ("generator, smart, paper's rule",)
+
+SPEED = "Gradients per second, All-Reduce = 1"
+LEARNT = "Share of held-out samples told right after as many gradients"
+IN_TIME = "Share of held-out samples told right at the instant at which the fastest of a setting is through"
+LEFT = "Hyperplane regression: squared distance after as many gradients"
+TO_LOSS = "Speed to the loss, All-Reduce = 1"
+ROUNDS = "Gradients in a sum"
+OF_GROUPS = "Groups: gradients per second, static schedule in lockstep = 1"
+
+SHAPE, GROUP_SHAPE = (4, 2), (4, 4)
+LIMIT = 45.0
+
+SETTINGS: dict[str, Setting] = {
+    SLOW: Setting(name=SLOW, rate="1gbit", task="images", compute=0.05, slow=((6, 5.0),)),
+    **{
+        name: Setting(name=name, rate="1gbit", task="hyperplane", compute=0.095, delayed=(1, delay / 3e3), batch=256)
+        for delay, name in HYPERPLANE.items()
+    },
+    SHIFTING: Setting(name=SHIFTING, rate="1gbit", task="images", compute=0.1 / 3, skew=(0.05 / 3, 0.4 / 3)),
+    TEXT: Setting(name=TEXT, rate="1gbit", task="docstrings", compute=0.1),
+    **{
+        name: Setting(
+            name=name,
+            rate="1gbit",
+            task="images",
+            compute=0.16,
+            **fields,
+            random_chance=1 / 16 if "random_factor" in fields else 0.0,
+        )
+        for name, fields in GROUPS.items()
+    },
+}
+RATES = {"images": 0.15, "hyperplane": 0.05, "docstrings": 0.6}
+STEPS = {"images": 56, "hyperplane": 40, "docstrings": 72}
+TARGETS = {"images": 0.4, "hyperplane": 0.03, "docstrings": 0.95}
+GROUP_STEPS = 32
+
+CONTESTANTS: dict[str, tuple[str, ...]] = {
+    SLOW: (
+        ALL_REDUCE,
+        SOLO,
+        MAJORITY,
+        HALF,
+        MOST,
+        *PUBLISHED,
+        name_of("half, latest"),
+    ),
+    **{name: (ALL_REDUCE, SOLO, PUBLISHED[0]) for name in HYPERPLANE.values()},
+    SHIFTING: (ALL_REDUCE, MAJORITY, *reversed(PUBLISHED), SOLO, HALF),
+    TEXT: (ALL_REDUCE, SOLO, MAJORITY, HALF, *PUBLISHED),
+    **{name: (STATIC, group_name("quorum 2"), group_name("quorum 3"), *GENERATORS) for name in GROUPS},
+}
+PAPER: dict[tuple[str, str], float] = {
+    **{(HYPERPLANE[delay], "solo"): gain for delay, gain in zip(DELAYS, (1.50, 1.75, 2.01), strict=True)},
+    (SHIFTING, "majority"): 1.29,
+    (TEXT, "solo"): 1.64,
+    (TEXT, "majority"): 1.27,
+}
+
+WHY: dict[str, str] = {
+    **latency.WHY,
+    SPEED: "predicted is the same schedule with the same lengths of steps in virtual time, where only computing takes "
+    "time. A late gradient counts for the next sum here and its worker does not wait; as published it counts for the "
+    "sum of its call, so a majority waits for whoever is drawn. Seconds of the hyperplane and of shifting delays are a "
+    "third of the paper's. It prints no computing time: of the hyperplane 285 ms are taken, which its three ratios ask "
+    "for, and 100 ms beside shifting delays. A docstring's words take 1.1 ms each, so that a mean step is 100 ms. The "
+    "models are small (0.002, 0.08 and 0.57 MB), because two cores compute for all.",
+    LEARNT: "the mean model's; where the newest result replaces older ones parameters part, hence the workers' own "
+    "models beside it. Digits without the 360 that are held out, and docstrings of four packages without 1,024.",
+    IN_TIME: "the instant is that at which the fastest run of the setting ended; who is slower has computed less by "
+    "then.",
+    TO_LOSS: "losses of the mean model over training samples: 0.03 of the hyperplane, 0.4 of images, 0.95 of "
+    "docstrings. Staleness costs steps, which stand against the speed.",
+    OF_GROUPS: "the paper has no groups; its mechanism works in them here: a group's mean is taken when 2 or 3 of its "
+    "members have come, over shadow models that keep the schedule's matrices. Predicted is virtual time, where only "
+    "computing takes time; it has no generator by the lab's clock. Beside them stands Prague's generator.",
+}
+
+
+def experiments(part: str | None = None) -> list[Experiment]:
+    """The lab's, the most important first."""
+    parts = {"slow": (SLOW,), "hyperplane": tuple(HYPERPLANE.values()), "shifting": (SHIFTING,), "text": (TEXT,)}
+    parts["groups"] = tuple(GROUPS)
+    return [
+        _experiment(where, at_once=part_ == "slow")
+        for part_, listed in parts.items()
+        for where in listed
+        if part in (None, part_)
+    ]
+
+
+def _experiment(where: str, *, at_once: bool) -> Experiment:
+    setting, in_groups = SETTINGS[where], where in GROUPS
+    return Experiment(
+        setting=setting,
+        shape=GROUP_SHAPE if in_groups else SHAPE,
+        contestants=CONTESTANTS[where],
+        steps=GROUP_STEPS if in_groups else STEPS[setting.task],
+        rate=RATES[setting.task],
+        target=TARGETS[setting.task],
+        limit=LIMIT,
+        repetitions=1 if in_groups else 3,
+        at_once=at_once,
+    )
+
+
+PARTS = ("figure9", "slow", "hyperplane", "shifting", "text", "groups")
+"""What can be run by itself, the most important first."""
+SHARE_OF_FIGURE_9 = 0.3
+
+
+def run(minutes: float, only: str | None = None) -> Results:
+    """Figure 9, then the lab's cells as far as the time goes; or only one part.
+
+    Raises:
+        NoLabError: this machine cannot hold the lab, and nothing but the lab was asked for.
+    """
+    end = time.monotonic() + 60 * minutes
+    found: list[Found] = []
+    notes: list[str] = []
+    if only in (None, "figure9"):
+        found, notes = measure(latency.trials(), 60 * minutes * (SHARE_OF_FIGURE_9 if only is None else 1.0))
+        _write(found, notes)
+    cells = Cells([], None)
+    if only != "figure9":
+        try:
+            left = (end - time.monotonic()) / 60
+            cells = run_cells(_kept(only), experiments(only), left, profile=False, predict=False)
+        except NoLabError as reason:
+            if not found:
+                raise
+            notes.append(f"nothing but Figure 9 was measured: {reason}")
+    return results_of(cells, found, notes)
+
+
+def stored(only: str | None = None) -> Results:
+    """The same rows from what this machine keeps, also of a run that was ended early.
+
+    Raises:
+        FileNotFoundError: nothing is kept.
+    """
+    found, notes = _read() if only in (None, "figure9") else ([], [])
+    cells = Cells([], None)
+    if only != "figure9":
+        try:
+            cells = Cells.read(_kept(only))
+        except FileNotFoundError:
+            if not found:
+                raise
+    return results_of(cells, found, notes)
+
+
+def _kept(only: str | None) -> str:
+    return NAME if only is None else f"{NAME}-{only}"
+
+
+def _write(found: Sequence[Found], notes: Sequence[str]) -> None:
+    RAW.mkdir(parents=True, exist_ok=True)
+    content = {"found": [asdict(each) for each in found], "notes": list(notes)}
+    (RAW / f"papers-{NAME}-figure9.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _read() -> tuple[list[Found], list[str]]:
+    content = json.loads((RAW / f"papers-{NAME}-figure9.json").read_text())
+    return [Found.of_line(json.dumps(each)) for each in content["found"]], content["notes"]
+
+
+def results_of(cells: Cells, found: Sequence[Found] = (), notes: Sequence[str] = ()) -> Results:
+    """All that the file keeps of a run."""
+    from benchmarks.lab.run import machine
+
+    made = (*latency.rows(found), *rows(cells))
+    figures = {row.figure for row in made}
+    return Results(
+        paper=NAME,
+        commit=cells.commit or str(machine()["commit"]),
+        rows=made,
+        why={figure: words for figure, words in WHY.items() if figure in figures},
+        notes=(*notes, *cells.notes),
+        curves=(*latency.curves(found), *_curves(cells)),
+        bars=(SPEED,),
+    )
+
+
+def derived(found: Results) -> tuple[Row, ...]:  # noqa: ARG001 - every row is of runs that were made together
+    """Nothing follows from rows of several runs."""
+    return ()
+
+
+Block = dict[str, "Contestant"]
+
+
+def rows(cells: Cells) -> tuple[Row, ...]:
+    """All that the cells say, figure by figure."""
+    blocks: dict[str, Block] = {
+        where: {row.contestant: row for row in block} for where, block in cells.blocks().items()
+    }
+    made: list[Row] = []
+    for where, block in blocks.items():
+        made += _speeds(where, block)
+        if where in GROUPS:
+            made += _learnt(where, block)
+            continue
+        made += _to_loss(where, block)
+        made += _left(where, block) if SETTINGS[where].task == "hyperplane" else _learnt(where, block)
+        made += _rounds(where, block)
+    return tuple(made)
+
+
+def words(name: str) -> str:
+    """A contestant as the tables call it."""
+    return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("eager ")
+
+
+def printed(where: str, name: str) -> float | None:
+    """The paper's ratio of whoever starts a sum, in the published way or not."""
+    return PAPER.get((where, words(name).partition(", ")[0]))
+
+
+def _ms(row: Contestant) -> list[float]:
+    return [cell.step_ms for cell in row.cells]
+
+
+def _speeds(where: str, block: Block) -> Iterator[Row]:
+    base = STATIC if where in GROUPS else ALL_REDUCE
+    if base not in block:
+        return
+    for name, row in block.items():
+        if name == base:
+            continue
+        runs = len(row.cells)
+        mine, theirs = (predicted_ms(where, each, runs) for each in (name, base))
+        paper = printed(where, name)
+        yield ratio(
+            _ms(block[base]),
+            _ms(row),
+            figure=OF_GROUPS if where in GROUPS else SPEED,
+            setting=f"{where}: {words(name)}",
+            paper=paper,
+            aim=paper,
+            predicted=theirs / mine if mine and theirs else None,
+        )
+
+
+def predicted_ms(where: str, name: str, runs: int) -> float | None:
+    """Milliseconds per gradient where only computing takes time, the mean of the runs; None where nobody can say."""
+    found = [_predicted_ms(where, name, repetition) for repetition in range(runs)]
+    known = [ms for ms in found if ms is not None]
+    return sum(known) / len(known) if known else None
+
+
+@cache
+def _predicted_ms(where: str, name: str, repetition: int) -> float | None:
+    if name in GENERATORS:
+        return None
+    made = _experiment(where, at_once=False)
+    assert made.steps is not None
+    return gradient_ms(name, made.setting, made.shape, made.steps, repetition)
+
+
+def _to_loss(where: str, block: Block) -> Iterator[Row]:
+    theirs = block[ALL_REDUCE].all_seconds if ALL_REDUCE in block else []
+    for name, row in block.items():
+        if theirs and row.all_seconds and name != ALL_REDUCE:
+            yield ratio(theirs, row.all_seconds, figure=TO_LOSS, setting=f"{where}: {words(name)}")
+
+
+def _left(where: str, block: Block) -> Iterator[Row]:
+    for name, row in block.items():
+        ends = [cell.curve[-1][2] for cell in row.cells]
+        yield value(ends, figure=LEFT, setting=f"{where}: {words(name)}", unit="loss")
+
+
+def _learnt(where: str, block: Block) -> Iterator[Row]:
+    """What was learnt in the end, by the mean model and by the workers' own, and when the fastest was through."""
+    block = {name: row for name, row in block.items() if all(cell.accuracies for cell in row.cells)}
+    for name, row in block.items():
+        ends = [cell.accuracies[-1][1] for cell in row.cells]
+        yield value(ends, figure=LEARNT, setting=f"{where}: {words(name)}", unit="share")
+        own = [cell.own_accuracy for cell in row.cells if cell.own_accuracy is not None]
+        if own and name in LATEST.values():
+            yield value(own, figure=LEARNT, setting=f"{where}: {words(name)}, workers' own models", unit="share")
+    if not block:
+        return
+    instant = min(cell.accuracies[-1][0] for row in block.values() for cell in row.cells)
+    for name, row in block.items():
+        then = [told_at(cell, instant) for cell in row.cells]
+        yield value(then, figure=IN_TIME, setting=f"{where}: {words(name)}", unit="share")
+
+
+def told_at(cell: Measured, instant: float) -> float:
+    """The share told right at an instant, by the last evaluation before it."""
+    return [share for at, share in cell.accuracies if at <= instant][-1]
+
+
+def _rounds(where: str, block: Block) -> Iterator[Row]:
+    for name, row in block.items():
+        found = [sum(cell.steps) / cell.rounds for cell in row.cells if cell.rounds]
+        if found:
+            yield value(found, figure=ROUNDS, setting=f"{where}: {words(name)}", unit="workers")
+
+
+def _curves(cells: Cells) -> Iterator[Curve]:
+    """Loss, and accuracy where there is one, over seconds: the first run of each."""
+    for where, block in cells.blocks().items():
+        for row in block:
+            cell = row.cells[0]
+            steps, seconds, losses = zip(*cell.curve, strict=True)
+            name, title = words(row.contestant), where.replace("×", "x").replace(",", "")
+            yield Curve(
+                plot=f"{title}: loss over seconds, and over gradients",
+                name=name,
+                at=seconds,
+                losses=losses,
+                steps=steps,
+            )
+            if cell.accuracies:
+                at, shares = zip(*cell.accuracies, strict=True)
+                yield Curve(plot=f"{title} accuracy: over seconds", name=name, at=at, losses=shares)

@@ -1,0 +1,262 @@
+"""Parallax's rows: what it gains to send tables another way than the rest, on 4 nodes of 4 workers and on 16 of one.
+
+All ways but one give the same gradients, so a step is a step; they differ in what it takes. Ways of a session take
+turns in the same processes (tables/worker.py). Seconds are those of steps alone; losses are taken between them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.papers.cells import RAW, NoLabError
+from benchmarks.papers.rows import Results, Row
+from benchmarks.papers.tables import sessions
+from benchmarks.papers.tables.figures import CHOICE, LATER, ROUTES, SWEEP, TARGETS, WHY, WITHIN, WORDS, curves, rows
+from benchmarks.papers.tables.models import LanguageData
+from benchmarks.papers.tables.sessions import (
+    COMPOSED,
+    GATHER,
+    GATHER_LOCAL,
+    HYBRID,
+    HYBRID_LOCAL,
+    PLANNED,
+    Found,
+    Lab,
+    Session,
+    latency_of,
+)
+from benchmarks.papers.tables.sweep import SHARES
+from benchmarks.papers.tables.ways import DENSE, HOROVOD, TF_PS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAME = "parallax"
+SHAPES = ((4, 4), (16, 1))
+RATE, SWEEP_RATE = "20mbit", "40mbit"
+COMPUTE, SWEEP_COMPUTE = 0.1, 0.05
+
+
+LONG = 0.3
+"""Share of touched rows from which on a turn is one step."""
+
+
+def _loss(task: str, shape: tuple[int, int], ways: tuple[str, ...], turns: int, limit: float) -> Session:
+    return Session(
+        name=f"{_where(task, shape)}{LATER}to the loss",
+        task=task,
+        shape=shape,
+        rate=RATE,
+        compute=COMPUTE,
+        ways=ways,
+        turns=turns,
+        steps=5,
+        judge=True,
+        target=TARGETS[task],
+        limit=limit,
+    )
+
+
+def _where(task: str, shape: tuple[int, int]) -> str:
+    return f"{task}, {shape[0]}x{shape[1]}"
+
+
+def _ladder(task: str, shape: tuple[int, int]) -> Session:
+    """Everybody but the all-reduce of everything, which takes as long as all others together."""
+    local = (GATHER_LOCAL, HYBRID_LOCAL) if shape[1] > 1 else ()
+    ways = tuple(way for way in WORDS if way != DENSE and (way in local or not way.endswith("aggregated")))
+    return Session(
+        name=_where(task, shape), task=task, shape=shape, rate=RATE, compute=COMPUTE, ways=ways, turns=3, limit=150.0
+    )
+
+
+def _sweep(shape: tuple[int, int]) -> list[Session]:
+    local = (GATHER_LOCAL, HYBRID_LOCAL) if shape[1] > 1 else ()
+    ways = (HYBRID, *local, GATHER, DENSE, TF_PS, PLANNED)
+    return [
+        Session(
+            name=f"sweep, {shape[0]}x{shape[1]}, {100 * share:g} %",
+            task=f"sweep {share:g}",
+            shape=shape,
+            rate=SWEEP_RATE,
+            compute=SWEEP_COMPUTE,
+            ways=ways,
+            turns=3,
+            steps=1 if share >= LONG else 2,
+            slowest=3.0,
+            limit=60.0,
+        )
+        for share in SHARES
+    ]
+
+
+def _everything(shape: tuple[int, int]) -> list[Session]:
+    one = replace(_ladder("language", shape), ways=(DENSE,), turns=1, steps=1)
+    return [replace(one, name=f"{one.name}{LATER}all-reduce of everything")]
+
+
+def ladder(shape: tuple[int, int]) -> list[Session]:
+    """The language model by every way."""
+    return [_ladder("language", shape)]
+
+
+def to_loss(shape: tuple[int, int]) -> list[Session]:
+    """The language model to its loss."""
+    return [_loss("language", shape, (PLANNED, COMPOSED, TF_PS, HOROVOD), 18, 220.0 if shape[1] > 1 else 170.0)]
+
+
+def clicks(shape: tuple[int, int]) -> list[Session]:
+    """The model of clicks, by every way and to its loss."""
+    return [_ladder("clicks", shape), _loss("clicks", shape, (PLANNED, TF_PS, HOROVOD), 16, 100.0)]
+
+
+PARTS = {
+    "ladder": lambda: [*ladder((4, 4)), *ladder((16, 1))],
+    "loss": lambda: [*to_loss((4, 4)), *to_loss((16, 1))],
+    "sweep": lambda: [*_sweep((4, 4)), *_sweep((16, 1))],
+    "clicks": lambda: clicks((4, 4)),
+    "everything": lambda: _everything((4, 4)),
+}
+"""What can be run by itself."""
+ALL = (
+    *(ladder((4, 4)) + to_loss((4, 4)) + _sweep((4, 4))),
+    *(ladder((16, 1)) + to_loss((16, 1)) + _sweep((16, 1))),
+    *(clicks((4, 4)) + _everything((4, 4))),
+)
+"""In the order of importance, as far as one network after the other allows."""
+
+
+def run(minutes: float, only: str | None = None) -> Results:
+    """Session by session until the time is spent; what is left out is said.
+
+    Raises:
+        NoLabError: this machine cannot hold the lab.
+    """
+    from benchmarks.lab.crew import Crew
+    from benchmarks.lab.network import Network, why_not
+    from benchmarks.lab.run import leave_on_a_signal, machine
+
+    if (reason := why_not()) is not None:
+        raise NoLabError(reason)
+    end = time.monotonic() + 60 * minutes
+    listed = list(ALL) if only is None else PARTS[only]()
+    scratch = Path(tempfile.mkdtemp(prefix="preduce-papers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    leave_on_a_signal()
+    kept: list[Found] = []
+    notes: list[str] = []
+    left_out: list[str] = []
+    commit = str(machine()["commit"])
+    try:
+        LanguageData.write(scratch / "text.npy")
+        for shape, group in groupby(listed, key=lambda session: session.shape):
+            those = list(group)
+            if time.monotonic() + 60 > end:
+                left_out += [session.name for session in those]
+                continue
+            try:
+                with Network(shape[0], sessions.FAST) as network, Crew(network, scratch) as crew:
+                    lab = _probed(Lab(network, crew, scratch), shape, notes)
+                    for session in those:
+                        if not _one(session, lab, end, kept, notes):
+                            left_out.append(session.name)
+                        _write(commit, kept, notes, only)
+            except Exception as error:  # noqa: BLE001 - what was measured is kept, whatever fails
+                notes.append(f"{shape[0]}x{shape[1]}: the lab failed: {type(error).__name__}: {str(error)[:200]}")
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        shutil.rmtree(scratch, ignore_errors=True)
+        if left_out:
+            notes.append(f"left out, because the time was spent: {'; '.join(left_out)}")
+        _write(commit, kept, notes, only)
+    return _results(commit, kept, notes)
+
+
+def _probed(lab: Lab, shape: tuple[int, int], notes: list[str]) -> Lab:
+    """The lab with what a message was found to take."""
+    try:
+        lab = replace(lab, latency=latency_of(lab, shape))
+    except (RuntimeError, OSError) as error:
+        notes.append(f"{shape[0]}x{shape[1]}: {error}; the planner took {1e3 * lab.latency:g} ms for a message")
+    else:
+        notes.append(f"{shape[0]}x{shape[1]}: a message takes {1e3 * lab.latency:.2f} ms, which the planner knew")
+    return lab
+
+
+def _one(session: Session, lab: Lab, end: float, kept: list[Found], notes: list[str]) -> bool:
+    """Run a session in what is left of the time; False where that is not enough."""
+    left = end - time.monotonic() - sessions.TRANSFER_SECONDS
+    if left < sessions.least_seconds(session):
+        return False
+    begun = time.monotonic()
+    try:
+        found = sessions.run(session, lab, end)
+    except Exception as error:  # noqa: BLE001 - the others are to run, whatever fails here
+        notes.append(f"{session.name}: failed: {type(error).__name__}: {str(error)[:200]}")
+        return True
+    kept.append(found)
+    speeds = ", ".join(f"{way} {1e3 * median(found.step_seconds(way)):.0f}" for way in session.ways if found.timed(way))
+    print(f"{session.name}: {time.monotonic() - begun:.0f} s; ms per step: {speeds}", flush=True)
+    return True
+
+
+def _write(commit: str, kept: Sequence[Found], notes: Sequence[str], only: str | None) -> None:
+    """Everything, outside git."""
+    RAW.mkdir(parents=True, exist_ok=True)
+    content = {"commit": commit, "notes": list(notes), "found": [sessions.to_json(one) for one in kept]}
+    _kept(only).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _kept(only: str | None) -> Path:
+    return RAW / f"papers-{NAME}{'' if only is None else f'-{only}'}.json"
+
+
+def stored(only: str | None = None) -> Results:
+    """The same rows from what a run left on this machine."""
+    content = json.loads(_kept(only).read_text())
+    return _results(content["commit"], [Found.of_json(one) for one in content["found"]], content["notes"])
+
+
+def _results(commit: str, kept: Sequence[Found], notes: Sequence[str]) -> Results:
+    said = [*notes, *(note for one in kept for note in one.notes)]
+    made = tuple(row for one in kept for row in rows(one))
+    figures = {row.figure for row in made}
+    return Results(
+        paper=NAME,
+        commit=commit,
+        rows=made,
+        why={figure: words for figure, words in WHY.items() if figure in figures},
+        notes=tuple(said),
+        curves=tuple(curve for one in kept for curve in curves(one)),
+        bars=(SWEEP,) if SWEEP in figures else (),
+    )
+
+
+def derived(found: Results) -> tuple[Row, ...]:
+    """How many of all settings have a choice that is within 5 % of the best contestant, and of the best routes."""
+    made = []
+    for figure, setting in ((CHOICE, "of all settings"), (ROUTES, "of all settings, among routes by hand")):
+        near = [row.measured >= 0.95 for row in found.rows if row.figure == figure]
+        if near:
+            share = sum(near) / len(near)
+            made.append(
+                Row(
+                    figure=WITHIN,
+                    setting=setting,
+                    measured=share,
+                    low=share,
+                    high=share,
+                    runs=len(near),
+                    unit="share",
+                    aim=0.9,
+                )
+            )
+    return tuple(made)

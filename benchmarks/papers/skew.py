@@ -1,0 +1,273 @@
+"""Figure 9 of eager-SGD's paper: how long a call waits where worker i comes i skews late, by who starts the sum.
+
+    python -m benchmarks.papers.skew plan.json found.jsonl     # what `measure` runs: a line for each trial that ended
+
+Real processes of this machine over loopback; no root is needed. An iteration begins at an instant that all read from
+one clock; worker i sleeps for i skews and calls. A gradient is one in the place of its iteration, so the sum says whose
+gradients of this iteration are in it: the active processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from preduce.topo.schedule import Schedule
+
+SYNCHRONOUS, SOLO, MAJORITY, HALF = "synchronous", "solo", "majority", "half"
+MODES = (SYNCHRONOUS, SOLO, MAJORITY, HALF)
+WARM_UP = 2
+SEEDS = 500
+"""Among so many, the seed of `majority` is the one whose draws are nearest to the mean of all draws."""
+ROOT = Path(__file__).resolve().parents[2]
+SPARE_SECONDS = 40.0
+POLL_SECONDS = 0.004
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """`iterations` calls of each of so many processes with arrays of `size` bytes, under one mode.
+
+    `skew` is the milliseconds from one worker's call to the next one's.
+    """
+
+    processes: int
+    size: int
+    skew: float
+    mode: str
+    iterations: int
+
+    @property
+    def seconds(self) -> float:
+        """About what it takes, without sums."""
+        return 2.0 + 0.1 * self.processes + (self.iterations + WARM_UP) * (self.processes * self.skew / 1e3 + 0.05)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Of every iteration the mean milliseconds that a call took and the active processes; what the draws allow."""
+
+    trial: Trial
+    milliseconds: tuple[float, ...]
+    active: tuple[float, ...]
+    limit: float | None = None
+
+    @classmethod
+    def of_line(cls, line: str) -> Found:
+        """What `_collected` wrote."""
+        content = json.loads(line)
+        return cls(
+            trial=Trial(**content["trial"]),
+            milliseconds=tuple(content["milliseconds"]),
+            active=tuple(content["active"]),
+            limit=content["limit"],
+        )
+
+
+def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[str]]:
+    """Every trial that ends in the time, in processes of their own; and what became of the others."""
+    with tempfile.TemporaryDirectory(prefix="preduce-skew-") as folder:  # not of the process that forks
+        plan, found = Path(folder) / "plan.json", Path(folder) / "found.jsonl"
+        plan.write_text(json.dumps([asdict(trial) for trial in trials]))
+        found.touch()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.papers.skew", str(plan), str(found), str(time.time() + seconds)],
+            cwd=ROOT,
+            stdout=sys.stderr,
+            start_new_session=True,
+        )
+        notes = []
+        try:
+            if process.wait(timeout=seconds + SPARE_SECONDS):
+                notes.append(f"Figure 9: its processes ended with {process.returncode}")
+        except subprocess.TimeoutExpired:
+            notes.append("Figure 9: its processes did not end in time")
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        known = [Found.of_line(line) for line in found.read_text().splitlines()]
+    if len(known) < len(trials):
+        notes.append(f"Figure 9: {len(trials) - len(known)} of {len(trials)} trials are missing")
+    return known, notes
+
+
+def schedule_of(trial: Trial, seed: int = 0) -> Schedule:
+    """A sum of all in every step, as published: call k counts for sum k."""
+    from preduce.topo.cluster import Cluster
+    from preduce.topo.schedule import Schedule
+    from preduce.topo.strategies.allreduce import AllReduce
+    from preduce.topo.strategies.quorum import Quorum
+
+    cluster = Cluster.regular(1, trial.processes)
+    if trial.mode == SYNCHRONOUS:
+        return Schedule("synchronous", cluster, AllReduce())
+    quorum: Any = trial.processes // 2 if trial.mode == HALF else trial.mode
+    return Schedule(trial.mode, cluster, AllReduce(when=Quorum(quorum=quorum, count="call", seed=seed)))  # type: ignore[arg-type]
+
+
+def draws(trial: Trial, seed: int) -> Iterator[int]:
+    """Who starts the sums under `majority`, sum by sum."""
+    from preduce.schedulers.protocols.partial import Partial
+
+    when: Any = schedule_of(trial, seed).strategy.when
+    machine = Partial(when, trial.processes)
+    state = machine.start(0)[0]
+    round_ = 0
+    while True:
+        yield machine._initiator(replace(state, entered=round_))  # noqa: SLF001 - no run says whom it drew
+        round_ += 1
+
+
+def waiting(initiator: int) -> int:
+    """Skews that all workers wait together for the worker of this rank, who comes so many skews after the first."""
+    return initiator * (initiator + 1) // 2
+
+
+@cache
+def even_seed(trial: Trial, seeds: int = SEEDS) -> tuple[int, float]:
+    """The seed whose draws make workers wait as long as all draws do on average, and its waiting over that."""
+    expected = mean(waiting(rank) for rank in range(trial.processes))
+
+    def off(seed: int) -> float:
+        drawn = list(islice(draws(trial, seed), WARM_UP, WARM_UP + trial.iterations))
+        return mean(waiting(rank) for rank in drawn) / expected
+
+    best = min(range(1, seeds), key=lambda seed: abs(off(seed) - 1))
+    return best, off(best)
+
+
+class Start:
+    """Instants at which iterations begin, in a file that all map: a worker says when it is through, rank 0 goes on."""
+
+    def __init__(self, path: Path, count: int, rank: int) -> None:
+        self._cells = np.memmap(path, dtype=np.float64, mode="r+", shape=(count + 2,))
+        self._count, self._rank = count, rank
+
+    def next(self, iteration: int, end: float) -> float:
+        """The monotonic time at which the iteration begins, once all have come here."""
+        self._cells[self._rank] = iteration + 1
+        if self._rank == 0:
+            while int(self._cells[: self._count].min()) <= iteration:
+                self._wait(end)
+            self._cells[-1] = time.monotonic() + 5 * POLL_SECONDS
+            self._cells[-2] = iteration + 1
+        while int(self._cells[-2]) <= iteration:
+            self._wait(end)
+        return float(self._cells[-1])
+
+    @staticmethod
+    def _wait(end: float) -> None:
+        if time.monotonic() > end:
+            raise TimeoutError("the others did not come")
+        time.sleep(POLL_SECONDS)
+
+
+def _work(trial: Trial, seed: int, folder: Path, end: float) -> None:
+    """One process: calls, and leaves (milliseconds, active) of each iteration behind."""
+    import torch
+
+    import preduce
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(max(1, int(end - time.monotonic() + 5)))
+    rank, count = int(os.environ["RANK"]), trial.processes
+    number = trial.size // 4
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.zeros(number))
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = preduce.DistributedOptimizer(sgd, model, schedule_of(trial, seed), timeout=60.0)
+    start = Start(folder / "start", count, rank)
+    places = min(number, 16)
+    said = []
+    for iteration in range(trial.iterations + WARM_UP):
+        place = iteration % places
+        model.weight.grad = torch.zeros(number)
+        model.weight.grad[place] = 1.0
+        before = float(model.weight.detach()[place])
+        due = start.next(iteration, end) + rank * trial.skew / 1e3
+        time.sleep(max(0.0, due - time.monotonic()))
+        begun = time.monotonic()
+        optimizer.step()
+        passed = time.monotonic() - begun
+        said.append((1e3 * passed, count * (before - float(model.weight.detach()[place]))))
+    (folder / f"{rank}.json").write_text(json.dumps(said))
+    start.next(trial.iterations + WARM_UP, end)
+
+
+def _collected(trial: Trial, folder: Path, limit: float | None) -> dict[str, Any]:
+    each = np.array([json.loads((folder / f"{rank}.json").read_text()) for rank in range(trial.processes)])
+    by_iteration = each.mean(axis=0)[WARM_UP:]  # (iterations, 2)
+    return {
+        "trial": asdict(trial),
+        "milliseconds": by_iteration[:, 0].tolist(),
+        "active": by_iteration[:, 1].tolist(),
+        "limit": limit,
+    }
+
+
+def _one(trial: Trial, folder: Path) -> dict[str, Any]:
+    """Run a trial in processes of their own.
+
+    Raises:
+        OSError: one of them left nothing.
+    """
+    from preduce.runtime.launcher.launch import launch
+
+    seed, share = even_seed(replace(trial, size=4, skew=0.0)) if trial.mode == MAJORITY else (0, None)
+    np.memmap(folder / "start", dtype=np.float64, mode="w+", shape=(trial.processes + 2,))
+    end = time.monotonic() + SPARE_SECONDS + 2 * trial.seconds
+    with (folder / "log").open("w") as log:
+        code = launch(partial(_work, trial, seed, folder, end), num_workers=trial.processes, threads=1, output=log)
+    if code:
+        print(f"{trial}: ended with {code}\n{(folder / 'log').read_text()[-600:]}", file=sys.stderr)
+    return _collected(trial, folder, share)
+
+
+def main() -> int:
+    """Runs the trials of a file one after the other until the time is over; a trial that fails is left out."""
+    import torch
+
+    import preduce.runtime  # noqa: F401 - imported once, before forks
+
+    torch.set_num_threads(1)
+    plan, found, until = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    for number, fields in enumerate(json.loads(plan.read_text())):
+        trial, folder, begun = Trial(**fields), found.parent / str(number), time.monotonic()
+        if time.time() + trial.seconds > until:
+            continue
+        folder.mkdir()
+        try:
+            content = _one(trial, folder)
+        except (OSError, ValueError) as error:
+            print(f"{trial}: {error}", file=sys.stderr)
+            continue
+        with found.open("a") as file:
+            file.write(json.dumps(content) + "\n")
+        words = f"{trial.processes} processes, {trial.size} B, skew {trial.skew:g} ms, {trial.mode}"
+        took = time.monotonic() - begun
+        print(f"{words}: {mean(content['milliseconds']):.2f} ms a call, {took:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What the lab's workers train beside Parallax's tables: a language model with two of them, and a model of clicks.
+
+A batch is a function of (task, seed, step, worker), so that every way of exchanging tables sees the same, and so does
+one device that takes all workers' batches at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.papers.tables.clicks import EACH, FIELDS, Clicks
+from benchmarks.papers.tables.text import WORDS, text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEFORE = 3
+"""Words that stand before the one to be told."""
+COLUMNS = 128
+HIDDEN = 96
+DRAWN = 256
+"""Words that a target is told apart from, the same for all workers of a step, as on one device."""
+BATCH = 200
+HELD_OUT = 50
+"""Every so many places of the text are never trained on."""
+JUDGED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a step of one worker reads: rows of the tables, shapes as its model wants them, and what it is to say."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    drawn: torch.Tensor
+
+    @property
+    def items(self) -> int:
+        """Words, or impressions."""
+        return len(self.labels)
+
+
+class WithTables(nn.Module):
+    """A model whose embeddings are tables."""
+
+    def tables(self) -> dict[str, nn.Parameter]:
+        """By the names of their parameters in the model."""
+        return {f"{name}.weight": module.weight for name, module in self.named_modules() if _is_table(module)}
+
+    def dense(self) -> list[nn.Parameter]:
+        """All other parameters."""
+        of_tables = {id(parameter) for parameter in self.tables().values()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in of_tables]
+
+    def touched(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The distinct rows of each table that a batch reads, ascending."""
+        raise NotImplementedError
+
+
+def _is_table(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
+
+
+class Language(WithTables):
+    """The next word from the three before it; loss by words drawn as often as their rank says (sampled softmax).
+
+    `encoder` and `decoder` are the tables, (40,000, 128) each; the rest are 49,376 numbers, 0.2 MB: about half
+    as many as a worker's touched rows have.
+    """
+
+    def __init__(self, *, sparse: bool, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.encoder = nn.Embedding(WORDS, COLUMNS, sparse=sparse)
+        self.decoder = nn.Embedding(WORDS, COLUMNS, sparse=sparse)
+        with torch.no_grad():
+            self.encoder.weight.mul_(0.1)
+            self.decoder.weight.mul_(0.1)
+        self.inner = nn.Sequential(nn.Linear(BEFORE * COLUMNS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, COLUMNS))
+
+    def touched(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Words before, and words that may come next."""
+        after = torch.cat([batch.labels, batch.drawn])
+        return {"encoder.weight": batch.inputs.unique(), "decoder.weight": after.unique()}
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The loss of a batch: cross-entropy of the target among the words drawn for the step."""
+        before = self.encoder(batch.inputs).flatten(1)  # (count, 3 * 128)
+        guess = self.inner(before)  # (count, 128)
+        rows = self.decoder(torch.cat([batch.labels, batch.drawn]))  # (count + drawn, 128)
+        count = batch.items
+        right = (guess * rows[:count]).sum(1, keepdim=True) - _log_share(batch.labels)[:, None]
+        wrong = guess @ rows[count:].T - _log_share(batch.drawn)  # (count, drawn)
+        wrong = wrong.masked_fill(batch.drawn == batch.labels[:, None], -1e9)
+        return functional.cross_entropy(torch.cat([right, wrong], 1), torch.zeros(count, dtype=torch.long))
+
+
+def _log_share(words: torch.Tensor) -> torch.Tensor:
+    """How likely a word is to be drawn, in logarithms: ln((k + 2) / (k + 1)) / ln(words + 1) for the k-th."""
+    return torch.log(torch.log1p(1 / (words + 1.0)) / np.log(WORDS + 1.0))
+
+
+class LanguageData:
+    """Batches of the text."""
+
+    def __init__(self, codes: np.ndarray) -> None:
+        self.codes = codes
+
+    @classmethod
+    def write(cls, path: Path) -> None:
+        """The text as one file."""
+        np.save(path, text())
+
+    def batch(self, seed: int, step: int, worker: int, size: int = BATCH) -> Batch:
+        """Windows at random places of the text that are not held out."""
+        draw = np.random.default_rng((seed, step, worker))
+        places = draw.integers(0, (len(self.codes) - BEFORE - 1) // HELD_OUT, size) * HELD_OUT
+        return self._at(places + draw.integers(1, HELD_OUT, size), _drawn((seed, step), DRAWN))
+
+    def judged(self, worker: int, size: int) -> Batch:
+        """Windows that nobody trains on."""
+        draw = np.random.default_rng((7, worker))
+        places = draw.integers(0, (len(self.codes) - BEFORE - 1) // HELD_OUT, size) * HELD_OUT
+        return self._at(places, _drawn((7,), JUDGED))
+
+    def _at(self, places: np.ndarray, drawn: np.ndarray) -> Batch:
+        windows = self.codes[places[:, None] + np.arange(BEFORE + 1)].astype(np.int64)  # (count, 4)
+        return Batch(torch.from_numpy(windows[:, :-1]), torch.from_numpy(windows[:, -1]), torch.from_numpy(drawn))
+
+
+def _drawn(seed: tuple[int, ...], count: int) -> np.ndarray:
+    """Words by their rank, the k-th as often as `_log_share` says, each once."""
+    draw = np.random.default_rng(seed).random(2 * count)
+    return np.unique(np.exp(draw * np.log(WORDS + 1.0)).astype(np.int64) - 1)[:count]
+
+
+CLICK_COLUMNS = 64
+CLICK_BATCH = 96
+
+
+class ClickModel(WithTables):
+    """Wide and deep: a weight for every feature, and a network over what it learns of each."""
+
+    def __init__(self, *, sparse: bool, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        rows = FIELDS * EACH
+        self.wide = nn.EmbeddingBag(rows, 1, mode="sum", sparse=sparse)
+        self.deep = nn.Embedding(rows, CLICK_COLUMNS, sparse=sparse)
+        with torch.no_grad():
+            self.wide.weight.zero_()
+            self.deep.weight.mul_(0.1)
+        self.inner = nn.Sequential(nn.Linear(FIELDS * CLICK_COLUMNS, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def touched(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The same in both."""
+        rows = batch.inputs.unique()
+        return {"wide.weight": rows, "deep.weight": rows}
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The log loss of a batch."""
+        score = self.wide(batch.inputs) + self.inner(self.deep(batch.inputs).flatten(1))  # (count, 1)
+        return functional.binary_cross_entropy_with_logits(score[:, 0], batch.labels)
+
+
+class ClickData:
+    """Batches of clicks."""
+
+    def __init__(self) -> None:
+        self.world = Clicks()
+
+    def batch(self, seed: int, step: int, worker: int, size: int = CLICK_BATCH) -> Batch:
+        """Fresh impressions."""
+        return self._of(*self.world.draw((seed, step, worker), size))
+
+    def judged(self, worker: int, size: int) -> Batch:
+        """Impressions that nobody trains on."""
+        return self._of(*self.world.draw((98, worker), size))
+
+    def _of(self, features: np.ndarray, clicks: np.ndarray) -> Batch:
+        return Batch(torch.from_numpy(features), torch.from_numpy(clicks), torch.empty(0, dtype=torch.long))

@@ -1,0 +1,1 @@
+"""What tables of their own route cost: memory."""

@@ -1,0 +1,99 @@
+"""Strategy `static` with a quorum: groups that take late members along (docs/theory/quorum-groups.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from preduce.runtime.strategies.quorum.rounds import room_for
+from preduce.runtime.strategies.quorum.runner import QuorumRunner
+from preduce.runtime.strategies.quorum.shadows import Shadows, Snapshot
+from preduce.runtime.transport.needed_groups import member_sets
+from preduce.schedulers.protocols.partial_groups import PartialGroups, members_of
+
+if TYPE_CHECKING:
+    from preduce.runtime.strategies.base import Run
+    from preduce.runtime.transport.communicators import Communicator
+    from preduce.topo.phase import Group
+    from preduce.topo.strategies.quorum import Quorum
+
+
+class QuorumGroups(QuorumRunner[Snapshot]):
+    """The end of a round publishes what its steps did, and goes on with the shadow once a new result is in it.
+
+    Rounds that the worker was too late for count as its own: `passed` of them beside the one that it ended. Where all
+    meet (a mean model, a checkpoint, the end), every worker publishes what it has and takes part in the rounds that
+    others still need; then all models are their shadows, after the same round.
+
+    Buffers such as BatchNorm's are averaged in the mean model and at the end; between these each worker keeps its own,
+    as it does with the optimizer's state. Models are averaged in host memory, wherever they lie.
+    """
+
+    def __init__(self, when: Quorum, run: Run) -> None:
+        schedule = run.schedule
+        self._members = members_of(schedule)
+        groups = member_sets(schedule, run.rank)
+        largest = max([1, *map(len, groups)])
+        self.shadows = Shadows(run.flat.buckets, room_for(largest), self._group)
+        machine = PartialGroups(when, schedule.num_workers, lambda worker, r: self._members(worker, self._first + r))
+        self._first = 0
+        """The schedule's round with which this segment began."""
+        self._has_progress = False
+        super().__init__(when, run, machine, self.shadows, groups)
+        self.start()
+
+    def _group(self, round_: int) -> Group | None:
+        """This worker's group in a round of the segment."""
+        return self.run.schedule.group_of(self.run.rank, self._first + round_)
+
+    def line(self, round_: int) -> Communicator | None:
+        """That of the round's group."""
+        group = self._group(round_)
+        return None if group is None else self.communicators[group.members]
+
+    def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+        """Begin a segment before the model changes."""
+        self.refuse_failure()
+        self._open()
+        self._has_progress = True
+
+    def end_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - as above
+        """Publish, wait for a result that is new, and go on with the shadow."""
+        self.refuse_failure()
+        self.passed = self._call() - 1
+        self.run.reducer.heartbeat.doing(f"computes after round {round_ + self.passed}")
+
+    def gather(self, *, apply: bool = True) -> int:
+        """Publish what there is, and take part in the rounds that others need, until all have come here.
+
+        Without `apply` another model may be there already: it is left as it is, and nothing of it published.
+        """
+        self.refuse_failure()
+        self._open()
+        driver, rounds = self.driver, 0
+        self.shadows.keeps_model = not apply
+        if self._has_progress and apply:
+            rounds += self._call()
+        self._has_progress = False
+        driver.end()
+        while not driver.has_ended():
+            self.wait(lambda: driver.may_take() or driver.has_ended())
+            if driver.may_take():
+                rounds += driver.take().by
+        driver.close_segment()
+        return rounds * self.run.pace
+
+    def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
+        """While a segment is open: what rounds changed in the shadow is added to the model."""
+        return self.driver.state is not None
+
+    def _open(self) -> None:
+        if self.driver.state is None:
+            self._first = self.clock() // self.run.pace
+            self.open()
+
+    def _call(self) -> int:
+        """Publish and take; the rounds by which that went further."""
+        self.driver.call(self.shadows.publish)
+        self._has_progress = False
+        self.wait(self.driver.may_take)
+        return self.driver.take().by

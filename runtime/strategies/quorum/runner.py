@@ -1,0 +1,176 @@
+"""Quorum runner: what all runners under a quorum have, whatever is summed: driver, mailbox, thread, and their end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+from preduce.runtime.averaging.reducer import Reducer
+from preduce.runtime.strategies.base import Runner
+from preduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
+from preduce.runtime.strategies.quorum.log import QuorumLog
+from preduce.runtime.strategies.quorum.patience import wait_until
+from preduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
+from preduce.runtime.strategies.quorum.spread import Spread
+from preduce.runtime.transport.mailbox import Mailbox
+from preduce.runtime.transport.nccl import NcclWorld
+from preduce.runtime.transport.waiting import GoneError
+from preduce.topo.errors import PreduceError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from preduce.runtime.strategies.base import Run
+    from preduce.runtime.strategies.quorum.driver import Rounds
+    from preduce.runtime.transport.communicators import Communicator
+    from preduce.runtime.transport.worlds import World
+    from preduce.topo.strategies.quorum import Quorum
+
+CLOSE_SECONDS = 1.0
+_lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
+
+Sum = TypeVar("Sum")
+
+
+class Carried(Payload[Sum], Bringing[Sum], Protocol[Sum]):
+    """What is summed, as the driver and the collective thread ask for it."""
+
+
+class QuorumRunner(Runner, Generic[Sum]):
+    """One worker under a quorum. A subclass says what is summed, by which protocol, over which groups.
+
+    Args:
+        when: the quorum.
+        run: what it works on.
+        machine: the protocol.
+        payload: what is summed.
+        groups: the groups of this worker, each of which gets a communicator for the collective thread.
+    """
+
+    agrees_on_end = True
+
+    def __init__(
+        self, when: Quorum, run: Run, machine: Rounds, payload: Carried[Sum], groups: Iterable[tuple[int, ...]]
+    ) -> None:
+        super().__init__(run)
+        self.when = when
+        reducer = run.reducer
+        self.log = QuorumLog(is_on=reducer.recorder.directory is not None)
+        self.driver: QuorumDriver[Sum] = QuorumDriver(machine, run.rank, payload, log=self.log, grace=when.grace * 1e-6)
+        self._mailbox = Mailbox(
+            reducer.world.store,
+            run.rank,
+            f"{reducer.key} quorum",
+            self.driver.deliver,
+            max_bytes=0,
+            timeout=reducer.timeout,
+            heartbeat=reducer.heartbeat,
+        )
+        self.driver.spread = Spread(self._mailbox, len(run.everyone))
+        self._line = _free_line(reducer.world)
+        world = reducer.world.on_host() if isinstance(reducer.world, NcclWorld) else reducer.world
+        self.communicators: dict[tuple[int, ...], Communicator] = {}
+        for members in sorted(groups):  # one order for all
+            if not world.has(members, name=self._line):
+                world.create(members, name=self._line)
+            self.communicators[members] = world.communicator(members, name=self._line)
+        self.on_host = Reducer(
+            world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
+        )
+        self._thread = RoundsThread(self.driver, payload, self.line, self.on_host, lambda: self.base)
+        self._base: int | None = None
+        self.clock: Callable[[], int] = lambda: 0
+
+    def start(self) -> None:
+        """Let the threads begin; the last thing that a subclass does when it is made."""
+        recorder = self.run.reducer.recorder
+        recorder.attach("quorum", self.log.facts)
+        recorder.attach("mailbox", self._mailbox.traffic_facts)
+        self._mailbox.start()
+        self._thread.start()
+
+    def line(self, round_: int) -> Communicator | None:  # noqa: ARG002 - where groups differ from round to round
+        """The communicator of a round of this segment, None where this worker rests in it."""
+        return self.communicators[self.run.everyone]
+
+    def follow(self, clock: Callable[[], int]) -> None:
+        """For the numbers of rounds in reports."""
+        self.clock = clock
+
+    def open(self) -> None:
+        """Begin a segment."""
+        self._base = None
+        self.driver.open()
+
+    @property
+    def base(self) -> int:
+        """For reports: the steps before this segment, asked for before any of its results is taken."""
+        if self._base is None:
+            self._base = self.clock()
+        return self._base
+
+    def close(self) -> None:
+        """End the threads."""
+        self._end(self._mailbox.close)
+
+    def abandon(self) -> None:
+        """The same after a failure, at once."""
+        self._end(self._mailbox.abandon)
+
+    def _end(self, end_mailbox: Callable[[], None]) -> None:
+        self.driver.close()
+        end_mailbox()
+        self._thread.join(CLOSE_SECONDS)
+        _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
+
+    def refuse_failure(self) -> None:
+        """Raise what ended the collective thread.
+
+        Raises:
+            PeerLostError: a worker is gone or too late.
+        """
+        error = self.driver.error
+        if isinstance(error, PreduceError):
+            raise error
+        if error is not None:
+            raise UnavailableError(f"a partial sum failed ({type(error).__name__}: {error})") from error
+
+    def _look(self) -> None:
+        """The same, and what ended the mailbox's thread.
+
+        Raises:
+            GoneError: no message comes any more.
+        """
+        self.refuse_failure()
+        if self._mailbox.has_failed:  # says of what
+            self._mailbox.until(lambda: False, self.run.reducer.heartbeat, (), None)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait for what another thread brings about.
+
+        Raises:
+            PeerLostError: it cannot come.
+        """
+        reducer = self.run.reducer
+        try:
+            wait_until(
+                done,
+                self.driver.missing,
+                self.driver.condition,
+                reducer.heartbeat,
+                self.run.everyone,
+                timeout=reducer.timeout,
+                refuse_failure=self._look,
+            )
+        except GoneError as error:
+            round_ = self.clock()
+            operation = reducer.recorder.begin("wait for a partial sum", round_, round_, self.run.everyone, 0)
+            raise reducer.failure(operation, error) from None
+
+
+def _free_line(world: World) -> str:
+    """The name of communicators that no other optimizer of this process uses; the same on all workers."""
+    in_use = _lines_in_use.setdefault(world, set())
+    name = next(name for number in range(len(in_use) + 1) if (name := f"quorum {number}") not in in_use)
+    in_use.add(name)
+    return name

@@ -1,0 +1,190 @@
+"""Commands in processes of their own that need not import torch again: forked from one that has imported everything.
+
+`Warm.start("preduce", "run", ...)` is `python -m preduce run ...` without the seconds in which it would import: a
+process of its own with its own variables, folder, standard streams and, if wanted, session, whose end is an ordinary
+end of the interpreter. What /proc says of its command line and first variables is the warm process's.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+from helpers import children
+
+LIMIT = 100
+"""Seconds in which a command ends, and the warm process has imported."""
+
+
+def _received(connection):
+    """The next number, of 4 bytes."""
+    data = connection.recv(4, socket.MSG_WAITALL)
+    assert len(data) == 4, "the warm process or its keeper is gone"
+    return int.from_bytes(data, "big")
+
+
+class Started:
+    """A running command; as much of subprocess.Popen as tests need."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection, self.pid, self.returncode = connection, pid, None
+
+    def wait(self, timeout=LIMIT):
+        """The exit code, that of a signal negative; raises TimeoutError."""
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            self.returncode = os.waitstatus_to_exitcode(_received(self._connection))
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+class Warm:
+    """The warm process of this process of tests, started when it is first needed."""
+
+    def __init__(self):
+        self._process, self._folder, self._lock = None, None, threading.Lock()
+
+    def _connect(self):
+        with self._lock:
+            if self._process is None:
+                self._folder = tempfile.TemporaryDirectory()
+                address = f"{self._folder.name}/socket"
+                with socket.socket(socket.AF_UNIX) as listener:
+                    listener.bind(address)
+                    listener.listen(20)
+                    command = [*children.module("helpers.warm"), str(listener.fileno())]
+                    environment = children.environment()
+                    self._process = subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()])
+                    atexit.register(self.close)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(f"{self._folder.name}/socket")
+        connection.settimeout(LIMIT)
+        return connection
+
+    def start(self, module, *arguments, streams=(0, 1, 2), cwd=children.ROOT, environment=None, session=False):
+        """Begin `python -m module arguments` with three descriptors as its standard streams."""
+        connection = self._connect()
+        request = [module, [str(a) for a in arguments], str(cwd), environment or children.environment(), session]
+        data = json.dumps(request).encode()
+        socket.send_fds(connection, [len(data).to_bytes(4, "big")], list(streams))
+        connection.sendall(data)
+        return Started(connection, _received(connection))
+
+    def talk(self, module, **options):
+        """Begin a module, in a session of its own, with which one talks: (started, its input, its output)."""
+        ours_in, theirs_out = os.pipe()
+        theirs_in, ours_out = os.pipe()
+        begun = self.start(module, streams=[theirs_in, theirs_out, 2], session=True, **options)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        return begun, os.fdopen(ours_out, "w"), os.fdopen(ours_in)
+
+    def run(self, module, *arguments, timeout=LIMIT, stdin="", check=False, **options):
+        """Run to the end, like subprocess.run with captured output as text."""
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+            files[0].write(stdin.encode())
+            files[0].seek(0)
+            begun = self.start(module, *arguments, streams=[file.fileno() for file in files], **options)
+            try:
+                code = begun.wait(timeout)
+            except BaseException:
+                begun.kill()
+                raise
+            for file in files:
+                file.seek(0)
+            out, err = (file.read().decode() for file in files[1:])
+        done = subprocess.CompletedProcess([module, *arguments], code, out, err)
+        if check:
+            done.check_returncode()
+        return done
+
+    def close(self):
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._folder.cleanup()
+
+
+WARM = Warm()
+
+
+def _serve(listener):
+    """Fork a keeper for each connection; returns in the forked command, with (module, arguments)."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    while True:
+        connection, _ = listener.accept()
+        if os.fork():
+            connection.close()
+            continue
+        listener.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
+        with connection.makefile("rb") as file:
+            module, arguments, cwd, environment, session = json.loads(file.read(int.from_bytes(head, "big")))
+        pid = os.fork()
+        if not pid:
+            connection.close()
+            _settle(descriptors, cwd, environment, session)
+            return module, arguments
+        for descriptor in (*descriptors, 0, 1, 2):
+            os.close(descriptor)
+        connection.sendall(pid.to_bytes(4, "big"))
+        status = os.waitpid(pid, 0)[1]
+        with contextlib.suppress(OSError):
+            connection.sendall(status.to_bytes(4, "big"))
+        os._exit(0)
+
+
+def _settle(descriptors, cwd, environment, session):
+    """Become what a process of its own would be."""
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if session:
+        os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    random.seed()
+    tempfile.tempdir = None  # TMPDIR may be another now
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115 - until the process ends
+        for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
+    )
+
+
+def main():
+    from preduce.commands import build_app
+    from preduce.runtime.launcher import launch, orphans
+
+    orphans.die_with_parent(os.getppid())
+    with contextlib.suppress(ImportError):
+        launch._import_once()
+    build_app()
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        module, sys.argv[1:] = _serve(listener)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""eager-SGD's experiments: delays fall as the settings say, calls wait as the draws allow, rows say what cells say."""
+
+import json
+from dataclasses import asdict, replace
+from itertools import islice
+from statistics import mean
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.lab.batches import Batches
+from benchmarks.lab.contestants import contestants
+from benchmarks.lab.docstrings import MOST, Reader
+from benchmarks.lab.job import Job
+from benchmarks.lab.quorums import name_of, quorum_of
+from benchmarks.lab.tasks import Samples
+from benchmarks.papers import eager_sgd, latency, skew
+from benchmarks.papers.cells import Cells
+from benchmarks.papers.physics import step_seconds
+from benchmarks.papers.rows import Results
+from benchmarks.papers.skew import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial
+
+
+def seconds_of(where, steps=64):
+    made = next(made for made in eager_sgd.experiments() if made.setting.name == where)
+    return step_seconds(made.setting, made.shape, steps, 0)
+
+
+@pytest.mark.parametrize("delay", eager_sgd.DELAYS)
+def test_one_of_eight_is_delayed_in_every_step(delay):
+    seconds = seconds_of(eager_sgd.HYPERPLANE[delay])
+    late = seconds > 0.1
+    assert seconds.shape == (64, 8)
+    assert (late.sum(axis=1) == 1).all()
+    assert late.any(axis=0).all(), "drawn anew: everybody's turn comes"
+    assert seconds[late] == pytest.approx(seconds[~late].max() + delay / 3e3)
+
+
+def test_who_is_slow_or_shifted_is_so():
+    slow = seconds_of(eager_sgd.SLOW)
+    assert (slow[:, 6] / slow[:, 0]).tolist() == pytest.approx([5.0] * 64)
+    shifted = seconds_of(eager_sgd.SHIFTING)
+    held_up = np.sort(shifted, axis=1) - shifted.min() + 0.05 / 3
+    assert held_up[:, -1] * 3 == pytest.approx(0.4)
+    at_random = seconds_of("16 workers, 6× at random", 200)
+    assert (at_random / at_random.min() > 5.9).mean() == pytest.approx(1 / 16, abs=0.02)
+
+
+def docstrings(count=256):
+    """Docstrings of 1 to 200 words, whose label says how long they are."""
+    rng = np.random.default_rng(0)
+    words = np.zeros((count, MOST), dtype=np.int32)
+    lengths = rng.integers(1, 201, count)
+    for row, length in zip(words, lengths, strict=True):
+        row[:length] = rng.integers(1, 4096, length)
+    return Samples(torch.from_numpy(words), torch.from_numpy((lengths > 100).astype(np.int64)))
+
+
+def test_a_batch_of_docstrings_is_as_long_as_its_longest():
+    samples = docstrings()
+    job = Job(name="", folder="", how="", num_nodes=1, workers_per_node=2, address="", port=0, task="docstrings")
+    batches = Batches(job, 1, samples)
+    drawn = [batches.draw() for _ in range(400)]
+    assert mean(share for _, share in drawn) == pytest.approx(1.0, abs=0.1)
+    for places, share in drawn[:20]:
+        lengths = (samples.inputs[places] > 0).sum(1)
+        assert len(places) == job.batch
+        assert share == pytest.approx(
+            int(lengths.max()) / int((samples.inputs[drawn[0][0]] > 0).sum(1).max()) * drawn[0][1]
+        )
+    again = Batches(job, 1, samples)
+    assert [share for _, share in drawn[:5]] == [again.draw()[1] for _ in range(5)]
+
+
+def test_a_reader_does_not_see_padding_and_evaluates_in_parts():
+    samples, reader = docstrings(160), Reader().eval()
+    with torch.no_grad():
+        together = reader(samples.inputs)
+        alone = torch.cat([reader(samples.inputs[place : place + 1]) for place in range(0, 160, 16)])
+    assert torch.allclose(together[::16], alone, atol=1e-5)
+
+
+def test_every_cell_names_a_contestant_and_is_run_once():
+    known = {contestant.name for contestant in contestants(lambda *_: None)}
+    wanted = [(made.setting.name, name) for made in eager_sgd.experiments() for name in made.contestants]
+    assert {name for _, name in wanted} <= known
+    assert len(set(wanted)) == len(wanted)
+    for part in eager_sgd.PARTS[1:]:
+        assert eager_sgd.experiments(part), part
+    assert quorum_of("half", 16).quorum == 8
+    assert quorum_of("all but one", 16).quorum == 15
+
+
+def test_a_majoritys_seed_draws_evenly_and_its_limit_is_what_all_draws_give():
+    trial = Trial(processes=16, size=64, skew=20.0, mode=MAJORITY, iterations=24)
+    seed, share = skew.even_seed(trial, 60)
+    drawn = list(islice(skew.draws(trial, seed), skew.WARM_UP, skew.WARM_UP + 24))
+    waits = [mean(max(0, initiator - rank) for rank in range(16)) for initiator in drawn]
+    everybody = mean(mean(max(0, initiator - rank) for rank in range(16)) for initiator in range(16))
+    assert mean(waits) / everybody == pytest.approx(share)
+    assert share == pytest.approx(1.0, abs=0.03)
+    assert latency.limit(MAJORITY, 16) == pytest.approx(7.5 / everybody)
+    assert latency.limit(HALF, 16) == pytest.approx(7.5 / mean(max(0, 7 - rank) for rank in range(16)))
+
+
+def found(mode, milliseconds, active, processes=32, **more):
+    trial = Trial(processes=processes, size=64, skew=50.0, mode=mode, iterations=len(milliseconds))
+    return Found(trial=replace(trial, **more), milliseconds=tuple(milliseconds), active=tuple(active))
+
+
+def test_figure_9s_rows_say_what_was_measured():
+    listed = [
+        found(SYNCHRONOUS, [310.0, 330.0, 320.0], [32.0] * 3),
+        found(SOLO, [4.0, 5.0, 6.0], [1.0, 1.0, 2.0]),
+        found(MAJORITY, [110.0, 128.0, 146.0], [16.0, 17.0, 18.0]),
+        found(HALF, [80.0, 80.0, 80.0], [16.0] * 3),
+    ]
+    made = {row.key: row for row in latency.rows(listed)}
+    where = "32 processes, 64 B, 50 ms"
+    gain = made[latency.FIGURE, f"{where}: solo"]
+    assert (gain.measured, gain.paper, gain.low, gain.high) == (64.0, 53.32, pytest.approx(310 / 6), 330 / 4)
+    majority = made[latency.FIGURE, f"{where}: majority"]
+    assert (majority.measured, majority.predicted) == (2.5, pytest.approx(96 / 33))
+    assert majority.aim == pytest.approx(0.95 * 96 / 33)
+    assert made[latency.OVER_MAJORITY, where].measured == pytest.approx(1.6)
+    assert made[latency.ACTIVE, f"{where}: majority"].measured == 17.0
+    lower = [replace(each, trial=replace(each.trial, skew=5.0)) for each in listed]
+    assert {curve.name for curve in latency.curves([*listed, *lower])} == {SOLO, MAJORITY, HALF}
+    again = [Found.of_line(json.dumps(asdict(each))) for each in listed]
+    assert again == listed
+
+
+def test_skewed_calls_wait_for_all_or_for_nobody():
+    plan = [Trial(processes=3, size=64, skew=60.0, mode=mode, iterations=2) for mode in (SYNCHRONOUS, SOLO)]
+    measured, notes = skew.measure(plan, 60.0)
+    assert not notes
+    together, solo = measured
+    assert set(together.active) == {3.0}
+    assert min(together.milliseconds) > 0.8 * 60.0, "the mean of 120, 60 and 0"
+    assert min(solo.active) < 3.0
+    assert min(solo.milliseconds) < min(together.milliseconds)
+
+
+def cells_of(runs):
+    """Cells by setting and contestant: milliseconds per gradient, rounds, accuracy in the end, of each run."""
+    contents = []
+    for where, block in runs.items():
+        setting = eager_sgd.SETTINGS[where]
+        listed = [
+            {
+                "setting": where,
+                "contestant": name,
+                "measured": {
+                    "step_ms": ms, "nic_mb": 1.0, "shares": {}, "steps": [80] * 8, "rounds": rounds,
+                    "curve": [(k * 40, k * 40 * ms / 1e3, 0.6 - 0.3 * k) for k in (0, 1, 2)],
+                    "accuracies": [(k * 40 * ms / 1e3, share * k / 2) for k in (0, 1, 2)], "own_accuracy": share - 0.1,
+                },
+            }
+            for name, cells in block.items()
+            for ms, rounds, share in cells
+        ]  # fmt: skip
+        measure = {"targets": {where: 0.3}, "rates": {}, "families": dict.fromkeys(block, ""), "num_workers": 8}
+        contents.append({"head": {"commit": "abc"}, "settings": [asdict(setting)], "cells": listed, "measure": measure})
+    return Cells(contents, None)
+
+
+def test_the_labs_rows_say_what_its_cells_say():
+    where, published = eager_sgd.SHIFTING, name_of("majority, as published")
+    cells = cells_of(
+        {
+            where: {
+                eager_sgd.ALL_REDUCE: [(160.0, None, 0.96), (168.0, None, 0.97), (176.0, None, 0.98)],
+                eager_sgd.MAJORITY: [(110.0, 100.0, 0.96), (112.0, 100.0, 0.97), (114.0, 128.0, 0.98)],
+                published: [(120.0, 80.0, 0.9), (124.0, 80.0, 0.91), (126.0, 80.0, 0.92)],
+            }
+        }
+    )
+    made = {row.key: row for row in eager_sgd.rows(cells)}
+    gain = made[eager_sgd.SPEED, f"{where}: majority"]
+    assert (gain.measured, gain.paper, gain.runs) == (1.5, 1.29, 3)
+    assert 1.4 < gain.predicted < 1.6, "what the same delays allow where only computing takes time"
+    assert made[eager_sgd.SPEED, f"{where}: majority, as published"].paper == 1.29
+    assert made[eager_sgd.TO_LOSS, f"{where}: majority"].measured == pytest.approx(1.5)
+    assert made[eager_sgd.LEARNT, f"{where}: majority"].measured == 0.97
+    assert made[eager_sgd.LEARNT, f"{where}: majority, as published, workers' own models"].measured == pytest.approx(
+        0.81
+    )
+    assert made[eager_sgd.IN_TIME, f"{where}: All-Reduce"].measured == pytest.approx(0.485), "half-way at that instant"
+    assert made[eager_sgd.ROUNDS, f"{where}: majority"].measured == pytest.approx(6.4)
+    results = eager_sgd.results_of(cells)
+    again = Results.of_text(results.to_text())
+    assert [row.key for row in again.rows] == [row.key for row in results.rows]
+    assert set(results.why) <= {row.figure for row in results.rows}
+    assert len({row.key for row in results.rows}) == len(results.rows)
+    assert set(MODES) == set(latency.ITERATIONS)

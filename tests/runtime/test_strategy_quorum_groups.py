@@ -1,0 +1,140 @@
+"""Quorums of groups at run time: the mean is kept exactly, and NumPy gets the same models by schedule and log."""
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.group_quorum_runs import group_quorum_problems, make_group_case, replayed_groups, run_group_case
+from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
+from preduce.topo.phase import Phase
+from preduce.topo.schedule import Schedule
+from preduce.topo.strategies import GroupPhases, Quorum, Static
+
+RUNS = int(os.environ.get("PREDUCE_QUORUM_RUNS", "20"))
+"""`PREDUCE_QUORUM_RUNS=1000 pytest tests/runtime/test_strategy_quorum_groups.py -k mean` runs as many."""
+
+
+def assert_kept(case, results):
+    assert not group_quorum_problems(case, results), case
+    assert len({tuple(result["rounds"]) for result in results}) == 1, case
+    wanted = replayed_groups(case, results)
+    for segment, models in enumerate(wanted):
+        for rank, result in enumerate(results):
+            np.testing.assert_array_equal(result["own"][segment], models[rank], err_msg=f"{case}")
+            if segment < case.meets:
+                np.testing.assert_array_equal(result["means"][segment], models.mean(0), err_msg=f"{case}")
+    pushed = sum(
+        case.push[rank, first : first + count].sum(0)
+        for rank, result in enumerate(results) for first, count in result["steps"]
+    )  # fmt: skip
+    for result in results:
+        np.testing.assert_array_equal(result["final"], pushed / 4, err_msg=f"{case}")
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_the_mean_of_models_is_kept_and_rounds_mix_by_the_schedule(ranks, block):
+    """Random schedules, paces, settings, delays, pauses, slow workers, and a worker whose data ends."""
+    for seed in range(block * RUNS // 2, (block + 1) * RUNS // 2):
+        case = make_group_case(seed)
+        assert_kept(case, ranks.run(4, lambda world, case=case: run_group_case(case, world)))
+
+
+PHASES = GroupPhases(tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [range(4)])))
+
+
+def wrapped(world, *, dtype=torch.float64, factory=torch.optim.SGD, pace=1, **options):
+    model = torch.nn.Linear(2, 1, bias=False, dtype=dtype)
+    torch.nn.init.zeros_(model.weight)
+    made = {name: options.pop(name) for name in ("optimizer_state", "drift_correction") if name in options}
+    when = Quorum(**({"quorum": "solo"} | options))
+    schedule = Schedule("groups", Cluster.regular(2, 2), Static(phases=PHASES, when=when, pace=pace))
+    optimizer = DistributedOptimizer(
+        factory(model.parameters(), lr=1.0), model, schedule, world=world, timeout=20, **made
+    )
+    return model, optimizer
+
+
+def push(model, optimizer, value):
+    model.weight.grad = torch.full_like(model.weight, -value)
+    optimizer.step()
+
+
+def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks):
+    """So a worker that is silent costs nobody anything before it is as late as anybody may be."""
+    stopped, released, far = threading.Event(), threading.Event(), [0] * 4
+
+    def work(world):
+        model, optimizer = wrapped(world, staleness=3)
+        for number in range(12):
+            if world.rank == 1 and number == 2:
+                stopped.set()
+                assert released.wait(15)
+            push(model, optimizer, 1.0)
+            far[world.rank] = optimizer.round
+            if world.rank == 0 and number == 1:
+                assert stopped.wait(15)
+        optimizer.finish()
+        return model.weight.detach().flatten().tolist()
+
+    def watch():
+        assert stopped.wait(15)
+        seen = None
+        while seen != (seen := list(far)) or max(far) < far[1] + 3:
+            time.sleep(0.3)
+        released.set()
+        return seen
+
+    with ThreadPoolExecutor(1) as pool:
+        watched = pool.submit(watch)
+        results = ranks.run(4, work)
+    assert max(watched.result()) - watched.result()[1] == 3
+    assert results == [[12.0, 12.0]] * 4
+
+
+def test_a_checkpoint_loses_no_progress(ranks, tmp_path):
+    def work(world, *, resumes):
+        model, optimizer = wrapped(world, staleness=2, pace=2)
+        if resumes:
+            assert load_checkpoint(optimizer, tmp_path).round == optimizer.round > 0
+        for _ in range(6):
+            time.sleep(0.004 * world.rank)
+            push(model, optimizer, float(4**world.rank))
+        if not resumes:
+            save_checkpoint(optimizer, tmp_path)
+        optimizer.finish()
+        return model.weight.detach().flatten().tolist()
+
+    one = 6 * (1 + 4 + 16 + 64) / 4
+    assert ranks.run(4, lambda world: work(world, resumes=False)) == [[one, one]] * 4
+    assert ranks.run(4, lambda world: work(world, resumes=True)) == [[2 * one, 2 * one]] * 4
+
+
+def test_sixteen_bits_have_an_array_of_their_own_for_what_members_tell(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, dtype=torch.bfloat16)
+        for _ in range(3):
+            push(model, optimizer, 4.0)
+        optimizer.finish()
+        return model.weight.detach().flatten().tolist()
+
+    assert ranks.run(4, work) == [[12.0, 12.0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"optimizer_state": "average"}, "optimizer_state='average': a quorum averages models alone; use 'local'"),
+        ({"drift_correction": 0.1}, "drift correction: in schedule 'groups' a quorum decides which progress a round"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_in_one_line(ranks, options, line):
+    errors = ranks.run(4, lambda world: wrapped(world, **options), catch=InputError)
+    assert all(str(error).startswith(line) for error in errors), errors
