@@ -45,7 +45,7 @@ HYPERPLANE = {delay: f"hyperplane, one of 8 delayed by {delay} ms" for delay in 
 GROUPS = {"16 workers, one 5× slow": {"slow": ((6, 5.0),)}, "16 workers, 6× at random": {"random_factor": 6.0}}
 STATIC, GENERATORS = "node-then-all 15", ("generator, smart, paper's rule",)
 
-SPEED = "Gradients per second, All-Reduce = 1"
+SPEED = "Gradients per second: All-Reduce = 1"
 LEARNT = "Share of held-out samples told right after as many gradients"
 IN_TIME = "Share of held-out samples told right at the instant at which the fastest of a setting is through"
 LEFT = "Hyperplane regression: squared distance after as many gradients"
