@@ -170,7 +170,7 @@ def _chosen(
     touched: Mapping[str, Touched],
 ) -> tuple[Schedule, tuple[str, ...]]:
     """The schedule with a way for every table, and the reasons."""
-    tables, dense_bytes = tables_of(model, touched)
+    tables, dense_bytes = tables_of(model, touched, optimizer)
     chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense_bytes, applying=_applying(optimizer))
     return replace(schedule, strategy=replace(schedule.strategy, what=chosen.routes), certificate=None), chosen.reasons
 

@@ -212,3 +212,13 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
     asked_for = 1_000 * (256 + 2 * 4) * 0.5 + 1_000 * 256 * 0.5
     assert hybrid["nic_bytes_per_step"] == pytest.approx(1.5 * 10**6 + asked_for)
     assert "does not say how much of 'words'" in str(CliRunner().invoke(build_app(), asked).exception)
+
+
+def test_rows_that_max_norm_shortens_lie_once_and_whole_tensor_optimizers_keep_tables_whole():
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 2, max_norm=1.0), torch.nn.Embedding(8, 2))
+    touched = {name: Touched(1.0, 1.0, 1.0) for name in ("0.weight", "1.weight")}
+    (shortened, plain), _ = tables_of(model, touched)
+    assert (shortened.ways, plain.ways) == ((Way.SHARDED,), (Way.DENSE, Way.GATHER, Way.SHARDED))
+    (shortened, plain), _ = tables_of(model, touched, torch.optim.Adafactor(model.parameters()))
+    assert (shortened.ways, plain.ways) == ((Way.DENSE,), (Way.DENSE, Way.GATHER))
+    assert plain.because.startswith("Adafactor looks at whole tensors")
