@@ -118,10 +118,9 @@ def _queue(setting: Quorum, job: Job, seconds: npt.NDArray[np.float64], costs: C
     period = balance(seconds, setting, word=costs.word, sum_seconds=costs.sum_seconds).seconds
     longest = float(np.quantile(seconds, 1 - 1 / (4 * seconds.shape[1])))  # of which each worker has one in 4n
     wanted = min(MOST_LATE, ceil(longest / period) + 1) if period else 1
-    if job.max_queues is not None and job.hardware.model_bytes:
-        # One array less for each result that may not wait.
-        held = _memory(replace(setting, staleness=1), job) / job.hardware.model_bytes
-        wanted = min(wanted, floor(job.max_queues / job.hardware.model_bytes - held) + 1)
+    if job.max_queues is not None:
+        while wanted > 1 and _memory(replace(setting, staleness=wanted), job) > job.max_queues:
+            wanted -= 1
     return max(1, wanted)
 
 
