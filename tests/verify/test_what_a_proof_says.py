@@ -156,7 +156,7 @@ def test_a_certificate_holds_what_is_proved_under_the_hash_of_its_schedule(sched
     forged = {**document, "num_workers": schedule.num_workers + 1}
     with pytest.raises(RefutedError, match=f"schedule '{schedule.name}': certificate: .*num_workers"):
         confirm(replace(schedule, certificate=forged))
-    assert bool(proof.budgets) == schedule.is_phased
+    assert bool(proof.budgets) == (schedule.is_phased and schedule.is_mixing)
 
 
 def test_a_claim_prints_what_it_has_and_nothing_else():
