@@ -57,26 +57,33 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, Touched] | 
     """
     import torch
 
+    from preduce.runtime.sharding.uses import OtherUses
+
     built = _call(text)
     model, batches = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, torch.nn.Module):
         raise InputError(
             f"--model {text}: returned what is no model ({type(model).__name__}); it returns one, or (model, batches)"
         )
-    known, num_steps = dict(touched or {}), 0
+    known, num_steps, uses = dict(touched or {}), 0, OtherUses(model)
     _refuse_unknown(known, model)
     if batches is not None:
         try:
-            measured, num_steps = measure_touched(model, batches, cluster)
+            with uses:
+                measured, num_steps = measure_touched(model, batches, cluster)
         except PreduceError as error:
             raise InputError(f"--model {text}: {error}") from None
         known = measured | known
-    tables, dense_bytes = tables_of(model, known)
+    tables, dense_bytes = tables_of(model, known, other_uses=uses.found)
     return ModelFacts(tables=tables, dense_bytes=dense_bytes, num_steps=num_steps)
 
 
 def tables_of(
-    model: torch.nn.Module, touched: Mapping[str, Touched], optimizer: torch.optim.Optimizer | None = None
+    model: torch.nn.Module,
+    touched: Mapping[str, Touched],
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    other_uses: Mapping[str, str] | None = None,
 ) -> tuple[tuple[Table, ...], int]:
     """The tables that embeddings look up and that are trained, and the bytes of all other parameters that are.
 
@@ -84,6 +91,7 @@ def tables_of(
         model: whose tables.
         touched: what is known of them, by the names of their parameters.
         optimizer: that trains them, if it is known: some look at whole tensors.
+        other_uses: by table, the function that takes its weight where it is not looked up, see `OtherUses`.
 
     Raises:
         InputError: a table with a sparse gradient that may go no way but dense.
@@ -96,6 +104,8 @@ def tables_of(
         gradient = Gradient.SPARSE if any(module.sparse for module in modules) else Gradient.DENSE
         shares = touched.get(name)
         ways, because = possible_ways(model, name, optimizer) if shares is not None else ((Way.DENSE,), UNKNOWN)
+        if (use := (other_uses or {}).get(name)) is not None:
+            ways, because = (Way.DENSE,), f"forward() hands its weight to {use}, too, which needs all rows"
         if gradient is Gradient.SPARSE and ways == (Way.DENSE,):
             raise InputError(f"table {name!r}: has a sparse gradient, which way dense does not know; {because}")
         tables.append(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.sharding.layout import RowLayout
+from preduce.runtime.sharding.modules import handle_of
 from preduce.runtime.sharding.table import Table
 from preduce.runtime.sharding.tables import Tables
 from preduce.topo.errors import InputError
@@ -106,6 +107,11 @@ def refuse_route(
     Raises:
         InputError: why not.
     """
+    if any(handle_of(module) is not None for module in modules):
+        raise InputError(
+            f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
+            "anew, load the whole table that state_dict() saved, and wrap that"
+        )
     _refuse_uses(model, route, parameter, modules)
     for module in modules:
         _refuse_module(route, module)

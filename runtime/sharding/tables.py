@@ -131,7 +131,9 @@ class Tables:
             table.copies = [weakref.ref(table.modules[0])]
             for module in table.modules:
                 route_module(module, Handle(self, table, module, 0))
-            table.parameter.register_hook(self._refusal_of_other_uses(table))  # type: ignore[no-untyped-call]
+            if table.parameter.requires_grad:
+                refusal = self._refusal_of_other_uses(table)
+                table.parameter.register_hook(refusal)  # type: ignore[no-untyped-call]
         if broadcast:
             self.broadcast()
 

@@ -219,6 +219,20 @@ def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exc
     ranks.run(4, run)
 
 
+def test_a_frozen_table_is_looked_up_and_a_model_is_wrapped_once(ranks):
+    def run(world):
+        model = Model(CASE)
+        model.words.weight.requires_grad_(False)
+        before = model.words.weight[:3].clone()
+        model, optimizer = start(CASE, world, model)
+        step(model, optimizer, *steps_of(CASE, world.rank)[0])
+        assert torch.equal(model.words(torch.arange(3)), before)
+        with pytest.raises(InputError, match="are spread by a DistributedOptimizer already"):
+            start(CASE, world, model)
+
+    ranks.run(4, run)
+
+
 def test_a_subclass_keeps_its_methods_and_its_type(ranks):
     kind = type("Named", (nn.Embedding,), {"named": lambda self: self.weight.shape[1]})
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASES = {
     "adam": Case("adam", "2x2", dtype=torch.float64),
     "sparse momentum": Case("momentum", "4x1", sparse=True, dtype=torch.float64),
+    "sparseadam": Case("sparseadam", "2x2", sparse=True, dtype=torch.float64),
     "gather": Case("adagrad", "2x2", way=Way.GATHER, dtype=torch.float64),
 }
 
