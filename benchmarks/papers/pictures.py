@@ -128,8 +128,11 @@ def _lines(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - matplotlib
     for curve in curves:
         name = _contestant(curve)
         turn = seen[name] = seen.get(name, -1) + 1
-        colour = OKABE_ITO[order.index(name) % len(OKABE_ITO)]
-        axis.plot(curve.at, curve.losses, DASHES[turn % len(DASHES)], color=colour, label=None if turn else name)
+        again, place = divmod(order.index(name), len(OKABE_ITO))  # colours begin anew with other dashes
+        colour = OKABE_ITO[place]
+        axis.plot(
+            curve.at, curve.losses, DASHES[(turn + again) % len(DASHES)], color=colour, label=None if turn else name
+        )
 
 
 def _contestant(curve: Curve) -> str:

@@ -6,11 +6,13 @@ import threading
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+import preduce
 from helpers.quorum_runs import (
     WIDTH,
     TwoBuckets,
@@ -85,10 +87,10 @@ def call(model, optimizer, value):
 
 
 @pytest.mark.parametrize("count", list(Counting))
-@pytest.mark.parametrize("bound", [1, 3])
-def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks, bound, count):
+@pytest.mark.parametrize(("bound", "before"), [(1, 2), (3, 0)])
+def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks, bound, before, count):
     """Its process goes on, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
-    n, before = 4, 2
+    n = 4
     schedule = schedule_of(n, staleness=bound, count=count)
     stopped, released, far = threading.Event(), threading.Event(), [0] * n
 
@@ -158,19 +160,77 @@ def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
     assert np.isclose(lengths, bound, atol=1e-5).any()
 
 
+def test_preduce_clips_results_that_others_see_in_another_call(ranks):
+    """Given to join() it is called while a call or the end takes results, and must not call by itself there."""
+
+    def work(world):
+        model, inner, optimizer = wrapped(world, schedule_of(3))
+        history = [model.values()]
+        inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))
+        clip = partial(preduce.clip_grad_norm_, list(model.parameters()), 0.5)
+        with optimizer.join(after_averaging=clip):
+            for number in range(3 + world.rank):
+                time.sleep(0.005 * (world.rank == 1))
+                model.set_gradient(np.full(WIDTH, float(number + 1)))
+                clip()
+                optimizer.step()
+        optimizer.finish()
+        return np.array(history)
+
+    results = ranks.run(3, work)
+    assert all(np.array_equal(history, results[0]) for history in results)
+
+
+def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
+    def with_function(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        try:
+            with optimizer.join(after_averaging=lambda: None):
+                call(model, optimizer, 1)
+        finally:
+            optimizer.runner.close()
+
+    def without_step(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        model.set_gradient(np.ones(WIDTH))
+        optimizer.average_gradients()
+        try:
+            optimizer.finish()
+        finally:
+            optimizer.runner.close()
+
+    for work, words in ((with_function, "leave after_averaging out"), (without_step, "call step() first")):
+        errors = ranks.run(2, work, catch=InputError)
+        assert all(words in str(error) for error in errors)
+        ranks.fresh()
+
+
+def test_a_function_is_for_its_own_join(ranks):
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        with optimizer.join(after_averaging=optimizer.zero_grad):
+            pass
+        for _ in range(3 + world.rank):
+            call(model, optimizer, 2)
+        optimizer.finish()
+        return model.values()
+
+    assert all((values == -7).all() for values in ranks.run(2, work))
+
+
 @pytest.mark.parametrize("by_rounds", [False, True])
 def test_rates_that_go_on_by_calls_are_warned_of(ranks, by_rounds):
-    n, schedule, ahead = 3, schedule_of(3), threading.Event()
+    n, schedule = 3, schedule_of(3)
 
     def work(world):
         model, inner, optimizer = wrapped(world, schedule)
+        state = lambda: optimizer.runner.driver.state  # noqa: E731 - it changes
         rates = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
         with optimizer.join(after_averaging=rates.step if by_rounds else None):
             for number in range(5):
-                if world.rank == 1:
-                    ahead.wait(20)
-                elif number == 2:
-                    ahead.set()
+                deadline = time.monotonic() + 20
+                while (world.rank, number) == (1, 0) and len(state().results) < 2 and time.monotonic() < deadline:
+                    time.sleep(0.001)  # its first call takes several
                 model.set_gradient(np.ones(WIDTH))
                 optimizer.average_gradients()
                 if by_rounds:

@@ -56,12 +56,12 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         self._met = 0
         """The round of this segment in which models were averaged last."""
         self.start()
+        self._open()
 
     def before_step(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
         assert first, "gradients are averaged in each step"
         self.refuse_failure()
-        self._open()
         self.sums.refuse_sparse()
         self.driver.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
         self.wait(self.driver.may_take)
@@ -83,7 +83,6 @@ class QuorumGradients(QuorumRunner[GradientSum]):
     def gather(self, *, apply: bool = True) -> int:
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
         self.refuse_failure()
-        self._open()
         driver, further = self.driver, 0
         driver.end()
         while not driver.has_ended():
@@ -99,6 +98,7 @@ class QuorumGradients(QuorumRunner[GradientSum]):
         driver.close_segment()
         if self.when.keeps_equal:
             self._compare()
+        self._open()
         return further
 
     def refuse_changed_means(self) -> None:
@@ -133,13 +133,14 @@ class QuorumGradients(QuorumRunner[GradientSum]):
 
     def takes_for_progress(self, round_: int, *, first: bool) -> bool:  # noqa: ARG002 - the signature of all
         """While gradients may be on their way, which a model that was loaded by itself has not seen."""
-        return self.driver.state is not None
+        state = self.driver.state
+        return state is not None and state.calls > 0
 
     def _open(self) -> None:
-        if self.driver.state is None:
-            self._met = 0
-            self._settings.begin()
-            self.open()
+        """Begin a segment: from now on the others' rounds run, whether this worker has called or not."""
+        self._met = 0
+        self._settings.begin()
+        self.open()
 
     def _applied(self, taken: Taken[GradientSum], *, but_last: bool) -> GradientSum | None:
         """Apply results one after the other, or their sum; with `but_last` the last is left to the caller."""

@@ -78,8 +78,7 @@ class QuorumRunner(Runner, Generic[Sum]):
             world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
         )
         self._thread = RoundsThread(self.driver, payload, self.line, self.on_host, lambda: self.base)
-        self.base = 0
-        """Steps before this segment."""
+        self._base: int | None = None
         self.clock: Callable[[], int] = lambda: 0
 
     def start(self) -> None:
@@ -100,8 +99,15 @@ class QuorumRunner(Runner, Generic[Sum]):
 
     def open(self) -> None:
         """Begin a segment."""
-        self.base = self.clock()
+        self._base = None
         self.driver.open()
+
+    @property
+    def base(self) -> int:
+        """For reports: the steps before this segment, asked for before any of its results is taken."""
+        if self._base is None:
+            self._base = self.clock()
+        return self._base
 
     def close(self) -> None:
         """End the threads."""
