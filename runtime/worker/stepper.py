@@ -199,11 +199,25 @@ class Stepper:
             if self.run.applier.changes_means:
                 self.runner.refuse_changed_means()
         else:
+            self._refuse_unchanged_means()
             self._average()
             self.run.applier.changes_means = False
         self._averaged = False
         self._apply()
         return loss
+
+    def _refuse_unchanged_means(self) -> None:
+        """Refuse a step with means as they are, where other workers do something to the same means.
+
+        Raises:
+            InputError: as said.
+        """
+        if self.runner.after_averaging is not None:
+            raise InputError(
+                "join: is given after_averaging, which workers do to means that they take without a step() of their "
+                "own, and this step() would leave its means as they are; call optimizer.average_gradients() and the "
+                "same function before step(), or leave after_averaging out"
+            )
 
     def _apply(self) -> None:
         """Step with the means that are in place."""
@@ -213,12 +227,32 @@ class Stepper:
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
         self.run.tables.close_step()
-        self.runner.before_step(self.steps, self.round, first=True)
+        with self._means_in_place():
+            self.runner.before_step(self.steps, self.round, first=True)
         self._count(self._steps + self.runner.more)
 
     def gather(self, *, apply: bool = True) -> None:
-        """Come to a place where all workers meet, which must be at the same round then."""
-        self._count(self._steps + self.runner.gather(apply=apply))
+        """Come to a place where all workers meet, which must be at the same round then.
+
+        Raises:
+            InputError: means were not applied that other workers do apply.
+        """
+        if apply and self._averaged and self.runner.agrees_on_end:
+            raise InputError(
+                "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
+                "workers apply the same ones in another call; call step() first, on every worker after each call of it"
+            )
+        with self._means_in_place():
+            self._count(self._steps + self.runner.gather(apply=apply))
+
+    @contextlib.contextmanager
+    def _means_in_place(self) -> Iterator[None]:
+        """For functions that average unless that is done, such as clip_grad_norm_, given to `join()`."""
+        before, self._averaged = self._averaged, True
+        try:
+            yield
+        finally:
+            self._averaged = before
 
     @property
     def has_local_gradients(self) -> bool:
@@ -240,7 +274,7 @@ class Stepper:
         try:
             yield
         finally:
-            self._joining = False
+            self._joining, self.runner.after_averaging = False, None
 
     def declare(self) -> None:
         """Tell workers whose data ended that this one begins, or is in, its next round."""
@@ -293,9 +327,8 @@ class Stepper:
                 self.runner.before_step(step, round_, first=True)
                 if after_averaging is not None:
                     self._means.begin()
-                    self._averaged = True  # for what averages unless that is done, such as clip_grad_norm_
-                    after_averaging()
-                    self._averaged = False
+                    with self._means_in_place():
+                        after_averaging()
                     self.run.applier.changes_means = self._means.changed()
                 self._apply()
             elif self.run.tables:

@@ -6,11 +6,13 @@ import threading
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+import preduce
 from helpers.quorum_runs import (
     WIDTH,
     TwoBuckets,
@@ -156,6 +158,64 @@ def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
     lengths = np.linalg.norm(np.diff(results[0][:, :3], axis=0), axis=1)
     assert lengths.max() <= bound + 1e-6
     assert np.isclose(lengths, bound, atol=1e-5).any()
+
+
+def test_preduce_clips_results_that_others_see_in_another_call(ranks):
+    """Given to join() it is called while a call or the end takes results, and must not call by itself there."""
+
+    def work(world):
+        model, inner, optimizer = wrapped(world, schedule_of(3))
+        history = [model.values()]
+        inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))
+        clip = partial(preduce.clip_grad_norm_, list(model.parameters()), 0.5)
+        with optimizer.join(after_averaging=clip):
+            for number in range(3 + world.rank):
+                time.sleep(0.005 * (world.rank == 1))
+                model.set_gradient(np.full(WIDTH, float(number + 1)))
+                clip()
+                optimizer.step()
+        optimizer.finish()
+        return np.array(history)
+
+    results = ranks.run(3, work)
+    assert all(np.array_equal(history, results[0]) for history in results)
+
+
+def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
+    def with_function(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        try:
+            with optimizer.join(after_averaging=lambda: None):
+                call(model, optimizer, 1)
+        finally:
+            optimizer.runner.close()
+
+    def without_step(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        model.set_gradient(np.ones(WIDTH))
+        optimizer.average_gradients()
+        try:
+            optimizer.finish()
+        finally:
+            optimizer.runner.close()
+
+    for work, words in ((with_function, "leave after_averaging out"), (without_step, "call step() first")):
+        errors = ranks.run(2, work, catch=InputError)
+        assert all(words in str(error) for error in errors)
+        ranks.fresh()
+
+
+def test_a_function_is_for_its_own_join(ranks):
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        with optimizer.join(after_averaging=optimizer.zero_grad):
+            pass
+        for _ in range(3 + world.rank):
+            call(model, optimizer, 2)
+        optimizer.finish()
+        return model.values()
+
+    assert all((values == -7).all() for values in ranks.run(2, work))
 
 
 @pytest.mark.parametrize("by_rounds", [False, True])

@@ -25,7 +25,8 @@ that calls, since the rounds up to that one are done. If it is not activated, no
 who go on call, or end, and `needed` of them have come. Assumed: messages arrive, nobody dies, a queue holds one result.
 
 (quorum) A round has gradients of `at_least` = `needed` workers, while so many go on: those that had come for it called
-before their threads entered it, and rule 2 takes what they brought.
+before their threads entered it, and rule 2 takes what they brought. A worker that ends goes on in this sense until a
+round has told so: in the one that does it is among those that have come, without a gradient.
 
 (conservation) A gradient enters one of `buffers` = n send buffers once and leaves it once, into the sum of the next
 round that its thread enters; whoever ends says so behind its last gradient, so the last round leaves all of them empty.
