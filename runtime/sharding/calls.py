@@ -2,8 +2,9 @@
 
 Collectives of which two workers mean different ones would exchange wrong rows, or wait for ever. So each operation on
 tables begins with one small message from every worker to every other one, of a length that all know: what it does, for
-which table, how many rows follow, and room for their numbers (see `wire`). A worker that found a mistake of its user (an index out of range) says so there, and all
-raise the same line. A worker whose data ended takes part in whatever the others do.
+which table, how many rows follow, and room for their numbers (see `wire`). A worker that found a mistake of its user
+(an index out of range) says so there, and all raise the same line. A worker whose data ended takes part in whatever the
+others do.
 """
 
 from __future__ import annotations

@@ -101,9 +101,8 @@ class Exchange:
         counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, call, inside))
         met = self.wire.meet(self.wire.everyone, call, counts, self.round(), asked_in(ordered))
         did = self._agreed(met)
-        theirs = (met.counts - 1).clamp(min=0)
         if did.kind in (Kind.LOOKUP, Kind.WHOLE):
-            rows = self._answered(did, ordered, counts, theirs, source, met.ids)
+            rows = self._answered(did, ordered, counts, met, source)
             if did.table in orders:
                 rows = restored(rows, orders[did.table])
             if inside is not None:
@@ -167,14 +166,14 @@ class Exchange:
         did: Call,
         asked: Parts,
         counts: torch.Tensor,
-        theirs: torch.Tensor,
+        met: Met,
         source: Source,
-        wanted: torch.Tensor | None,
     ) -> torch.Tensor:
         """Ask the owners unless they know, answer who asks, and return the rows in order of owners."""
         layout, answer = source(did)
         sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
-        receives = theirs[:, did.table].tolist()
+        receives = (met.counts[:, did.table] - 1).clamp(min=0).tolist()
+        wanted = met.ids
         wire, everyone = self.wire, self.wire.everyone
         name, moment = self.shapes[did.table].name, (did.step, self.round())
         if wanted is None:

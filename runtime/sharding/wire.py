@@ -94,7 +94,7 @@ class Wire:
         if asked is not None:
             each = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=0)
             mine[:, LONGEST] = longest = each.max()
-            if 0 < len(asked) and int(longest) <= room.size:
+            if len(asked) and int(longest) <= room.size:
                 mine.view(torch.int32)[:, 2 * told :][room.used_by(each)] = asked.to(torch.int32)
         theirs = torch.empty_like(mine)
         sizes = [mine.shape[1]] * group.size
