@@ -70,8 +70,8 @@ def _contributors(quorum: Quorum, n: int) -> Claim:
         least = 1
         text = "a round has a gradient of the worker that starts it, and of more only if these came before it began"
     text += (
-        "; where fewer go on, because others have ended, of so many as are left. A worker that ends has come once more, "
-        "without a gradient, for the round that tells the others so."
+        "; where fewer go on, because others have ended, of so many as are left. A worker that ends has come once "
+        "more, without a gradient, for the round that tells the others so."
     )
     return proved("quorum", f"{text} {EXPLORED}", {"at_least": least}, at_least=least)
 

@@ -220,6 +220,23 @@ def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
     assert not any("put the training loop into" in str(error) for error in errors)
 
 
+def test_states_of_different_rounds_are_not_loaded(ranks):
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        call(model, optimizer, 2)
+        with optimizer.mean_model():
+            state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        state["preduce"]["steps"] += world.rank
+        try:
+            optimizer.load_state_dict(state)
+        finally:
+            optimizer.runner.close()
+
+    errors = ranks.run(2, work, catch=InputError)
+    assert all("take them inside mean_model()" in str(error) for error in errors)
+
+
 def test_a_function_is_for_its_own_join(ranks):
     def work(world):
         model, _, optimizer = wrapped(world, schedule_of(2))
