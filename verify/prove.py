@@ -62,7 +62,7 @@ def prove(schedule: Schedule) -> Proof:
     essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
     certificate: dict[str, Any] = {}
     claims = prover.claims(schedule)
-    is_clashing = claims[0].claim == CONFLICT_FREE and claims[0].status is not Status.PROVED
+    is_clashing = any(claim.claim == CONFLICT_FREE and claim.status is not Status.PROVED for claim in claims)
     claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
     if schedule.is_mixing or prover.is_certified:
         certificate = certificate_of(schedule, claims)

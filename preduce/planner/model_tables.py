@@ -57,26 +57,41 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, Touched] | 
     """
     import torch
 
+    from preduce.runtime.sharding.uses import OtherUses
+
     built = _call(text)
     model, batches = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, torch.nn.Module):
         raise InputError(
             f"--model {text}: returned what is no model ({type(model).__name__}); it returns one, or (model, batches)"
         )
-    known, num_steps = dict(touched or {}), 0
+    known, num_steps, uses = dict(touched or {}), 0, OtherUses(model)
     _refuse_unknown(known, model)
     if batches is not None:
         try:
-            measured, num_steps = measure_touched(model, batches, cluster)
+            with uses:
+                measured, num_steps = measure_touched(model, batches, cluster)
         except PreduceError as error:
             raise InputError(f"--model {text}: {error}") from None
         known = measured | known
-    tables, dense_bytes = tables_of(model, known)
+    tables, dense_bytes = tables_of(model, known, other_uses=uses.found)
     return ModelFacts(tables=tables, dense_bytes=dense_bytes, num_steps=num_steps)
 
 
-def tables_of(model: torch.nn.Module, touched: Mapping[str, Touched]) -> tuple[tuple[Table, ...], int]:
+def tables_of(
+    model: torch.nn.Module,
+    touched: Mapping[str, Touched],
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    other_uses: Mapping[str, str] | None = None,
+) -> tuple[tuple[Table, ...], int]:
     """The tables that embeddings look up and that are trained, and the bytes of all other parameters that are.
+
+    Args:
+        model: whose tables.
+        touched: what is known of them, by the names of their parameters.
+        optimizer: that trains them, if it is known: some look at whole tensors.
+        other_uses: by table, the function that takes its weight where it is not looked up, see `OtherUses`.
 
     Raises:
         InputError: a table with a sparse gradient that may go no way but dense.
@@ -88,7 +103,9 @@ def tables_of(model: torch.nn.Module, touched: Mapping[str, Touched]) -> tuple[t
     for name, (parameter, modules) in found.items():
         gradient = Gradient.SPARSE if any(module.sparse for module in modules) else Gradient.DENSE
         shares = touched.get(name)
-        ways, because = possible_ways(model, name) if shares is not None else ((Way.DENSE,), UNKNOWN)
+        ways, because = possible_ways(model, name, optimizer) if shares is not None else ((Way.DENSE,), UNKNOWN)
+        if (use := (other_uses or {}).get(name)) is not None:
+            ways, because = (Way.DENSE,), f"forward() hands its weight to {use}, too, which needs all rows"
         if gradient is Gradient.SPARSE and ways == (Way.DENSE,):
             raise InputError(f"table {name!r}: has a sparse gradient, which way dense does not know; {because}")
         tables.append(
@@ -108,9 +125,15 @@ def tables_of(model: torch.nn.Module, touched: Mapping[str, Touched]) -> tuple[t
     return tuple(tables), sum(p.numel() * p.element_size() for p in dense)
 
 
-def possible_ways(model: torch.nn.Module, name: str) -> tuple[tuple[Way, ...], str]:
-    """The ways that the run-time lets a table go, and what it says against the first of the others."""
-    from preduce.runtime.sharding.found import embeddings_of, refuse_route
+def possible_ways(
+    model: torch.nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None
+) -> tuple[tuple[Way, ...], str]:
+    """The ways that the run-time lets a table go, and what it says against the first of the others.
+
+    A table with `max_norm` goes densely only if it cannot be sharded: each worker would shorten the rows that it looks
+    up, and the copies would part.
+    """
+    from preduce.runtime.sharding.found import embeddings_of, looks_at_whole_tensors, refuse_route
 
     parameter, modules = embeddings_of(model)[name]
     gradient = Gradient.SPARSE if modules[0].sparse else Gradient.DENSE
@@ -124,6 +147,12 @@ def possible_ways(model: torch.nn.Module, name: str) -> tuple[tuple[Way, ...], s
             against = against or str(error).removeprefix(f"parameter {name!r}: ")
         else:
             ways.append(way)
+    if Way.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer)):
+        ways.remove(Way.SHARDED)
+        against = f"{kind} looks at whole tensors, of which a worker would have some rows"
+    if Way.SHARDED in ways and any(module.max_norm is not None for module in modules):
+        ways.remove(Way.DENSE)
+        against = "max_norm shortens rows where they are looked up, so that copies would part"
     return tuple(ways), against
 
 

@@ -20,6 +20,7 @@ from preduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
 from preduce.runtime.schedule_file import read_schedule
 from preduce.runtime.sharding.found import embeddings_of
 from preduce.runtime.sharding.touched import await_text, gather_texts, shares, told, touched_here
+from preduce.runtime.sharding.uses import OtherUses
 from preduce.runtime.transport.alone import is_alone
 from preduce.runtime.transport.notes import Notes
 from preduce.runtime.transport.rendezvous import default_world
@@ -72,7 +73,8 @@ def parallelize(
         where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then go by all-reduce. A
             schedule that says where its tables go (`what`) is taken as it is.
         batches: some of this worker's batches, or its loader; the first few are looked at, without training. Entries
-            after those that the model's `forward` takes are left out.
+            after those that the model's `forward` takes are left out. A loader is iterated anew; of an iterator those
+            that were looked at are gone.
         forward: `forward(model, batch)` where that is not how the model is called.
         hardware: links of the cluster, where `where` does not say them.
         timeout: seconds to wait for the others.
@@ -86,13 +88,14 @@ def parallelize(
     schedule, links = _schedule(where)
     reasons: tuple[str, ...] = ()
     if not is_alone(world) and not schedule.strategy.what and embeddings_of(model):
+        uses = OtherUses(model)
         reached = world or default_world(torch.device("cpu"), timedelta(seconds=timeout), lambda _s, _r, _n: None)
         decision = _decided(
             reached,
             timeout,
             schedule,
-            lambda: _seen(model, batches, forward),
-            lambda touched: _chosen(model, optimizer, schedule, hardware or links or UNKNOWN, touched),
+            lambda: _seen(model, batches, forward, uses),
+            lambda touched: _chosen(model, optimizer, schedule, hardware or links or UNKNOWN, touched, uses=uses),
         )
         schedule, reasons = schedule_of(decision["schedule"]), tuple(decision["reasons"])
     distributed = DistributedOptimizer(optimizer, model, schedule, timeout=timeout, world=world, **settings)
@@ -122,7 +125,10 @@ def _is_schedule(path: Path) -> bool:
 
 
 def _seen(
-    model: torch.nn.Module, batches: Iterable[Any] | None, forward: Callable[[torch.nn.Module, Any], object] | None
+    model: torch.nn.Module,
+    batches: Iterable[Any] | None,
+    forward: Callable[[torch.nn.Module, Any], object] | None,
+    uses: OtherUses,
 ) -> Bits:
     """The rows that this worker's sample batches look up."""
     if batches is None:
@@ -130,7 +136,8 @@ def _seen(
             f"parallelize: the model has {len(embeddings_of(model))} embeddings and it is not known which rows a step "
             "touches; give batches=..., such as the data loader, or a schedule that says what.tables"
         )
-    return touched_here(model, batches, forward, BATCHES)
+    with uses:
+        return touched_here(model, batches, forward, BATCHES)
 
 
 def _decided(
@@ -168,9 +175,11 @@ def _chosen(
     schedule: Schedule,
     hardware: Hardware,
     touched: Mapping[str, Touched],
+    *,
+    uses: OtherUses,
 ) -> tuple[Schedule, tuple[str, ...]]:
     """The schedule with a way for every table, and the reasons."""
-    tables, dense_bytes = tables_of(model, touched)
+    tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
     chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense_bytes, applying=_applying(optimizer))
     return replace(schedule, strategy=replace(schedule.strategy, what=chosen.routes), certificate=None), chosen.reasons
 

@@ -432,6 +432,9 @@ class Reducer:
         self.heartbeat.doing(f"entered {operation}", members)
         lookout = Lookout(self.heartbeat, members)
         end = start + self.timeout
+        own = (
+            work if isinstance(work, OwnWork) else None
+        )  # asked once: it is not cheap, and a wait looks hundreds of times
         while not work.is_completed():
             now = time.monotonic()
             if lookout.is_due():
@@ -445,8 +448,8 @@ class Reducer:
                 end = start + self.timeout + DIAGNOSE_SECONDS
                 if now > end or self.heartbeat.sees_silence(members):
                     raise GoneError(self.heartbeat.waits_for(members, self.timeout))
-            if isinstance(work, OwnWork):
-                work.ended_within(max(0.0, lookout.next - now))
+            if own is not None:
+                own.ended_within(max(0.0, lookout.next - now))
             else:
                 time.sleep(pause_after(now - start))
         work.wait()

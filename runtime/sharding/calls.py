@@ -1,8 +1,8 @@
 """Calls: before rows move, all workers tell each other what they are about to do, and stop together if they differ.
 
 Collectives of which two workers mean different ones would exchange wrong rows, or wait for ever. So each operation on
-tables begins with one small message from every worker to every other one, of a fixed length: what it does, for which
-table, how many rows follow. A worker that found a mistake of its user (an index out of range) says so there, and all
+tables begins with one small message from every worker to every other one, of a length that all know: what it does, for
+which table, how many rows follow, and room for their numbers (see `wire`). A worker that found a mistake of its user (an index out of range) says so there, and all
 raise the same line. A worker whose data ended takes part in whatever the others do.
 """
 
@@ -30,8 +30,12 @@ class Kind(IntEnum):
     WHOLE = 5
 
 
-LENGTH = 7
+LENGTH = 8
 """Numbers of a call, before its counts."""
+SAME = 5
+"""The first of them, in which workers that do the same agree."""
+PROBLEM, LONGEST = 5, 6
+"""Places of whether there is a problem, and of the most rows that are asked of one member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Call:
 
     def numbers(self) -> torch.Tensor:
         """As int64 [LENGTH]."""
-        numbers = [self.kind, self.step, self.table, self.copy, self.trains, self.has_problem, 0]
+        numbers = [self.kind, self.step, self.table, self.copy, self.trains, self.has_problem, 0, 0]
         message = torch.tensor([int(number) for number in numbers])
         message[-1:] = torch.tensor([self.value], dtype=torch.float64).view(torch.int64)
         return message
@@ -57,7 +61,7 @@ class Call:
     @classmethod
     def read(cls, message: torch.Tensor) -> Call:
         """The call that was sent as these numbers."""
-        kind, step, table, copy, trains, problem, _ = message.tolist()
+        kind, step, table, copy, trains, problem, _, _ = message.tolist()
         value = float(message[-1:].view(torch.float64))
         return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
 
@@ -83,17 +87,28 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What all members of a group said: their calls by rank, and their counts for this worker, [members, tables]."""
+    """What all members of a group said."""
 
-    calls: Mapping[int, Call]
+    members: tuple[int, ...]
+    said: torch.Tensor
+    """Their calls as numbers, int64 [members, LENGTH]."""
     counts: torch.Tensor
+    """Their counts for this worker, int64 [members, tables]."""
+    ids: torch.Tensor | None = None
+    """The rows that they ask this worker for, member by member; None where these travel by themselves."""
+
+    @property
+    def calls(self) -> Mapping[int, Call]:
+        """Their calls, by rank."""
+        return {rank: Call.read(row) for rank, row in zip(self.members, self.said, strict=True)}
 
     @property
     def agreed(self) -> Call | None:
         """What all do, `ANY` where nobody has data left; None if they differ."""
+        first = self.said[0]
+        if bool((self.said[:, :SAME] == first[:SAME]).all()):
+            return Call.read(first)
         said = [call for call in self.calls.values() if call.kind is not Kind.ANY]
-        if not said:
-            return next(iter(self.calls.values()))
         if not all(call.means_as(said[0]) for call in said):
             return None
         return None if said[0].kind is Kind.WHOLE and len(said) < len(self.calls) else said[0]
@@ -101,7 +116,7 @@ class Met:
     @property
     def with_problem(self) -> int | None:
         """The first worker that found a mistake of its user."""
-        return next((rank for rank, call in self.calls.items() if call.has_problem), None)
+        return next((rank for rank, one in zip(self.members, self.said[:, PROBLEM].tolist(), strict=True) if one), None)
 
     def difference(self, tables: Sequence[str]) -> str:
         """Who does something else than the others, in one line that is the same on all workers."""

@@ -51,7 +51,8 @@ def clip_grad_norm_(
         The norm before clipping, equal on all workers.
 
     Raises:
-        InputError: parameters of several optimizers, or workers that do different things.
+        InputError: parameters of several optimizers, a norm_type that tables cannot have, or workers that do different
+            things.
         PeerLostError: a worker is gone.
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
     """
@@ -60,14 +61,18 @@ def clip_grad_norm_(
     owners = {owner for owner in kept if owner is not None}
     if len(owners) > 1:
         raise InputError("clip_grad_norm_: these parameters belong to several DistributedOptimizers; clip each's own")
-    if not owners:
+    tables: Tables | None = None
+    if owners:
+        (optimizer,) = owners
+        optimizer.average_gradients()
+        tables = optimizer.run.tables
+    is_sparse = any(parameter.grad is not None and parameter.grad.is_sparse for parameter in given)
+    if not tables and not is_sparse:
         return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
-    (optimizer,) = owners
-    optimizer.average_gradients()
-    tables = optimizer.run.tables
-    if not tables:
-        return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
-    tables.close_step()
+    if not float(norm_type) > 0:
+        raise InputError(f"clip_grad_norm_: norm_type is {norm_type}; of rows that lie apart it is above 0, or inf")
+    if tables:
+        tables.close_step()
     total = _norm_over_all(given, tables, float(norm_type))
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(f"The total norm of order {norm_type} for gradients is non-finite, so it cannot be clipped")
@@ -78,19 +83,28 @@ def clip_grad_norm_(
     return total
 
 
-def _norm_over_all(parameters: Sequence[torch.Tensor], tables: Tables, norm_type: float) -> torch.Tensor:
-    """The norm of all gradients, of which each worker has some rows."""
+def _norm_over_all(parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float) -> torch.Tensor:
+    """The norm of all gradients, of which each worker has some rows, in the widest of their types (float32 at least).
+
+    Without tables it is the norm of this worker's gradients, of which torch's function takes dense ones only.
+    """
     everywhere: list[torch.Tensor] = []
     here: list[torch.Tensor] = []
+    dtype = torch.float32
     for parameter in parameters:
         if parameter.grad is not None:
-            table = tables.of(parameter)
+            dtype = torch.promote_types(dtype, parameter.grad.dtype)
+            table = tables.of(parameter) if tables else None
             (here if table is not None and table.is_sharded else everywhere).append(_numbers(parameter.grad))
     if norm_type == torch.inf:
-        largest = max((float(part.abs().max()) for part in everywhere + here if part.numel()), default=0.0)
-        return torch.tensor(max(tables.said_by_all(largest)))
-    power = _powers(everywhere, norm_type) / tables.num_workers + _powers(here, norm_type)
-    return torch.tensor(sum(tables.said_by_all(power)) ** (1.0 / norm_type), dtype=torch.float32)
+        # Torch's max, unlike Python's, keeps a NaN.
+        own = [float(part.abs().max()) for part in everywhere + here if part.numel()]
+        largest = float(torch.tensor([0.0, *own], dtype=torch.float64).max())
+        said = tables.said_by_all(largest) if tables else [largest]
+        return torch.tensor(said, dtype=torch.float64).max().to(dtype)
+    share = _powers(everywhere, norm_type) / (tables.num_workers if tables else 1) + _powers(here, norm_type)
+    powers = tables.said_by_all(share) if tables else [share]
+    return torch.tensor(sum(powers) ** (1.0 / norm_type), dtype=dtype)
 
 
 def _numbers(gradient: torch.Tensor) -> torch.Tensor:

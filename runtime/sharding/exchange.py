@@ -99,11 +99,11 @@ class Exchange:
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
         bring = parts or {} if inside is None else inside.bring
         counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, call, inside))
-        met = self.wire.meet(self.wire.everyone, call, counts, self.round())
+        met = self.wire.meet(self.wire.everyone, call, counts, self.round(), asked_in(ordered))
         did = self._agreed(met)
         theirs = (met.counts - 1).clamp(min=0)
         if did.kind in (Kind.LOOKUP, Kind.WHOLE):
-            rows = self._answered(did, ordered, counts, theirs, source)
+            rows = self._answered(did, ordered, counts, theirs, source, met.ids)
             if did.table in orders:
                 rows = restored(rows, orders[did.table])
             if inside is not None:
@@ -169,15 +169,18 @@ class Exchange:
         counts: torch.Tensor,
         theirs: torch.Tensor,
         source: Source,
+        wanted: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Ask the owners, answer who asks, and return the rows in order of owners."""
+        """Ask the owners unless they know, answer who asks, and return the rows in order of owners."""
         layout, answer = source(did)
         sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
         receives = theirs[:, did.table].tolist()
-        ids = asked[did.table].ids if did.table in asked else torch.empty(0, dtype=torch.int64)
         wire, everyone = self.wire, self.wire.everyone
         name, moment = self.shapes[did.table].name, (did.step, self.round())
-        wanted = wire.swap(f"rows asked for of {name}", everyone, ids.to(ID), sends, receives, moment=moment).long()
+        if wanted is None:
+            ids = asked[did.table].ids if did.table in asked else torch.empty(0, dtype=torch.int64)
+            what = f"rows asked for of {name}"
+            wanted = wire.swap(what, everyone, ids.to(ID), sends, receives, moment=moment).long()
         rows = answer(layout.place_of(wanted))
         return wire.swap(f"rows of {name}", everyone, rows, receives, sends, moment=moment)
 
@@ -258,13 +261,17 @@ class _Inside:
             collector = part.ids % node.size if layout is None else exchange.collectors[layout.owner_of(part.ids)]
             targets[table] = collector
         counts, ordered, self._orders = exchange.addressed(node, parts, targets)
-        met = exchange.wire.meet(node, call, counts, exchange.round())
+        met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
         self._counts, self._theirs = (counts - 1).clamp(min=0), (met.counts - 1).clamp(min=0)
         if met.agreed is None or met.with_problem is not None:
             return  # everybody hears of it when all workers meet
         self.doing = met.agreed
         tables = (met.counts > 0).any(0).nonzero().view(-1).tolist()
         if not tables:
+            return
+        if met.ids is not None:
+            ids, self._inverse = torch.unique(met.ids, return_inverse=True)
+            self.bring = {tables[0]: Part(ids)}
             return
         nothing = [exchange.nothing(t) for t in tables]
         if self.doing.kind is not Kind.REDUCE:
@@ -290,6 +297,11 @@ class _Inside:
             moment=(did.step, exchange.round()),
         )
         return restored(rows, self._orders[did.table]) if did.table in self._orders else rows
+
+
+def asked_in(parts: Parts) -> torch.Tensor | None:
+    """The rows that a lookup asks for; None in other operations."""
+    return next((part.ids for part in parts.values() if part.rows is None), None)
 
 
 def columns_of(parts: Sequence[Part]) -> list[torch.Tensor]:

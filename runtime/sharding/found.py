@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.sharding.layout import RowLayout
+from preduce.runtime.sharding.modules import handle_of
 from preduce.runtime.sharding.table import Table
 from preduce.runtime.sharding.tables import Tables
 from preduce.topo.errors import InputError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from preduce.topo.strategies.routes import Route
 
 ROUTABLE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")
+"""Optimizers of torch whose step of one number depends on the others of its tensor, so that rows cannot lie apart."""
 
 
 def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter, tuple[Embeddings, ...]]]:
@@ -55,7 +58,19 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
     tables = Tables(found, coalesces=routes.local_aggregation)
     if tables and isinstance(optimizer, torch.optim.LBFGS):
         raise InputError("optimizer: LBFGS sees all parameters as one vector; tables of their own route need another")
+    sharded = next((table for table in found if table.is_sharded), None)
+    if sharded is not None and (kind := looks_at_whole_tensors(optimizer)):
+        raise InputError(
+            f"parameter {sharded.name!r}: is sharded, and {kind} looks at whole tensors, of which a worker would have "
+            "some rows; give it way 'gather' or 'dense', or take another optimizer"
+        )
     return tables
+
+
+def looks_at_whole_tensors(optimizer: torch.optim.Optimizer) -> str:
+    """The optimizer's name if it is one of torch's that takes another step of rows than of their table, else empty."""
+    names = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.split(".")[:2] == ["torch", "optim"]]
+    return next((name for name in names if name in WHOLE_TENSOR), "")
 
 
 def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
@@ -92,9 +107,20 @@ def refuse_route(
     Raises:
         InputError: why not.
     """
+    if any(handle_of(module) is not None for module in modules):
+        raise InputError(
+            f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
+            "anew, load the whole table that state_dict() saved, and wrap that"
+        )
     _refuse_uses(model, route, parameter, modules)
     for module in modules:
         _refuse_module(route, module)
+    norms = {(module.max_norm, module.norm_type if module.max_norm is not None else 0) for module in modules}
+    if len(norms) > 1:
+        raise InputError(
+            f"parameter {route.parameter!r}: its {len(modules)} embeddings differ in max_norm or norm_type, and an "
+            "owner shortens rows in one way; make them equal"
+        )
 
 
 def _refuse_uses(

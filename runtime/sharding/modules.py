@@ -77,7 +77,7 @@ class Handle:
         if self.table.is_sharded:
             return self.tables.fetch(self.table, self.copy, ids, trains=self._trains, problem=problem)
         if problem:
-            self.tables.refuse(problem)
+            self.tables.refuse(problem, trains=self._trains)
         module = self.module()
         assert module is not None, "a module calls its own handle"
         return module.weight.detach()[ids]
@@ -181,12 +181,17 @@ class TableEmbeddingBag(torch.nn.EmbeddingBag):
 def route_module(module: Embeddings, handle: Handle) -> None:
     """Let a module look its rows up by its table's route."""
     setattr(module, ATTRIBUTE, handle)
-    module.__class__ = TableEmbedding if isinstance(module, torch.nn.Embedding) else TableEmbeddingBag
+    routed = TableEmbedding if isinstance(module, torch.nn.Embedding) else TableEmbeddingBag
+    kind = type(module)
+    # A user's subclass keeps its methods and stays what `isinstance` says of it.
+    is_plain = kind in (torch.nn.Embedding, torch.nn.EmbeddingBag) or issubclass(kind, routed)
+    module.__class__ = routed if is_plain else type(kind.__name__, (routed, kind), {})
 
 
 def is_routed(module: Embeddings) -> bool:
     """Whether a module still looks its rows up by its table's route."""
-    return type(module) in (TableEmbedding, TableEmbeddingBag) and "forward" not in module.__dict__
+    forward = type(module).forward
+    return forward in (TableEmbedding.forward, TableEmbeddingBag.forward) and "forward" not in module.__dict__
 
 
 def handle_of(module: torch.nn.Module) -> Handle | None:
@@ -203,6 +208,6 @@ def _save(module: Embeddings, destination: dict[str, Any], prefix: str) -> None:
 
 def _own_rows(module: Embeddings, state_dict: dict[str, Any], prefix: str) -> dict[str, Any]:
     handle, name = handle_of(module), f"{prefix}weight"
-    if handle is None or name not in state_dict or not handle.table.is_whole(state_dict[name]):
+    if handle is None or not handle.table.is_sharded or name not in state_dict:
         return state_dict
     return state_dict | {name: own_rows(handle.table, state_dict[name])}

@@ -131,8 +131,27 @@ class Tables:
             table.copies = [weakref.ref(table.modules[0])]
             for module in table.modules:
                 route_module(module, Handle(self, table, module, 0))
+            if table.parameter.requires_grad:
+                refusal = self._refusal_of_other_uses(table)
+                table.parameter.register_hook(refusal)  # type: ignore[no-untyped-call]
         if broadcast:
             self.broadcast()
+
+    def _refusal_of_other_uses(self, table: Table) -> Callable[[torch.Tensor | None], None]:
+        """A hook on the parameter: lookups hand it no gradient, so one that comes is of another use, of one worker."""
+
+        def refuse() -> Outcome:
+            raise InputError(
+                f"parameter {table.name!r}: the script trains it by more than lookups of its embedding (such as "
+                "F.linear with its weight, or a penalty on it), and all rows are not here, or not in step; give it "
+                "way 'dense'"
+            )
+
+        def look(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:
+                self._guard(refuse)
+
+        return look
 
     def broadcast(self) -> None:
         """Copy worker 0's tables to all workers, of those that every worker has.
@@ -196,12 +215,16 @@ class Tables:
         assert outcome.rows is not None, "a lookup gives rows"
         return outcome.rows
 
-    def refuse(self, problem: str) -> None:
+    def refuse(self, problem: str, *, trains: bool) -> None:
         """Stop all workers, where they next exchange gradients, for a mistake of this worker's user.
+
+        Without gradients nothing is exchanged, so there only this worker stops.
 
         Raises:
             InputError: naming this worker and the mistake, on all of them.
         """
+        if not trains:
+            raise InputError(f"worker {self.rank}: {problem}")
         self._perform(Call(Kind.REDUCE, self._begun()), problem=problem)
 
     def exchange_after_backward(self) -> None:

@@ -90,6 +90,12 @@ def own_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
             f"load_state_dict: parameter {table.name!r} has no numbers, since only worker 0's state_dict() holds whole "
             "tables; load the file that worker 0 saved, on all workers (torch.load(path, mmap=True))"
         )
+    if not table.is_whole(value):
+        # A shard of the model and a smaller whole table may have one shape, so torch's own check would not do.
+        raise InputError(
+            f"load_state_dict: parameter {table.name!r} is {'×'.join(map(str, value.shape))}, and the table is "
+            f"{table.route.rows}×{table.route.columns}; load a state dict of this model, with whole tables"
+        )
     return table.shard_of(value)
 
 

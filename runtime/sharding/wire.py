@@ -1,4 +1,10 @@
-"""Wire: the collectives of tables, on communicators of their own, with deadlines, and the bytes that they send."""
+"""Wire: the collectives of tables, on communicators of their own, with deadlines, and the bytes that they send.
+
+The message in which workers tell each other what they do has room for the numbers of the rows that they ask for, so
+that a lookup usually needs no exchange for these. All members of a group know how much room there is: it follows from
+the most rows that any of them asked of another in the steps before, which each of them tells all. Where somebody asks
+for more, which all hear as well, the numbers travel by themselves afterwards.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from preduce.runtime.sharding.calls import LENGTH, Call, Met
+from preduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
 from preduce.runtime.transport.waiting import GoneError
 from preduce.topo.errors import UnavailableError
+from preduce.topo.timing.tables import ROOM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +53,8 @@ class Wire:
         self.coalesces = coalesces and 1 < max(sizes) < world.size
         self.node = _made(world, mates) if self.coalesces and len(mates) > 1 else None
         """The workers of this node; None where rows are not coalesced, or it is alone on its node."""
+        self._rooms: dict[tuple[int, ...], _Room] = {}
+        self._far = [node != self.nodes[rank] for node in self.nodes]
         self.bytes_inside = self.bytes_across = 0
         """What this worker sent so far, to others on its node and on other nodes."""
 
@@ -63,31 +72,51 @@ class Wire:
             seen[node] = places[-1] + 1
         return torch.tensor(places) % size
 
-    def meet(self, group: Communicator, call: Call, counts: torch.Tensor, round_: int) -> Met:
+    def meet(
+        self, group: Communicator, call: Call, counts: torch.Tensor, round_: int, asked: torch.Tensor | None = None
+    ) -> Met:
         """Tell all members of a group what this worker does, and hear what they do.
 
         Args:
             group: who tells.
             call: what this worker does.
-            counts: rows of each table for each member, int64 [members, tables].
+            counts: for each member and table 0, or 1 more than its rows, int64 [members, tables].
             round_: for reports.
+            asked: the rows that this worker asks for in a lookup, of one table, in order of members.
 
         Raises:
             PeerLostError: a member is gone.
         """
-        mine = torch.cat([call.numbers().expand(group.size, LENGTH), counts], dim=1).contiguous()
+        room = self._rooms.setdefault(group.members, _Room())
+        told = LENGTH + counts.shape[1]
+        mine = counts.new_zeros(group.size, told + room.size // 2)
+        mine[:, :LENGTH], mine[:, LENGTH:told] = call.numbers(), counts
+        if asked is not None:
+            each = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=0)
+            mine[:, LONGEST] = longest = each.max()
+            if 0 < len(asked) and int(longest) <= room.size:
+                mine.view(torch.int32)[:, 2 * told :][room.used_by(each)] = asked.to(torch.int32)
         theirs = torch.empty_like(mine)
-        each = [mine.shape[1]] * group.size
+        sizes = [mine.shape[1]] * group.size
         self._run(
             f"tables: {call.kind.name.lower()}",
             group,
             (call.step, round_),
-            lambda: group.all_to_all(theirs.view(-1), mine.view(-1), each, each),
+            lambda: group.all_to_all(theirs.view(-1), mine.view(-1), sizes, sizes),
             num_bytes=mine.nbytes,
         )
         self._count(group, [8 * mine.shape[1]] * group.size)
-        calls = {rank: Call.read(row[:LENGTH]) for rank, row in zip(group.members, theirs, strict=True)}
-        return Met(calls, theirs[:, LENGTH:])
+        met = Met(group.members, theirs[:, :LENGTH], theirs[:, LENGTH:told])
+        did, ids = met.agreed, None
+        if did is not None and did.kind is Kind.LOOKUP:
+            most = int(met.said[:, LONGEST].max())
+            if most <= room.size:
+                used = room.used_by((met.counts[:, did.table] - 1).clamp(min=0))
+                ids = theirs.view(torch.int32)[:, 2 * told :][used].long()
+            room.longest[did.table] = most
+        elif did is not None and did.kind is Kind.STEP:
+            room.fit()
+        return Met(group.members, met.said, met.counts, ids)
 
     def swap(
         self,
@@ -144,12 +173,11 @@ class Wire:
         return [part[:length] for part, length in zip(gathered.view(group.size, longest), lengths, strict=True)]
 
     def _count(self, group: Communicator, sent: Sequence[int]) -> None:
-        own = group.members[group.place]
-        for member, num_bytes in zip(group.members, sent, strict=True):
-            if self.nodes[member] != self.nodes[own]:
-                self.bytes_across += num_bytes
-            elif member != own:
-                self.bytes_inside += num_bytes
+        across = 0
+        if group is self.everyone:
+            across = sum(num_bytes for num_bytes, far in zip(sent, self._far, strict=True) if far)
+        self.bytes_across += across
+        self.bytes_inside += sum(sent) - across - sent[group.place]
 
     def _run(
         self,
@@ -168,6 +196,25 @@ class Wire:
             raise reducer.failure(operation, error) from None
         reducer.recorder.end(operation)
         reducer.heartbeat.doing(f"finished {operation}")
+
+
+class _Room:
+    """How many row numbers a group's messages have room for, as all members know; it follows what was asked for."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.longest: dict[int, int] = {}
+        """The most rows that a member asked of another in the last lookup of each table."""
+
+    def used_by(self, counts: torch.Tensor) -> torch.Tensor:
+        """The places that so many numbers of each member take, bool [members, size]."""
+        return torch.arange(self.size) < counts[:, None]
+
+    def fit(self) -> None:
+        """After a step: have room for a quarter more than was asked for; too many numbers travel by themselves."""
+        needed = max((one for one in self.longest.values() if one <= ROOM), default=0)
+        if not needed <= self.size <= 4 * needed:
+            self.size = min(ROOM, (needed + needed // 4 + 15) // 16 * 16)
 
 
 def _made(world: World, members: tuple[int, ...]) -> Communicator:

@@ -48,24 +48,34 @@ OPTIMIZERS = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.25),
     "adam": lambda p: torch.optim.Adam(p, lr=0.125),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.125),
-    "sparseadam": lambda p: Both(p),
+    "sparseadam": lambda p: both(p),
 }
 
 
-class Both(torch.optim.Optimizer):
-    """SparseAdam for tables and Adam for the rest, as scripts have both for such models, as one optimizer."""
+class Several(torch.optim.Optimizer):
+    """Several optimizers as one, as docs/hybrid.md has it."""
 
-    def __init__(self, parameters):
-        parameters = list(parameters)
-        super().__init__([{"params": [p]} for p in parameters], {})
-        self.parts = [
-            torch.optim.SparseAdam([p for p in parameters if p.dim() == 2 and p.shape[1] == WIDTH], lr=0.125),
-            torch.optim.Adam([p for p in parameters if p.dim() != 2 or p.shape[1] != WIDTH], lr=0.125),
-        ]
+    def __init__(self, *parts):
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        for part in parts:
+            self.state.update(part.state)
 
     def step(self, closure=None):
+        loss = None if closure is None else closure()
+        groups = iter(self.param_groups)
         for part in self.parts:
-            part.step(closure)
+            part.state, part.param_groups = self.state, [next(groups) for _ in part.param_groups]
+            part.step()
+        return loss
+
+
+def both(parameters):
+    """SparseAdam for tables and Adam for the rest, as scripts have both for such models."""
+    parameters = list(parameters)
+    tables = [p for p in parameters if p.dim() == 2 and p.shape[1] == WIDTH]
+    rest = [p for p in parameters if p.dim() != 2 or p.shape[1] != WIDTH]
+    return Several(torch.optim.SparseAdam(tables, lr=0.125), torch.optim.Adam(rest, lr=0.125))
 
 
 class Model(nn.Module):

@@ -11,6 +11,7 @@ from preduce.planner.hybrid import plan_hybrid
 from preduce.planner.job import Job
 from preduce.planner.model_tables import ModelFacts, measure_touched, read_model, tables_of
 from preduce.planner.routes import Table
+from preduce.runtime.sharding.uses import OtherUses
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import load_schedule
 from preduce.topo.document.writer import write_schedule
@@ -212,3 +213,35 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
     asked_for = 1_000 * (256 + 2 * 4) * 0.5 + 1_000 * 256 * 0.5
     assert hybrid["nic_bytes_per_step"] == pytest.approx(1.5 * 10**6 + asked_for)
     assert "does not say how much of 'words'" in str(CliRunner().invoke(build_app(), asked).exception)
+
+
+def test_rows_that_max_norm_shortens_lie_once_and_whole_tensor_optimizers_keep_tables_whole():
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 2, max_norm=1.0), torch.nn.Embedding(8, 2))
+    touched = {name: Touched(1.0, 1.0, 1.0) for name in ("0.weight", "1.weight")}
+    (shortened, plain), _ = tables_of(model, touched)
+    assert (shortened.ways, plain.ways) == ((Way.SHARDED,), (Way.DENSE, Way.GATHER, Way.SHARDED))
+    (shortened, plain), _ = tables_of(model, touched, torch.optim.Adafactor(model.parameters()))
+    assert (shortened.ways, plain.ways) == ((Way.DENSE,), (Way.DENSE, Way.GATHER))
+    assert plain.because.startswith("Adafactor looks at whole tensors")
+
+
+def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.tags = torch.nn.Embedding(9, 2), torch.nn.EmbeddingBag(5, 2)
+
+        def forward(self, words):
+            hidden = self.words(words) + self.tags(words[:, None] % 5) + self.tags.weight.new_zeros(2)
+            return torch.nn.functional.linear(hidden, self.words.weight)
+
+    model = Tied()
+    with OtherUses(model) as uses, torch.no_grad():
+        model(torch.tensor([1, 7]))
+    touched = {name: Touched(0.1, 0.1, 0.1) for name in ("words.weight", "tags.weight")}
+    (words, tags), _ = tables_of(model, touched, other_uses=uses.found)
+    assert (words.ways, words.because) == (
+        (Way.DENSE,),
+        "forward() hands its weight to linear, too, which needs all rows",
+    )
+    assert len(tags.ways) == 3

@@ -21,6 +21,7 @@ from helpers.hybrid_runs import (
     train,
 )
 from preduce.topo.cluster import Cluster
+from preduce.topo.errors import InputError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.strategies.routes import Way
 
@@ -193,3 +194,37 @@ def test_evaluation_after_the_last_step_of_a_loop_adds_no_step(ranks):
     steps, before, after = ranks.run(4, act)[0]
     assert steps == 3
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_clipping_keeps_the_precision_of_the_gradients(ranks, norm_type):
+    case = Case("sgd", dtype=torch.float64)
+
+    def norm(model, data):
+        words, bags, targets = (array[0, 0] for array in data)
+        ((model(words, bags) * targets).sum() / 16).backward()
+        return preduce.clip_grad_norm_(model.parameters(), 0.25, norm_type)
+
+    words, bags, targets = data_of(case)
+    model = Model(case)
+    wanted = norm(model, (words, bags, targets / 4))
+
+    def act(world):
+        model, _ = start(case, world)
+        return norm(model, part_of(data_of(case), world.rank)), model.last.weight.grad
+
+    for said, gradient in ranks.run(4, act):
+        assert said.dtype == torch.float64
+        assert torch.allclose(said, wanted, rtol=1e-14, atol=0)
+        assert torch.allclose(gradient, model.last.weight.grad, rtol=1e-13, atol=0)
+
+
+def test_a_script_that_runs_alone_may_clip_sparse_gradients():
+    case = Case("sgd", sparse=True, dtype=torch.float64)
+    model = Model(case)
+    words, bags, _ = (array[0, 0] for array in data_of(case))
+    model(words, bags).sum().backward()
+    dense = torch.cat([parameter.grad.to_dense().reshape(-1) for parameter in model.parameters()])
+    assert torch.allclose(preduce.clip_grad_norm_(model.parameters(), 0.25), dense.norm(), rtol=1e-14)
+    with pytest.raises(InputError, match="norm_type is 0"):
+        preduce.clip_grad_norm_(model.parameters(), 0.25, 0)

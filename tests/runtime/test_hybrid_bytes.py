@@ -42,6 +42,33 @@ def sent(ranks, schedule, rows_of):
     return [sum(rows[rank] for rank in cluster.workers_of(node)) for node in range(cluster.num_nodes)]
 
 
+def test_later_steps_send_the_numbers_in_the_room_of_the_calls_and_nothing_else_besides(ranks):
+    """Worker r asks each of 4 owners for 12, then 12, then 24 of its rows; there is room for 16, a multiple of that."""
+    schedule = schedule_of("4x1", Way.SHARDED)
+
+    def run(world):
+        model = nn.Sequential(nn.Embedding(ROWS * 2, COLUMNS, sparse=True), nn.Linear(COLUMNS, 1))
+        (route,) = schedule.routes.tables
+        what = Routes(tables=(replace(route, rows=ROWS * 2),))
+        wider = replace(schedule, strategy=replace(schedule.strategy, what=what))
+        inner = torch.optim.SGD(model.parameters(), lr=0.5)
+        optimizer = preduce.DistributedOptimizer(inner, model, wider, world=world)
+        tables, found = optimizer.run.tables, []
+        for count in (ROWS, ROWS, 2 * ROWS):
+            before = tables.bytes_across
+            model(torch.arange(count)).sum().backward()
+            optimizer.step()
+            found.append(tables.bytes_across - before)
+        optimizer.finish()
+        return found
+
+    # To each of 3 others: calls; numbers, and rows back and forth with numbers.
+    calls, rows, room = 3 * CALL, 4 + 2 * 4 * COLUMNS + 4, 16 * 4
+    numbers_apart, in_the_room = 3 * (calls + 12 * rows), 3 * (calls + 12 * (rows - 4) + 3 * room)
+    too_many = 3 * (calls + 24 * rows + 3 * room)
+    assert ranks.run(4, run) == [[numbers_apart, in_the_room, too_many]] * 4
+
+
 def schedule_of(cluster, way, *, local=True, hosts=()):
     route = Route(parameter="0.weight", rows=ROWS, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, hosts=hosts)
     plain = preduce.design(cluster, using="allreduce")

@@ -168,6 +168,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
         ),
         ({"hooked": nn.Identity()}, "has hooks on its gradient"),
         ({"out": nn.Linear(WIDTH, WORDS)}, "is used by 'out.weight' \\(Linear\\), too"),
+        ({"again": nn.Embedding(WORDS, WIDTH, max_norm=1.0)}, "its 2 embeddings differ in max_norm"),
     ],
 )
 def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason):
@@ -176,10 +177,73 @@ def test_what_a_route_cannot_do_as_one_device_is_refused_by_name(change, reason)
         setattr(model, name, module)
     if "hooked" in change:
         model.words.weight.register_hook(lambda gradient: gradient)
-    if "out" in change:
-        model.out.weight = model.words.weight
+    for name in {"out", "again"} & set(change):
+        getattr(model, name).weight = model.words.weight
     with pytest.raises(InputError, match=rf"parameter 'words.weight': .*{reason}"):
         preduce.DistributedOptimizer(OPTIMIZERS["sgd"](model.parameters()), model, schedule_of(CASE), world=object())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, type("Own", (torch.optim.Adafactor,), {})])
+def test_an_optimizer_that_looks_at_whole_tensors_is_refused_for_shards_only(ranks, kind):
+    def run(way, world):
+        case = replace(CASE, way=way)
+        model = Model(case)
+        try:
+            preduce.DistributedOptimizer(kind(model.parameters()), model, schedule_of(case), world=world, timeout=20)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    assert "'words.weight': is sharded, and Adafactor looks at whole tensors" in run(Way.SHARDED, object())
+    assert ranks.run(4, lambda world: run(Way.GATHER, world)) == [""] * 4
+
+
+@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
+    def act(model, _optimizer, _rank, data):
+        (model(*data[:2]).sum() + model.words.weight.square().mean()).backward()
+
+    assert "'words.weight': the script trains it by more than lookups" in one_line(ranks, act, replace(CASE, way=way))
+
+
+def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exchanged(ranks):
+    def run(world):
+        model, _ = start(replace(CASE, way=Way.GATHER), world)
+        if world.rank == 2:
+            with (
+                torch.no_grad(),
+                pytest.raises(InputError, match="index 99 is out of range"),
+            ):
+                model.words(torch.tensor([99]))
+
+    ranks.run(4, run)
+
+
+def test_a_frozen_table_is_looked_up_and_a_model_is_wrapped_once(ranks):
+    def run(world):
+        model = Model(CASE)
+        model.words.weight.requires_grad_(False)
+        before = model.words.weight[:3].clone()
+        model, optimizer = start(CASE, world, model)
+        step(model, optimizer, *steps_of(CASE, world.rank)[0])
+        assert torch.equal(model.words(torch.arange(3)), before)
+        with pytest.raises(InputError, match="are spread by a DistributedOptimizer already"):
+            start(CASE, world, model)
+
+    ranks.run(4, run)
+
+
+def test_a_subclass_keeps_its_methods_and_its_type(ranks):
+    kind = type("Named", (nn.Embedding,), {"named": lambda self: self.weight.shape[1]})
+
+    def run(world):
+        model = Model(CASE)
+        model.words = kind(WORDS, WIDTH, dtype=torch.float64)
+        model, optimizer = start(CASE, world, model)
+        step(model, optimizer, *steps_of(CASE, world.rank)[0])
+        return isinstance(model.words, kind), model.words.named(), model.words(torch.tensor([WORDS - 1])).shape[1]
+
+    assert ranks.run(4, run) == [(True, WIDTH, WIDTH)] * 4
 
 
 def test_torchs_own_clipping_refuses_the_gradient_of_a_shard(ranks):

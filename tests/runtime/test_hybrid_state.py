@@ -15,6 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASES = {
     "adam": Case("adam", "2x2", dtype=torch.float64),
     "sparse momentum": Case("momentum", "4x1", sparse=True, dtype=torch.float64),
+    "sparseadam": Case("sparseadam", "2x2", sparse=True, dtype=torch.float64),
     "gather": Case("adagrad", "2x2", way=Way.GATHER, dtype=torch.float64),
 }
 
@@ -104,3 +105,14 @@ def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks
     assert said[0] == ""
     assert all("load the file that worker 0 saved" in text for text in said[1:])
     ranks.fresh()
+
+
+def test_a_table_of_another_size_is_refused_even_where_it_has_the_size_of_a_shard(ranks):
+    def run(world):
+        model, _ = start(Case(), world)
+        state = {name: torch.zeros(value.shape) for name, value in Model(Case()).state_dict().items()}
+        state["words.weight"] = torch.zeros(model.words.weight.shape)
+        with pytest.raises(InputError, match="×4, and the table is 29×4"):
+            model.load_state_dict(state)
+
+    ranks.run(4, run)

@@ -144,7 +144,8 @@ def test_a_certificate_holds_what_is_proved_under_the_hash_of_its_schedule(sched
     document = json.loads(certificate_bytes(proof.certificate))
     assert document == {
         "format": "preduce.certificate", "version": 1, "schedule_sha256": schedule_sha256(schedule),
-        "num_workers": schedule.num_workers, "period": schedule.period if schedule.is_mixing else 1,
+        "num_workers": schedule.num_workers,
+        "period": schedule.period if schedule.is_mixing else int(schedule.strategy.kind == "neighbor"),
         "claims": [claim.entry for claim in proof.claims if claim.status is Status.PROVED],
     }  # fmt: skip
     text = certificate_bytes(proof.certificate)
@@ -155,7 +156,7 @@ def test_a_certificate_holds_what_is_proved_under_the_hash_of_its_schedule(sched
     forged = {**document, "num_workers": schedule.num_workers + 1}
     with pytest.raises(RefutedError, match=f"schedule '{schedule.name}': certificate: .*num_workers"):
         confirm(replace(schedule, certificate=forged))
-    assert bool(proof.budgets) == schedule.is_phased
+    assert bool(proof.budgets) == (schedule.is_phased and schedule.is_mixing)
 
 
 def test_a_claim_prints_what_it_has_and_nothing_else():

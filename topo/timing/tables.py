@@ -12,9 +12,11 @@ A row has b bytes, and 4 for its number, by which it is asked for. n workers, N 
 
 With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
 15 against 1.9. Before each exchange all workers tell each other what they do and how much follows, which is a latency
-more, and so they do when a step is over. At the end of backward that is done once for all tables, whose gradients then
-travel together; so tables share these latencies (`Exchange.meetings`). What the strategy sends for a dense table,
-`topo.timing.cost` says: its bytes are added to the model's.
+more, and so they do when a step is over. At a lookup the numbers travel in that message where no worker asks another
+for more than `ROOM` of them; it has room then for a few more than were asked for, for which no bytes are charged. At
+the end of backward that is done once for all tables, whose gradients then travel together; so tables share these
+latencies (`Exchange.meetings`). What the strategy sends for a dense table, `topo.timing.cost` says: its bytes are added
+to the model's.
 
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
 links nor aggregation, are `parallax_per_gpu` and `parallax_per_machine`.
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 
 NUMBER_BYTES = 4
 """A row's number on the wire."""
+
+ROOM = 256
+"""Row numbers for each member that the message has room for in which workers tell each other what they do, at most."""
 
 ELEMENT_BYTES = 4
 """A number of a row: float32."""
@@ -145,10 +150,11 @@ def exchange(
         start = _ring(0, cluster, hardware)
         out = (rows - least) * (row + NUMBER_BYTES) if cluster.num_nodes > 1 else 0.0
         return Exchange(0.0, inside + ring - start, out, (*meetings, ("to all", start)))
+    told = _apart(own, together if aggregates else own, int(hosts.sum()), cluster, (local, latency))
     asked, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
     most = (2 * NUMBER_BYTES * asked + row * (given + asked)).max(initial=0.0)
     return Exchange(
-        lookups=latency + local + sum(across(part) + within(part) for part in (NUMBER_BYTES, row)),
+        lookups=told + sum(across(part) + within(part) for part in (NUMBER_BYTES, row)),
         gradients=across(row + NUMBER_BYTES) - latency + inside,
         nic_bytes=float(most) if cluster.num_nodes > 1 else 0.0,
         meetings=(*meetings, ("to owners", latency)),
@@ -181,6 +187,12 @@ def exchanges(
             element_bytes=element_bytes,
         )
     return total
+
+
+def _apart(own: float, collected: float, owners: int, cluster: Cluster, latencies: tuple[float, float]) -> float:
+    """Seconds more of row numbers that travel by themselves, inside nodes and across, being too many for a message."""
+    longest = own / float(cluster.node_sizes().max()), collected / owners
+    return sum(latency for latency, one in zip(latencies, longest, strict=True) if one > ROOM)
 
 
 def aggregates_in(cluster: Cluster) -> bool:

@@ -13,7 +13,8 @@ The host at place h has the parts h, h + H, … below P, and part p has ⌊R/P�
 do not grow with h: so the first host has the most rows, the last one the least.
 
 `table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
-of a `step`, each as `all` workers or those of each `node`.
+of a `step`, each as `all` workers or those of each `node`. A lookup's second of a node, and second of all, are left out
+where their row numbers have room in the one before, which hangs on what all members were told there.
 
 *Theorem.* No worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order
 and each of them is the same list of operations; number them all as they come. An operation has the same number at all
