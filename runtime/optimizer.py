@@ -315,6 +315,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         if own is not None:
             self.ending.guard(lambda: self.stepper.gather(apply=False))
+            if self.runner.agrees_on_end:
+                self._refuse_other_steps(int(own["steps"]))
         theirs = {key: value for key, value in state_dict.items() if key != "preduce"}
         self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
         if own is not None:
@@ -322,6 +324,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.meeting.together("load_state_dict", self.meeting.next_number("load_state_dict"))
             self.ending.guard(self.runner.drain)
             self.stepper.steps = int(own["steps"])
+
+    def _refuse_other_steps(self, steps: int) -> None:
+        """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet.
+
+        Raises:
+            InputError: as said.
+        """
+        mine = {"steps": steps}
+        said = self.meeting.exchange("state to load", self.meeting.next_number("state to load"), mine)
+        if len(found := sorted({int(one["steps"]) for one in said})) > 1:
+            raise InputError(
+                f"load_state_dict: the workers' states are of steps {', '.join(map(str, found))}, and with a quorum "
+                "only those of one place where all meet belong together; take them inside mean_model(), or use "
+                "preduce.save_checkpoint()"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The wrapped optimizer's."""

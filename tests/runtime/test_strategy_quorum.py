@@ -28,7 +28,7 @@ from preduce.runtime.strategies.quorum.spread import children
 from preduce.runtime.transport.nccl import NcclWorld
 from preduce.runtime.virtual_time.predict import ARRAYS
 from preduce.topo.cluster import Cluster
-from preduce.topo.errors import InputError
+from preduce.topo.errors import InputError, PeerLostError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Form, How
 from preduce.topo.strategies.quorum import Counting, Divide, Missed, Quorum, Start
@@ -203,6 +203,38 @@ def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
         errors = ranks.run(2, work, catch=InputError)
         assert all(words in str(error) for error in errors)
         ranks.fresh()
+
+
+def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        for _ in range(1 + world.rank):
+            call(model, optimizer, 2)
+            with optimizer.mean_model():
+                pass
+        optimizer.finish()
+
+    errors = ranks.run(2, work, catch=PeerLostError)
+    ranks.fresh()
+    assert any("after the same number of step() calls" in str(error) for error in errors)
+    assert not any("put the training loop into" in str(error) for error in errors)
+
+
+def test_states_of_different_rounds_are_not_loaded(ranks):
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(2))
+        call(model, optimizer, 2)
+        with optimizer.mean_model():
+            state = optimizer.state_dict()
+        optimizer.load_state_dict(state)
+        state["preduce"]["steps"] += world.rank
+        try:
+            optimizer.load_state_dict(state)
+        finally:
+            optimizer.runner.close()
+
+    errors = ranks.run(2, work, catch=InputError)
+    assert all("take them inside mean_model()" in str(error) for error in errors)
 
 
 def test_a_function_is_for_its_own_join(ranks):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from preduce.runtime.averaging.reducer import Reducer
+from preduce.runtime.liveness.heartbeat import MET
 from preduce.runtime.strategies.base import Runner
 from preduce.runtime.strategies.quorum.driver import Payload, QuorumDriver
 from preduce.runtime.strategies.quorum.log import QuorumLog
@@ -55,6 +56,7 @@ class QuorumRunner(Runner, Generic[Sum]):
         super().__init__(run)
         self.when = when
         reducer = run.reducer
+        reducer.heartbeat.unequal = MET
         self.log = QuorumLog(is_on=reducer.recorder.directory is not None)
         self.driver: QuorumDriver[Sum] = QuorumDriver(machine, run.rank, payload, log=self.log, grace=when.grace * 1e-6)
         self._mailbox = Mailbox(
