@@ -415,7 +415,7 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         process.communicate()
