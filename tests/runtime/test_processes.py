@@ -405,7 +405,9 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
         f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     )
     launch = "from preduce.runtime.launcher.launch import launch"
-    code = f"import sys; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
+    # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"import sys; {heard}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=children.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
