@@ -59,7 +59,7 @@ class Run:
             command[-1 - len(arguments) : -1 - len(arguments)] = ["--schedule", str(schedule)]
         self.mark = f"PREDUCE_TEST={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
-        self.before = set(Path("/dev/shm").iterdir())
+        self.before = _shared()
         environment = children.environment(
             PLACE=str(self.place),
             TMPDIR=str(self.temporary),
@@ -100,7 +100,7 @@ class Run:
     def nothing_is_left(self, seconds=15):
         self.until(lambda: not self.left(), seconds)
         self.until(lambda: not list(self.temporary.iterdir()), seconds)
-        assert set(Path("/dev/shm").iterdir()) <= self.before
+        assert _shared() <= self.before
         return True
 
     def kill(self):
@@ -121,6 +121,11 @@ def start(tmp_path):
     yield begin
     for run in made:
         run.kill()
+
+
+def _shared():
+    """What lies in shared memory, but for the folders of lab runs, which other tests may have at the same time."""
+    return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("preduce-")}
 
 
 MOMENTS = {
