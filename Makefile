@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := schedulers waiting running others proofs
+PARTS := running waiting proofs others schedulers
 
 .PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/preduce demo
 
-# The suite runs in parts, four side by side: what only computes, which gives way to the others; the run-time; those of its
+# The suite runs in parts, three side by side, longest first: what only computes, which gives way to the others; the run-time; those of its
 # files that mostly wait; and every other folder. Lines interleave, each with its part's name; any failing fails the whole.
 LONGEST := $(addprefix tests/runtime/,conformance test_orphans.py test_processes.py test_checkpoint.py test_waits.py)
 COMPUTING := tests/schedulers tests/topo tests/verify
@@ -36,7 +36,7 @@ test-schedulers test-proofs: NICE = nice -n 5
 test: export OPENBLAS_NUM_THREADS = 1
 test: $(STAMP)  ## the whole test suite
 	@rm -f build/test-*.txt; status=0; \
-	$(MAKE) --no-print-directory --jobs=4 --keep-going $(PARTS:%=test-%) || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=3 --keep-going $(PARTS:%=test-%) || status=$$?; \
 	echo; for part in $(PARTS); do echo "test-$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
 
 $(PARTS:%=test-%): $(STAMP)
