@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from preduce.runtime.generator.keys import JobKeys
 from preduce.runtime.launcher.orphans import die_with_parent
-from preduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, terminable
+from preduce.runtime.launcher.signals import ENDING, Terminated, as_in_a_fresh_process, held, terminable
 from preduce.runtime.transport.background import Background
 from preduce.topo.errors import UnavailableError
 
@@ -134,24 +134,30 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
     """For the generator's own process: end it with its parent, and remove these files and their folder then.
 
-    The folder is made here and not by the parent, which may be killed before it has a child that would remove it. When
-    this process is ended by SIGTERM nothing starts it again, so the files go, whoever sent it: a parent of several
-    threads that is killed may still count as the parent at that moment.
+    The folder is made here and not by the parent, which may be killed before it has a child that would remove it. The
+    files go however this process ends, since nothing starts it again: SIGKILL alone, after which it is started again,
+    leaves them. Whether the parent still lives would tell too little: while one of several threads is killed it may
+    still count as the parent, and the kernel asks anew for every thread of it that dies.
     """
-    is_ended = False
     try:
         with terminable():
-            as_in_a_fresh_process()
-            if not die_with_parent(parent, signal.SIGTERM):
-                raise Terminated(signal.SIGTERM)
-            files[0].parent.mkdir(mode=0o700, exist_ok=True)
-            yield
+            try:
+                as_in_a_fresh_process()
+                if not die_with_parent(parent, signal.SIGTERM):
+                    raise Terminated(signal.SIGTERM)
+                files[0].parent.mkdir(mode=0o700, exist_ok=True)
+                yield
+            finally:
+                _remove(files)
     except Terminated as ended:
-        is_ended = True
         raise SystemExit(ended.exit_code) from None
-    finally:
-        if is_ended or os.getppid() != parent:
-            with contextlib.suppress(OSError):
-                for file in files:
-                    file.unlink(missing_ok=True)
-                files[0].parent.rmdir()
+
+
+def _remove(files: Sequence[Path]) -> None:
+    """Remove the files and their folder, whatever signals come meanwhile."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        for file in files:
+            file.unlink(missing_ok=True)
+        files[0].parent.rmdir()
