@@ -67,7 +67,8 @@ def _one(paper: Paper, chosen: argparse.Namespace) -> None:
         print(f"papers: {paper.title}: nothing is stored: {error.filename}", file=sys.stderr)
         return
     kept = rows.add(found)
-    rows.add(replace(found, rows=module.derived(kept), curves=()))
+    if hasattr(module, "derived"):
+        rows.add(replace(found, rows=module.derived(kept), curves=()))
     print(f"{paper.title}, at {found.commit}\n\n{page.table(found)}\n")
 
 

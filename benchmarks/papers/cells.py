@@ -70,6 +70,10 @@ class Cells:
                 found.setdefault(setting.name, []).extend(rows)
         return found
 
+    def by_contestant(self) -> dict[str, dict[str, Contestant]]:
+        """The same rows by setting and contestant."""
+        return {where: {row.contestant: row for row in block} for where, block in self.blocks().items()}
+
     def predictions(self, which: str = "from_profile") -> dict[tuple[str, str], float]:
         """Milliseconds per step by (setting, contestant), from the profile alone or, `points`, from the fit."""
         found = (self.prediction or {}).get(which, [])

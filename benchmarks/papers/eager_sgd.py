@@ -228,19 +228,12 @@ def results_of(cells: Cells, found: Sequence[Found] = (), notes: Sequence[str] =
     )
 
 
-def derived(found: Results) -> tuple[Row, ...]:  # noqa: ARG001 - every row is of runs that were made together
-    """Nothing follows from rows of several runs."""
-    return ()
-
-
 Block = dict[str, "Contestant"]
 
 
 def rows(cells: Cells) -> tuple[Row, ...]:
     """All that the cells say, figure by figure."""
-    blocks: dict[str, Block] = {
-        where: {row.contestant: row for row in block} for where, block in cells.blocks().items()
-    }
+    blocks = cells.by_contestant()
     made: list[Row] = []
     for where, block in blocks.items():
         made += _speeds(where, block)

@@ -208,19 +208,12 @@ def results_of(cells: Cells) -> Results:
     )
 
 
-def derived(found: Results) -> tuple[Row, ...]:  # noqa: ARG001 - every row is of runs that were made together
-    """Nothing follows from rows of several runs."""
-    return ()
-
-
 Block = dict[str, "Contestant"]
 
 
 def rows(cells: Cells) -> tuple[Row, ...]:
     """All that the cells say."""
-    blocks: dict[str, Block] = {
-        where: {row.contestant: row for row in block} for where, block in cells.blocks().items()
-    }
+    blocks = cells.by_contestant()
     made: list[Row] = []
     for task in COMPUTE:
         alike, random, slow = (blocks.get(f"{task}, {kind}", {}) for kind in (ALIKE, RANDOM, SLOW))

@@ -78,11 +78,6 @@ def stored(only: str | None = None, folder: Path = RESULTS.parent) -> Results:  
     return Results(paper=NAME, commit=" ".join(dict.fromkeys(commits)), rows=rows(blocks), why=WHY, notes=(note,))
 
 
-def derived(found: Results) -> tuple[Row, ...]:  # noqa: ARG001 - as said
-    """Nothing follows from rows of several runs."""
-    return ()
-
-
 def rows(blocks: dict[str, list[Contestant]]) -> tuple[Row, ...]:
     """What can be said of the settings that were run."""
     alike, slow, slow_2 = (blocks.get(f"40mbit {kind}", []) for kind in ("homogeneous", "slow x5", "slow x2"))

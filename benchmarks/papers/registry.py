@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class Paper:
     """`module` runs its experiments; without one they do not exist yet.
 
-    A module has `run(minutes, only)` and `stored(only)`, which return Results, and `derived(results)`, the rows that
-    follow from rows of several runs.
+    A module has `run(minutes, only)` and `stored(only)`, which return Results, and where rows follow from rows of
+    several runs `derived(results)`, which gives these.
     """
 
     name: str

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 State = TypeVar("State")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +140,8 @@ class Describing(Protocol):
 
     def describe_message(self, message: Any) -> str:  # noqa: ANN401 - as in Machine
         """A message as a reader would say it, such as `update of step 3`."""
+
+
+def changed(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
+    """The same values but for one place, as states that are never changed themselves need it."""
+    return (*values[:place], value, *values[place + 1 :])

@@ -9,9 +9,9 @@ takes, and whether a worker computes before it sends (serial order) or between s
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from preduce.schedulers.protocols.digraph import Digraph, automorphisms
 from preduce.topo.strategies.gap import Reducing
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from preduce.topo.round import Round
     from preduce.topo.strategies.gap import Gap
-
-T = TypeVar("T")
 
 SENDING, REDUCING, ENTERING = range(3)
 
@@ -171,11 +169,11 @@ class Hop:
                 return self._queued(process, state, source, step), ()
             case Received(source, Token(count)):
                 place = self.graph.targets[process].index(source)
-                tokens = _changed(state.tokens, place, state.tokens[place] + count)
+                tokens = changed(state.tokens, place, state.tokens[place] + count)
                 return HopState(state.step, state.stage, state.updates, tokens, state.acked, state.fresh), ()
             case Received(source, Ack()):
                 place = self.graph.targets[process].index(source)
-                return replace(state, acked=_changed(state.acked, place, True)), ()
+                return replace(state, acked=changed(state.acked, place, True)), ()
             case SendUpdate():
                 unacked = (False,) * len(state.acked)
                 sent = HopState(state.step, REDUCING, state.updates, state.tokens, unacked, state.fresh)
@@ -253,8 +251,8 @@ class Hop:
         if self.setting.staleness:
             is_newest = queue.bit_length() - 1 == bit
             queue = 1 << (queue.bit_length() - 1)
-            fresh = _changed(fresh, place, True) if is_newest and fresh else fresh
-        updates = _changed(state.updates, place, queue)
+            fresh = changed(fresh, place, True) if is_newest and fresh else fresh
+        updates = changed(state.updates, place, queue)
         return HopState(state.step, state.stage, updates, state.tokens, state.acked, fresh)
 
     def _updates_to(self, process: int, state: HopState) -> tuple[Action, ...]:
@@ -338,7 +336,3 @@ def check_setting(graph: Digraph, setting: Gap) -> None:
     """
     setting.check()
     setting.check_neighbours([len(sources) for sources in graph.sources])
-
-
-def _changed(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    return (*values[:place], value, *values[place + 1 :])

@@ -16,17 +16,15 @@ from dataclasses import dataclass, field, replace
 from hashlib import shake_256
 from itertools import permutations
 from operator import add
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from preduce.topo.strategies.quorum import Counting, Missed, Start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preduce.topo.strategies.quorum import Quorum
-
-T = TypeVar("T")
 
 COMPUTING, CALLED, MEETING = range(3)
 """What the training does: it computes, has called and waits for a result, or synchronises its model."""
@@ -242,11 +240,11 @@ class Partial:
                 return replace(state, activated=max(state.activated, round_ + 1)), ()
             case Received(source, Arrived(round_)):
                 known = max(state.arrived[source], round_ + 1)
-                return self._started(process, replace(state, arrived=_changed(state.arrived, source, known)))
+                return self._started(process, replace(state, arrived=changed(state.arrived, source, known)))
             case Received(source, Share() as share):
                 return self._shared(state, source, share), ()
             case Received(source, Here(round_)):
-                return self._met(replace(state, here=_changed(state.here, source, max(state.here[source], round_))))
+                return self._met(replace(state, here=changed(state.here, source, max(state.here[source], round_))))
         raise AssertionError(f"not an event of a partial all-reduce: {event}")
 
     # Training.
@@ -286,7 +284,7 @@ class Partial:
         every = self.setting.synchronise_every
         if not every or version % every:
             return state, (note,)
-        waits = replace(state, stage=MEETING, here=_changed(state.here, process, version))
+        waits = replace(state, stage=MEETING, here=changed(state.here, process, version))
         told = tuple(Send(v, Here(version)) for v in self._others[process])
         met, actions = self._met(waits)
         return met, (note, *told, *actions)
@@ -303,7 +301,7 @@ class Partial:
         """The worker counts for the next round that its thread will enter, and tells those who count."""
         if state.arrived[process] > state.entered:
             return state, ()
-        state = replace(state, arrived=_changed(state.arrived, process, state.entered + 1))
+        state = replace(state, arrived=changed(state.arrived, process, state.entered + 1))
         told: tuple[Action, ...] = ()
         if isinstance(self.setting.quorum, int):
             told = tuple(Send(v, Arrived(state.entered)) for v in self._others[process])
@@ -337,8 +335,7 @@ class Partial:
 
     def _drawn(self, round_: int) -> int:
         """A worker from the seed; the words keep these numbers apart from all others that come from a seed."""
-        number = shake_256(f"preduce quorum, seed {self.setting.seed}, round {round_}".encode()).digest(8)
-        return int.from_bytes(number) % self.num_workers
+        return drawn(f"preduce quorum, seed {self.setting.seed}, round {round_}", self.num_workers)
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
         """Whose coming may start the open round, as far as this worker knows: one of them, or enough of them."""
@@ -370,11 +367,7 @@ class Partial:
 
     def _shared(self, state: PartialState, source: int, share: Share) -> PartialState:
         """What a worker brings is kept for its round: the one that runs, or the next, which it entered earlier."""
-        known = state.shares[source]
-        if share.round < state.done or share.round in [other.round for other in known]:
-            return state
-        kept = tuple(sorted((*known, share), key=lambda other: other.round))
-        return replace(state, shares=_changed(state.shares, source, kept))
+        return replace(state, shares=with_share(state.shares, source, share, done=state.done))
 
     def _is_summed(self, state: PartialState) -> bool:
         """Whether all threads have entered the round that runs."""
@@ -434,9 +427,20 @@ def partial_of(setting: Quorum, num_workers: int) -> Partial:
     return Partial(setting, num_workers, collective=False)
 
 
+def drawn(words: str, count: int) -> int:
+    """One of so many places, by words that name the seed and what is drawn; evenly, and the same on all workers."""
+    return int.from_bytes(shake_256(words.encode()).digest(8)) % count
+
+
+def with_share(
+    shares: tuple[tuple[Share, ...], ...], source: int, share: Share, *, done: int
+) -> tuple[tuple[Share, ...], ...]:
+    """All workers' shares with one more, in the order of rounds, unless it is known or its round is done."""
+    known = shares[source]
+    if share.round < done or share.round in [other.round for other in known]:
+        return shares
+    return changed(shares, source, tuple(sorted((*known, share), key=lambda other: other.round)))
+
+
 def _of(result: Result) -> tuple[int, tuple[int, ...]]:
     return result.round, result.counts
-
-
-def _changed(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    return (*values[:place], value, *values[place + 1 :])

@@ -15,11 +15,10 @@ late models are mixed in by weights; here each group starts by its own members, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from hashlib import shake_256
 from itertools import permutations
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from preduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from preduce.schedulers.protocols.partial import (
     CALLED,
     COMPUTING,
@@ -32,6 +31,8 @@ from preduce.schedulers.protocols.partial import (
     Result,
     Share,
     Take,
+    drawn,
+    with_share,
 )
 from preduce.topo.strategies.quorum import Quorum, Start
 
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preduce.topo.schedule import Schedule
-
-T = TypeVar("T")
 
 GOES_ON = -2
 """In place of the last round that a worker needs, while nobody has heard that it has ended."""
@@ -107,8 +106,7 @@ class PartialGroups:
 
     How it ends: a worker without data tells everybody so, and the last round that has progress of it. Of a group's
     members those count that have come or go on; where none goes on, its round starts once somebody needs it or a later
-    one. So
-    no round runs that nobody needs, and the last one of all is the maximum of what the workers have told.
+    one. So no round runs that nobody needs, and the last one of all is the maximum of what the workers have told.
 
     Args:
         setting: the quorum.
@@ -197,12 +195,12 @@ class PartialGroups:
                 return self._activated(process, state, source, round_)
             case Received(source, Arrived(round_)):
                 known = max(state.arrived[source], round_ + 1)
-                heard = replace(state, arrived=_changed(state.arrived, source, known))
+                heard = replace(state, arrived=changed(state.arrived, source, known))
                 return self._started(process, _wanting(self._entered(process, heard, source, round_), round_))
             case Received(source, Share() as share):
                 return self._shared(state, source, share), ()
             case Received(source, Ended(last)):
-                heard = replace(state, lasts=_changed(state.lasts, source, last))
+                heard = replace(state, lasts=changed(state.lasts, source, last))
                 return self._started(process, _wanting(heard, last))
         raise AssertionError(f"not an event of partial averaging in groups: {event}")
 
@@ -219,7 +217,7 @@ class PartialGroups:
         )
         if state.arrived[process] > state.entered:
             return called, ()
-        come = _wanting(replace(called, arrived=_changed(state.arrived, process, state.entered + 1)), state.entered)
+        come = _wanting(replace(called, arrived=changed(state.arrived, process, state.entered + 1)), state.entered)
         told: tuple[Action, ...] = ()
         if isinstance(self.setting.quorum, int):
             told = tuple(Send(v, Arrived(state.entered)) for v in self._others(process, state.entered))
@@ -229,7 +227,7 @@ class PartialGroups:
     def _ended(self, process: int, state: GroupsState) -> Outcome[GroupsState]:
         """Nothing more is published: the round for which the worker came last has the last of it."""
         last = state.arrived[process] - 1
-        ended = replace(state, resting=True, lasts=_changed(state.lasts, process, last))
+        ended = replace(state, resting=True, lasts=changed(state.lasts, process, last))
         started, actions = self._started(process, ended)
         told = tuple(Send(v, Ended(last)) for v in range(self.num_workers) if v != process)
         return started, (*told, *actions)
@@ -298,7 +296,7 @@ class PartialGroups:
     def _drawn(self, round_: int, members: tuple[int, ...]) -> int:
         """A place from the seed; the words keep these numbers apart from all others that come from a seed."""
         words = f"preduce quorum, seed {self.setting.seed}, round {round_}, group of worker {members[0]}"
-        return int.from_bytes(shake_256(words.encode()).digest(8)) % len(members)
+        return drawn(words, len(members))
 
     def awaited(self, process: int, state: GroupsState) -> tuple[int, ...]:
         """Whose coming may start the open round, as far as this worker knows; else who may be in an earlier one."""
@@ -334,11 +332,7 @@ class PartialGroups:
 
     def _shared(self, state: GroupsState, source: int, share: Share) -> GroupsState:
         """What a member brings is kept for its round, which this worker may be several rounds away from."""
-        known = state.shares[source]
-        if share.round < state.done or share.round in [other.round for other in known]:
-            return state
-        kept = tuple(sorted((*known, share), key=lambda other: other.round))
-        return replace(state, shares=_changed(state.shares, source, kept))
+        return replace(state, shares=with_share(state.shares, source, share, done=state.done))
 
     def _is_summed(self, process: int, state: GroupsState) -> bool:
         """Whether all members have entered the round that runs."""
@@ -422,7 +416,3 @@ def _activating(state: GroupsState, rounds: set[int]) -> GroupsState:
 def _wanting(state: GroupsState, round_: int) -> GroupsState:
     """Somebody needs this round."""
     return replace(state, wanted=round_ + 1) if round_ >= state.wanted else state
-
-
-def _changed(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    return (*values[:place], value, *values[place + 1 :])
