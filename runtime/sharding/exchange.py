@@ -93,7 +93,10 @@ class Exchange:
             InputError: workers do different things, or one found a mistake; the same line on all of them.
             PeerLostError: a worker is gone.
         """
-        call = replace(call, has_problem=bool(problem))
+        with self.wire.reducer.heartbeat.exchange():
+            return self._perform(replace(call, has_problem=bool(problem)), parts, source, problem)
+
+    def _perform(self, call: Call, parts: Parts | None, source: Source, problem: str) -> Outcome:
         if problem:
             self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
