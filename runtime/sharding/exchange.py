@@ -128,7 +128,7 @@ class Exchange:
             return {table: self._places[layout.owner_of(part.ids)] for table, part in bring.items()}
         layouts = {table: self.shapes[table].layout for table in bring}
         return {
-            table: None if (layout := layouts[table]) is None else self._places[layout.owner_of(part.ids)]
+            table: None if (one := layouts[table]) is None else self._places[one.owner_of(part.ids)]
             for table, part in bring.items()
         }
 

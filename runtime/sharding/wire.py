@@ -8,7 +8,6 @@ for more, which all hear as well, the numbers travel by themselves afterwards.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,6 +61,9 @@ class Wire:
         and only they talk: 3 messages instead of 15 for 4 nodes of 4."""
         if self.coalesces and len(sizes) == 1 and not gathers:
             self.owners = _made(world, tuple(r for r in range(world.size) if self._places[r] == self._places[rank]))
+        of_nodes = [[r for r, node in enumerate(self.nodes) if node == self.nodes[m]] for m in self.owners.members]
+        self._spoken_for = torch.tensor([r for mates in of_nodes for r in mates]).argsort()
+        """Where each worker's call stands among those that `owners` pass on, int64 [workers]; one of each node does."""
         self._rooms: dict[tuple[int, ...], _Room] = {}
         self.bytes_inside = self.bytes_across = 0
         """What this worker sent so far, to others on its node and on other nodes."""
@@ -112,13 +114,12 @@ class Wire:
         told = calls + counts.shape[1]
         mine = counts.new_zeros(group.size, told + room.size // 2)
         mine[:, calls:told] = counts
-        each = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=0)
         if asked is not None:
+            each = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=0)
             said[0, LONGEST] = longest = each.max()
-        mine[:, :calls] = said.view(-1)
-        if asked is not None:
             if len(asked) and int(longest) <= room.size:
                 mine.view(torch.int32)[:, 2 * told :][room.used_by(each)] = asked.to(torch.int32)
+        mine[:, :calls] = said.view(-1)
         theirs = torch.empty_like(mine)
         sizes = [mine.shape[1]] * group.size
         self._run(
@@ -139,15 +140,14 @@ class Wire:
             room.longest[did.table] = most
         elif did is not None and did.kind is Kind.STEP:
             room.fit()
-        return replace(met, ids=ids)
+        met.ids = ids
+        return met
 
     def _heard(self, group: Communicator, said: torch.Tensor, counts: torch.Tensor) -> Met:
         """The calls of all for whom the members of a group spoke, by rank, and the members' counts."""
         if len(said) == group.size:
             return Met(group.members, said, counts)
-        of_nodes = [[r for r, node in enumerate(self.nodes) if node == self.nodes[m]] for m in group.members]
-        order = torch.argsort(torch.tensor(of_nodes).view(-1))
-        return Met(tuple(range(len(self.nodes))), said[order], counts)
+        return Met(self.everyone.members, said[self._spoken_for], counts)
 
     def swap(
         self,

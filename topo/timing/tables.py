@@ -11,13 +11,13 @@ A row has b bytes, and 4 for its number, by which it is asked for. n workers, N 
     sharded, aggregated       in the nodes; all_to_all of u_node    in the nodes; all_to_all        2(N−1)/N·u_node
 
 With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
-15 against 1.9. Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with those
-of its own place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers tell each other what they do and how much follows, which is a latency
-more, and so they do when a step is over. At a lookup the numbers travel in that message where no worker asks another
-for more than `ROOM` of them; it has room then for a few more than were asked for, for which no bytes are charged. At
-the end of backward that is done once for all tables, whose gradients then travel together; so tables share these
-latencies (`Exchange.meetings`). What the strategy sends for a dense table, `topo.timing.cost` says: its bytes are added
-to the model's.
+15 against 1.9. Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
+those of its own place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
+tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
+lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
+for a few more than were asked for, for which no bytes are charged. At the end of backward that is done once for all
+tables, whose gradients then travel together; so tables share these latencies (`Exchange.meetings`). What the strategy
+sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's.
 
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
 links nor aggregation, are `parallax_per_gpu` and `parallax_per_machine`.
