@@ -19,6 +19,12 @@ STARTS = {
 }
 
 
+def group_of(world):
+    """Both workers' group; one world makes it once."""
+    members = (0, 1)
+    return world.communicator(members) if world.has(members) else world.create(members)
+
+
 @pytest.mark.parametrize("name", STARTS)
 @pytest.mark.parametrize("seconds", [0.0, 1e-5, 0.02])
 def test_a_wait_has_a_limit_and_the_operation_goes_on(ranks, name, seconds):
@@ -26,7 +32,7 @@ def test_a_wait_has_a_limit_and_the_operation_goes_on(ranks, name, seconds):
     may_come = threading.Event()
 
     def run(world):
-        group = world.everyone()
+        group = group_of(world)
         if world.rank == 1:
             may_come.wait(20)
         work = STARTS[name](group)
@@ -46,7 +52,7 @@ def test_a_wait_ends_when_the_operation_does(ranks):
     """Not after its limit of 20 s, nor at a look that comes late."""
 
     def run(world):
-        group = world.everyone()
+        group = group_of(world)
         if world.rank == 1:
             time.sleep(0.2)
         work, begun = group.all_reduce(torch.ones(1)), time.monotonic()
@@ -60,7 +66,7 @@ def test_a_wait_ends_when_the_operation_does(ranks):
 
 def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for(ranks):
     def run(world):
-        group = world.everyone()
+        group = group_of(world)
         if world.rank == 1:
             world.abandon()
             return None
@@ -79,7 +85,7 @@ def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for
 def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
     def run(world):
         tensor = torch.full((3,), 1.0 + world.rank)
-        work = world.everyone().all_reduce(tensor, Coding(How(codec=Codec.FLOAT16), (0, 0)))
+        work = group_of(world).all_reduce(tensor, Coding(How(codec=Codec.FLOAT16), (0, 0)))
         assert isinstance(work, LimitedShortWork)
         assert work.ended_within(20)
         work.wait()
