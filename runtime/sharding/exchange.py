@@ -3,12 +3,17 @@
 Each operation is one message from all to all (see `calls`) and then the rows; where rows are coalesced per node, the
 same is done inside the node first: there the collector of a row asks, or sums, for all of its node. Nothing is changed
 before everything has arrived.
+
+Where a table has a codec (`row_code`), an owner codes the rows that it hands out, and a collector hands their codes on as
+they came; who brings gradients across codes them, which is after they were summed in the node. Everybody decodes, the
+owner its own, too. Who has numbers that do not fit says so to all: of gradients in the message before, of rows handed out
+in one byte beside them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preduce.runtime.sharding.layout import Layout
+    from preduce.runtime.sharding.row_code import RowCode
     from preduce.runtime.sharding.wire import Wire
     from preduce.runtime.transport.communicators import Communicator
 
@@ -37,12 +43,14 @@ Parts = dict[int, Part]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an exchange has to know of a table: its name, an empty array like its rows, and its layout where sharded."""
+    """What an exchange has to know of a table: its name, an empty array like its rows, its layout where sharded, and
+    the code in which its rows cross, if they have one."""
 
     name: str
     like: torch.Tensor
     """[0, columns]"""
     layout: Layout | None
+    code: RowCode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +101,13 @@ class Exchange:
             InputError: workers do different things, or one found a mistake; the same line on all of them.
             PeerLostError: a worker is gone.
         """
-        call = replace(call, has_problem=bool(problem))
-        if problem:
-            self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
+        call = self._with_problem(call, problem)
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
-        bring = parts or {} if inside is None else inside.bring
-        counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, call, inside))
+        bring, doing = (parts or {}, call) if inside is None else (inside.bring, inside.doing)
+        if doing.kind is Kind.REDUCE and not problem:
+            bring, problem = self._coded(bring)
+            call = self._with_problem(call, problem)
+        counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, doing))
         met = self.wire.meet(self.wire.everyone, call, counts, self.round(), asked_in(ordered))
         did = self._agreed(met)
         if did.kind in (Kind.LOOKUP, Kind.WHOLE):
@@ -107,20 +116,45 @@ class Exchange:
                 rows = restored(rows, orders[did.table])
             if inside is not None:
                 rows = inside.handed_out(did, rows)
-            return Outcome(did, met, rows=rows)
+            code = self._code_of_rows(did)
+            return Outcome(did, met, rows=rows if code is None else code.decode(rows))
         if did.kind is Kind.REDUCE:
             return Outcome(did, met, parts=self._brought(did, bring, ordered, counts, met.counts))
         return Outcome(did, met)
 
-    def _owners(
-        self,
-        bring: Parts,
-        source: Source,
-        call: Call,
-        inside: _Inside | None,
-    ) -> dict[int, torch.Tensor | None]:
+    def _with_problem(self, call: Call, problem: str) -> Call:
+        """The call of a worker that has found a mistake of its user, or none."""
+        if problem:
+            self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
+        return replace(call, has_problem=bool(problem))
+
+    def _stop(self, rank: int) -> NoReturn:
+        """Stop for what another worker, or this one, has found.
+
+        Raises:
+            InputError: always.
+        """
+        text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
+        self._num_problems += 1
+        raise InputError(f"worker {rank}: {text}")
+
+    def _coded(self, bring: Parts) -> tuple[Parts, str]:
+        """Gradients as they cross, and what is wrong with numbers that do not fit; empty where nothing is."""
+        coded, problem = dict(bring), ""
+        for table, part in bring.items():
+            shape = self.shapes[table]
+            if shape.code is not None and part.rows is not None:
+                rows = shape.code.encode(part.rows)
+                coded[table] = Part(part.ids, rows)
+                problem = problem or shape.code.problem(shape.name, "a gradient that it brings", part.rows, rows)
+        return coded, problem
+
+    def _code_of_rows(self, did: Call) -> RowCode | None:
+        """How rows that are handed out travel: those of a lookup coded, whole tables as they are."""
+        return self.shapes[did.table].code if did.kind is Kind.LOOKUP else None
+
+    def _owners(self, bring: Parts, source: Source, doing: Call) -> dict[int, torch.Tensor | None]:
         """The worker that each row goes to; None for rows that go to all."""
-        doing = call if inside is None else inside.doing
         if doing.kind in (Kind.LOOKUP, Kind.WHOLE):
             layout = source(doing)[0]
             return {table: layout.owner_of(part.ids) for table, part in bring.items()}
@@ -154,9 +188,7 @@ class Exchange:
         """
         rank, did = met.with_problem, met.agreed
         if rank is not None:
-            text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
-            self._num_problems += 1
-            raise InputError(f"worker {rank}: {text}")
+            self._stop(rank)
         if did is None:
             raise InputError(f"tables: {met.difference(self._names)}")
         return did
@@ -169,7 +201,7 @@ class Exchange:
         met: Met,
         source: Source,
     ) -> torch.Tensor:
-        """Ask the owners unless they know, answer who asks, and return the rows in order of owners."""
+        """Ask the owners unless they know, answer who asks, and return the rows, or their codes, in order of owners."""
         layout, answer = source(did)
         sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
         receives = (met.counts[:, did.table] - 1).clamp(min=0).tolist()
@@ -181,7 +213,22 @@ class Exchange:
             what = f"rows asked for of {name}"
             wanted = wire.swap(what, everyone, ids.to(ID), sends, receives, moment=moment).long()
         rows = answer(layout.place_of(wanted))
-        return wire.swap(f"rows of {name}", everyone, rows, receives, sends, moment=moment)
+        code, what = self._code_of_rows(did), f"rows of {name}"
+        if code is None:
+            return wire.swap(what, everyone, rows, receives, sends, moment=moment)
+        coded = code.encode(rows)
+        problem = code.problem(name, "a row that it hands out", rows, coded)
+        self._with_problem(did, problem)
+        # Everybody has to know, also who asks for nothing here: one byte goes before the rows for each member.
+        columns = [torch.full((everyone.size, 1), bool(problem), dtype=torch.uint8), coded]
+        message, out = dealt(columns, torch.tensor([[1, count] for count in receives]))
+        back = torch.tensor([[1, count] for count in sends])
+        sizes = (back * torch.tensor([width_of(column) for column in columns])).sum(1).tolist()
+        said, coded = put_together(wire.swap(what, everyone, message, out, sizes, moment=moment), back, columns)
+        for rank, one in zip(everyone.members, said.view(-1).tolist(), strict=True):
+            if one:
+                self._stop(rank)
+        return coded
 
     def _brought(
         self, did: Call, bring: Parts, ordered: Parts, counts: torch.Tensor, said: torch.Tensor
@@ -194,13 +241,13 @@ class Exchange:
         to_all = [t for t, shape in enumerate(self.shapes) if some[t] and shape.layout is None]
         mine = (counts - 1).clamp(min=0)
         if to_owners:
-            parts = [ordered.get(t) or self.nothing(t) for t in to_owners]
+            parts = [ordered.get(t) or self._nothing_coded(t) for t in to_owners]
             came = self.swapped(self.wire.everyone, did, parts, mine[:, to_owners], theirs[:, to_owners])
-            sums |= {t: part.coalesced() for t, part in zip(to_owners, came, strict=True)}
+            sums |= {t: self._decoded(t, part).coalesced() for t, part in zip(to_owners, came, strict=True)}
         if to_all:
-            parts = [bring.get(t) or self.nothing(t) for t in to_all]
+            parts = [bring.get(t) or self._nothing_coded(t) for t in to_all]
             came = self._gathered(did, parts, theirs[:, to_all])
-            sums |= {t: part.coalesced() for t, part in zip(to_all, came, strict=True)}
+            sums |= {t: self._decoded(t, part).coalesced() for t, part in zip(to_all, came, strict=True)}
         return sums
 
     def swapped(
@@ -235,6 +282,15 @@ class Exchange:
     def nothing(self, table: int) -> Part:
         """No rows of a table."""
         return Part(torch.empty(0, dtype=torch.int64), self.shapes[table].like)
+
+    def _nothing_coded(self, table: int) -> Part:
+        """No rows of a table, as its gradients cross."""
+        return self._coded({table: self.nothing(table)})[0][table]
+
+    def _decoded(self, table: int, part: Part) -> Part:
+        """Rows as they are, of what crossed."""
+        code = self.shapes[table].code
+        return part if code is None or part.rows is None else Part(part.ids, code.decode(part.rows))
 
 
 class _Inside:

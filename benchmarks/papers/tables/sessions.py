@@ -26,7 +26,7 @@ from preduce.topo.document.writer import write_schedule
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
-from preduce.topo.strategies.axes import Form
+from preduce.topo.strategies.axes import Codec, Form
 from preduce.topo.strategies.routes import Routes, Way
 
 if TYPE_CHECKING:
@@ -39,13 +39,16 @@ if TYPE_CHECKING:
     from preduce.topo.timing.tables import Touched
 
 GATHER, GATHER_LOCAL, HYBRID, HYBRID_LOCAL = "gather", "gather, aggregated", "hybrid", "hybrid, aggregated"
+HYBRID_CODED = "hybrid, aggregated, float16"
 PLANNED, COMPOSED = "planner's choice", "planner's choice, dense part by its own schedule"
 OURS = {
-    GATHER: (Way.GATHER, False),
-    GATHER_LOCAL: (Way.GATHER, True),
-    HYBRID: (Way.SHARDED, False),
-    HYBRID_LOCAL: (Way.SHARDED, True),
+    GATHER: (Way.GATHER, False, Codec.NONE),
+    GATHER_LOCAL: (Way.GATHER, True, Codec.NONE),
+    HYBRID: (Way.SHARDED, False, Codec.NONE),
+    HYBRID_LOCAL: (Way.SHARDED, True, Codec.NONE),
+    HYBRID_CODED: (Way.SHARDED, True, Codec.FLOAT16),
 }
+"""The way of all tables, whether workers of a node agree on rows first, and how rows are written."""
 LATENCY = 3e-4
 """Of a message between workers, for the planner, where nobody measured it (`latency_of`)."""
 FAST = "1gbit"
@@ -114,9 +117,7 @@ class Known:
 
     def _make(self, way: str) -> None:
         if way in OURS:
-            kind, aggregated = OURS[way]
-            routes = routes_of(self.model, kind, aggregated=aggregated, gradient=self._gradient)
-            self.schedules[way] = Schedule(way, self.session.cluster, AllReduce(what=routes))
+            self.schedules[way] = Schedule(way, self.session.cluster, AllReduce(what=self._routes(way)))
         elif way == DENSE:
             self.schedules[way] = Schedule(way, self.session.cluster, AllReduce())
         elif way == PLANNED:
@@ -129,6 +130,11 @@ class Known:
             strategy: Any = base.strategy
             self.words[way] = f"the dense part by {base.name} ({strategy.kind}, {strategy.how.codec})"
             self.schedules[way] = Schedule(base.name, base.cluster, replace(strategy, what=chosen.routes))
+
+    def _routes(self, way: str) -> Routes:
+        """Those of a way by hand."""
+        kind, aggregated, codec = OURS[way]
+        return routes_of(self.model, kind, aggregated=aggregated, gradient=self._gradient, codec=codec)
 
     @property
     def _gradient(self) -> str:
@@ -174,11 +180,11 @@ class Known:
             return way
         if not what.apart:
             return DENSE if DENSE in self.session.ways else way
-        for name, (kind, aggregated) in OURS.items():
-            alone = self.session.shape[1] == 1 and not aggregated
-            if name in self.session.ways and what == routes_of(
-                self.model, kind, aggregated=what.local_aggregation if alone else aggregated, gradient=self._gradient
-            ):
+        for name, (_, aggregated, _) in OURS.items():
+            routes = self._routes(name)
+            if self.session.shape[1] == 1 and not aggregated:
+                routes = replace(routes, local_aggregation=what.local_aggregation)
+            if name in self.session.ways and what == routes:
                 return name
         return way
 
@@ -191,12 +197,7 @@ class Known:
             if way == HOROVOD:
                 return tables + ring_bytes(self.dense_bytes, shape)
             return tables + server_bytes(self.pieces(way), shape)[0 if mean else 1]
-        what: Routes
-        if way in OURS:
-            kind, aggregated = OURS[way]
-            what = routes_of(self.model, kind, aggregated=aggregated, gradient=self._gradient)
-        else:
-            what = self.schedules[way].strategy.what
+        what = self._routes(way) if way in OURS else self.schedules[way].strategy.what
         by_strategy = sum(
             4 * table.numel()
             for name, table in self.model.tables().items()
