@@ -59,7 +59,10 @@ class RowCode:
 
         What is infinite, or none, travels as such; with int8 all of its row is NaN then. O(numbers).
         """
-        if not rows.numel() or bool(rows.abs().max() <= LARGEST[self.codec.value]):
+        if not rows.numel():
+            return None
+        least, most = (float(end) for end in torch.aminmax(rows))
+        if -least <= LARGEST[self.codec.value] >= most:  # not so of NaN
             return None
         finite = torch.isfinite(rows)
         if self.codec is Codec.INT8:
