@@ -147,7 +147,8 @@ def _row_error(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
             sizes = np.abs(given)
             if table["codec"] == "int8":
                 sizes[:] = sizes.max(axis=1, keepdims=True)
-            terms = [given[np.array(node_of) == node] for node in sorted(set(node_of))] if agrees(raw) else given[:, None]
+            of_nodes = [given[np.array(node_of) == node] for node in sorted(set(node_of))]
+            terms = of_nodes if agrees(raw) else given[:, None]
             seen = added([coded(added(list(term), single), how, RNG) for term in terms], single)
             wrong = _beyond(seen, given.sum(axis=0), sizes.sum(axis=0), bounds["gradients"][table["parameter"]])
             if table["way"] == "sharded":

@@ -78,8 +78,8 @@ class Hybrid:
 def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] | None = None) -> Hybrid:
     """Plan for the bytes that the strategy averages, and choose the ways of the tables beside the pick.
 
-    All competitors take part whose workers have common steps. Rows may travel in the codecs that sums may. Where the pick changes which tables go densely, it is
-    planned once more for these bytes.
+    All competitors take part whose workers have common steps. Rows may travel in the codecs that sums may.
+    Where the pick changes which tables go densely, it is planned once more for these bytes.
 
     Raises:
         InputError: the job cannot be, such as a gap or a quorum beside tables.

@@ -85,7 +85,8 @@ def parallelize(
         **settings: of DistributedOptimizer.
 
     Raises:
-        InputError: embeddings and no batches, a codec for tables whose ways the schedule says already, or what DistributedOptimizer refuses.
+        InputError: embeddings and no batches, a codec for tables whose ways the schedule says already, or what
+            DistributedOptimizer refuses.
         PreduceError: as DistributedOptimizer's.
     """
     schedule, links = _schedule(where)

@@ -4,10 +4,10 @@ Each operation is one message from all to all (see `calls`) and then the rows; w
 same is done inside the node first: there the collector of a row asks, or sums, for all of its node. Nothing is changed
 before everything has arrived.
 
-Where a table has a codec (`row_code`), an owner codes the rows that it hands out, and a collector hands their codes on as
-they came; who brings gradients across codes them, which is after they were summed in the node. Everybody decodes, the
-owner its own, too. Who has numbers that do not fit says so to all: of gradients in the message before, of rows handed out
-in one byte beside them.
+Where a table has a codec (`row_code`), an owner codes the rows that it hands out, and a collector hands their codes on
+as they came; who brings gradients across codes them, which is after they were summed in the node. Everybody decodes,
+the owner its own, too. Who has numbers that do not fit says so to all: of gradients in the message before, of rows that
+are handed out in one byte beside them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ Parts = dict[int, Part]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an exchange has to know of a table: its name, an empty array like its rows, its layout where sharded, and
-    the code in which its rows cross, if they have one."""
+    """What an exchange has to know of a table: its name and an empty array like its rows.
+
+    And its layout where it is sharded, and the code in which its rows cross, if they have one.
+    """
 
     name: str
     like: torch.Tensor

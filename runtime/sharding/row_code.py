@@ -83,6 +83,6 @@ class RowCode:
             return ""
         others = COARSER.get(self.codec, "none")
         return (
-            f"parameter {name!r}: {what} has {number:g}, beyond the largest number {LARGEST[self.codec.value]:g} of its "
-            f"route's codec {self.codec}; use the codec {others}, or keep its numbers smaller"
+            f"parameter {name!r}: {what} has {number:g}, beyond the largest number {LARGEST[self.codec.value]:g} of "
+            f"its route's codec {self.codec}; use the codec {others}, or keep its numbers smaller"
         )

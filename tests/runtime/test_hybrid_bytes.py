@@ -96,7 +96,7 @@ def priced(schedule, touched):
         ("4x1", Way.GATHER, {}),
         ("2x2", Way.SHARDED, {"codec": "float16"}),
         ("2x2", Way.SHARDED, {"codec": "int8", "local": False}),
-        ("3,1", Way.SHARDED, {"codec": "int8"}),
+        ("3,1", Way.SHARDED, {"codec": "int8", "hosts": (3, 1)}),
         ("2x2", Way.GATHER, {"codec": "bfloat16"}),
         ("4x1", Way.GATHER, {"codec": "int8"}),
     ],

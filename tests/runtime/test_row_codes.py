@@ -223,13 +223,13 @@ def test_training_comes_to_the_loss_of_exact_rows(ranks):
     """Rows learn targets of their own: what rounding takes from lookups and gradients does not keep them off."""
     rng = np.random.default_rng(1)
     table, targets = (rng.normal(size=(ROWS, COLUMNS)).astype(np.float32) for _ in range(2))
-    ids = rng.integers(0, ROWS, (30, 4, 16))
+    ids = rng.integers(0, ROWS, (16, 4, 16))
 
     def run(codec):
         def train(world):
             model = Rows(table)
             optimizer = wrapped(model, schedule_of(codec=codec), world, rate=1.0)
-            for step in range(30):
+            for step in range(len(ids)):
                 rows = torch.tensor(ids[step, world.rank])
                 optimizer.zero_grad()
                 (((model(rows) - torch.tensor(targets)[rows]) ** 2).sum() / 4 + model.rest.sum()).backward()
@@ -240,10 +240,10 @@ def test_training_comes_to_the_loss_of_exact_rows(ranks):
 
         return ranks.run(4, train)[0]
 
-    losses = {codec: run(codec) for codec in ("none", *CODECS)}
+    losses = {codec: run(codec) for codec in ("none", "float16", "int8")}
     first = float(((table - targets) ** 2).mean())
     assert losses["none"] < first / 100
-    assert all(losses[codec] < losses["none"] + first / 1000 for codec in CODECS), losses
+    assert all(loss < losses["none"] + first / 1000 for loss in losses.values()), losses
 
 
 def test_parallelize_lets_rows_travel_in_a_codec_where_that_pays(ranks):

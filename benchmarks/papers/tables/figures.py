@@ -7,7 +7,15 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.papers.rows import Curve, Row, ratio, value
-from benchmarks.papers.tables.sessions import COMPOSED, GATHER, GATHER_LOCAL, HYBRID, HYBRID_CODED, HYBRID_LOCAL, PLANNED
+from benchmarks.papers.tables.sessions import (
+    COMPOSED,
+    GATHER,
+    GATHER_LOCAL,
+    HYBRID,
+    HYBRID_CODED,
+    HYBRID_LOCAL,
+    PLANNED,
+)
 from benchmarks.papers.tables.ways import BASELINES, DENSE, HOROVOD, TF_PS, TF_PS_CUT
 
 if TYPE_CHECKING:
@@ -69,8 +77,8 @@ WHY = {
     "dense part, 0.53 of a worker's touched rows here, costs both the same and bounds the ratio.",
     LOCAL: "at most 4, were the rows of a node's workers the same. The placement steps behind it, 3 and 6 % in the "
     "paper, are within the noise here and were not tried.",
-    CODED: "rows looked up and gradients cross in half the bytes, their numbers and the dense part as they are; rows and "
-    "optimizer state stay exact where they live. Not the same mathematics.",
+    CODED: "rows looked up and gradients cross in half the bytes; the dense part and the numbers of rows as they are. "
+    "Rows and optimizer state stay exact where they live. It is not the same mathematics.",
     LOSS_PS: "one run. Steps are the same for all exact ways, so this is the ratio of their seconds per step.",
     LOSS_MPI: "as over TF-PS.",
     CHOICE: "the best is the best of all exact contestants, TF-PS and Horovod among them, by medians; a choice that is "

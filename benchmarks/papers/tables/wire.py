@@ -44,9 +44,7 @@ def touched(
     }
 
 
-def routes_of(
-    model: WithTables, way: Way, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE
-) -> Routes:
+def routes_of(model: WithTables, way: Way, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE) -> Routes:
     """All tables by one way."""
     tables = tuple(
         Route(parameter=name, rows=rows, columns=columns, way=way, gradient=Gradient(gradient), codec=codec)

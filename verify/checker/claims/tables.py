@@ -24,16 +24,16 @@ their nodes, which takes none away from anybody. They travel on communicators th
 the strategy that are in flight meanwhile come between none of them.
 
 `nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
-lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no step
-sends more. How many rows follow is told beside, and whether they fit their codec, which is not counted.
+lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
+step sends more. How many rows follow is told beside, and whether they fit their codec, which is not counted.
 
 *Proof.* Let R_A rows of a table lie on node A, and m_A be the workers there, or 1 where they agree on rows first; M is
-the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most
-(M − m_A)R_A, b bytes each: 4c for c columns, 2c in 16 bits, c + 4 in int8. The gradients of what was asked for go back, each row with its number. The
-rows of a gathered table go around a ring of all workers in the order of their ranks, in n − 1 messages as long as the
-longest of what one of them brings: all R rows; or, where those of a node agree first, the rows r of which the worker at
-place r mod k of k collects all, at most R/k rounded up, k the smallest node. They leave node A as often as a worker of
-A has its successor elsewhere.
+the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most (M −
+m_A)R_A, each of 4c bytes for c columns, 2c in 16 bits, c + 4 in int8. The gradients of what was asked for go back, each
+row with its number. The rows of a gathered table go around a ring of all workers in the order of their ranks, in n − 1
+messages as long as the longest of what one of them brings: all R rows; or, where those of a node agree first, the rows
+r of which the worker at place r mod k of k collects all, at most R/k rounded up, k the smallest node. They leave node A
+as often as a worker of A has its successor elsewhere.
 
 `row-error`: for each table with a codec how far what crosses may be off, as [parameter, relative, absolute]. `rows` are
 those of sharded tables: a number x that a lookup gives is off by at most relative·m + absolute, where m is |x|, or for
@@ -113,9 +113,10 @@ def check_row_error(schedule: Schedule, entry: dict[str, Any], place: str) -> No
         rounding = ROUNDING[table.codec, "nearest"]
         row, total = FollowedSum(), FollowedSum()
         row.round(1, *rounding)
+        terms = schedule.num_workers
         if aggregates:
             total.add(max(map(len, schedule.nodes), default=schedule.node_size), SINGLE)
-        terms = (len(schedule.nodes) or schedule.num_workers // schedule.node_size) if aggregates else schedule.num_workers
+            terms = len(schedule.nodes) or terms // schedule.node_size
         total.round(terms, *rounding)
         total.add(terms, SINGLE)
         if table.way == "sharded":
