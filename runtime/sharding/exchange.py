@@ -6,8 +6,8 @@ before everything has arrived.
 
 Where a table has a codec (`row_code`), an owner codes the rows that it hands out, and a collector hands their codes on
 as they came; who brings gradients across codes them, which is after they were summed in the node. Everybody decodes,
-the owner its own, too. Who has numbers that do not fit says so to all: of gradients in the message before, of rows that
-are handed out in one byte beside them.
+the owner its own, too. Who has numbers that do not fit says so to all: beside the rows that it hands out, in four bytes
+that collectors pass on; of gradients before the next operation, which comes before a row changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     """The layout of a lookup, and how this worker answers it."""
 
 ID = torch.int32
-"""How row numbers travel."""
+"""How row numbers travel, and ranks."""
 Parts = dict[int, Part]
 """Rows by the index of their table."""
 
@@ -82,6 +82,8 @@ class Exchange:
         self.collectors = wire.collectors()
         self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
         self._num_problems = 0
+        self._problem = ""
+        """What was wrong with gradients that this worker brought, until all have heard of it."""
 
     def perform(
         self,
@@ -103,22 +105,23 @@ class Exchange:
             InputError: workers do different things, or one found a mistake; the same line on all of them.
             PeerLostError: a worker is gone.
         """
-        call = self._with_problem(call, problem)
+        call = self._with_problem(call, problem or self._problem)
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
         bring, doing = (parts or {}, call) if inside is None else (inside.bring, inside.doing)
-        if doing.kind is Kind.REDUCE and not problem:
-            bring, problem = self._coded(bring)
-            call = self._with_problem(call, problem)
+        if doing.kind is Kind.REDUCE:
+            bring = self._coded(bring)
         counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, doing))
         met = self.wire.meet(self.wire.everyone, call, counts, self.round(), asked_in(ordered))
         did = self._agreed(met)
         if did.kind in (Kind.LOOKUP, Kind.WHOLE):
-            rows = self._answered(did, ordered, counts, met, source)
+            rows, odd = self._answered(did, ordered, counts, met, source)
             if did.table in orders:
                 rows = restored(rows, orders[did.table])
             if inside is not None:
-                rows = inside.handed_out(did, rows)
-            code = self._code_of_rows(did)
+                rows, odd = inside.handed_out(did, rows, odd)
+            if odd is not None:
+                self._stop(odd)
+            code = self.code_of_rows(did)
             return Outcome(did, met, rows=rows if code is None else code.decode(rows))
         if did.kind is Kind.REDUCE:
             return Outcome(did, met, parts=self._brought(did, bring, ordered, counts, met.counts))
@@ -137,21 +140,22 @@ class Exchange:
             InputError: always.
         """
         text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
-        self._num_problems += 1
+        self._num_problems, self._problem = self._num_problems + 1, ""
         raise InputError(f"worker {rank}: {text}")
 
-    def _coded(self, bring: Parts) -> tuple[Parts, str]:
-        """Gradients as they cross, and what is wrong with numbers that do not fit; empty where nothing is."""
-        coded, problem = dict(bring), ""
+    def _coded(self, bring: Parts) -> Parts:
+        """Gradients as they cross; what is wrong with numbers that do not fit is kept for the next operation."""
+        coded = dict(bring)
         for table, part in bring.items():
             shape = self.shapes[table]
             if shape.code is not None and part.rows is not None:
                 rows = shape.code.encode(part.rows)
                 coded[table] = Part(part.ids, rows)
-                problem = problem or shape.code.problem(shape.name, "a gradient that it brings", part.rows, rows)
-        return coded, problem
+                problem = shape.code.problem(shape.name, "a gradient that it brings", part.rows, rows)
+                self._problem = self._problem or problem
+        return coded
 
-    def _code_of_rows(self, did: Call) -> RowCode | None:
+    def code_of_rows(self, did: Call) -> RowCode | None:
         """How rows that are handed out travel: those of a lookup coded, whole tables as they are."""
         return self.shapes[did.table].code if did.kind is Kind.LOOKUP else None
 
@@ -202,8 +206,11 @@ class Exchange:
         counts: torch.Tensor,
         met: Met,
         source: Source,
-    ) -> torch.Tensor:
-        """Ask the owners unless they know, answer who asks, and return the rows, or their codes, in order of owners."""
+    ) -> tuple[torch.Tensor, int | None]:
+        """Ask the owners unless they know, answer who asks, and return the rows, or their codes, in order of owners.
+
+        And the first worker that said that its rows do not fit their codec.
+        """
         layout, answer = source(did)
         sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
         receives = (met.counts[:, did.table] - 1).clamp(min=0).tolist()
@@ -215,22 +222,30 @@ class Exchange:
             what = f"rows asked for of {name}"
             wanted = wire.swap(what, everyone, ids.to(ID), sends, receives, moment=moment).long()
         rows = answer(layout.place_of(wanted))
-        code, what = self._code_of_rows(did), f"rows of {name}"
-        if code is None:
-            return wire.swap(what, everyone, rows, receives, sends, moment=moment)
-        coded = code.encode(rows)
-        problem = code.problem(name, "a row that it hands out", rows, coded)
-        self._with_problem(did, problem)
-        # Everybody has to know, also who asks for nothing here: one byte goes before the rows for each member.
-        columns = [torch.full((everyone.size, 1), bool(problem), dtype=torch.uint8), coded]
-        message, out = dealt(columns, torch.tensor([[1, count] for count in receives]))
-        back = torch.tensor([[1, count] for count in sends])
-        sizes = (back * torch.tensor([width_of(column) for column in columns])).sum(1).tolist()
-        said, coded = put_together(wire.swap(what, everyone, message, out, sizes, moment=moment), back, columns)
-        for rank, one in zip(everyone.members, said.view(-1).tolist(), strict=True):
-            if one:
-                self._stop(rank)
-        return coded
+        code, odd = self.code_of_rows(did), None
+        if code is not None:
+            plain, rows = rows, code.encode(rows)
+            problem = code.problem(name, "a row that it hands out", plain, rows)
+            odd = wire.rank if self._with_problem(did, problem).has_problem else None
+        return self.handed(did, everyone, rows, (receives, sends), odd)
+
+    def handed(
+        self, did: Call, group: Communicator, rows: torch.Tensor, counts: tuple[list[int], list[int]], odd: int | None
+    ) -> tuple[torch.Tensor, int | None]:
+        """Hand a lookup's rows to a group, so many to each member and from each; with codes goes who has odd rows.
+
+        Returns:
+            Theirs, and the lowest rank that was heard of.
+        """
+        what = f"rows of {self.shapes[did.table].name}{' in a node' if group is self.wire.node else ''}"
+        moment = did.step, self.round()
+        if self.code_of_rows(did) is None:
+            return self.wire.swap(what, group, rows, *counts, moment=moment), None
+        # Everybody has to know, also who asks for nothing here.
+        rows, said = self.wire.swap_with_word(
+            what, group, rows, *counts, word=-1 if odd is None else odd, moment=moment
+        )
+        return rows, min((rank for rank in said if rank >= 0), default=None)
 
     def _brought(
         self, did: Call, bring: Parts, ordered: Parts, counts: torch.Tensor, said: torch.Tensor
@@ -287,7 +302,7 @@ class Exchange:
 
     def _nothing_coded(self, table: int) -> Part:
         """No rows of a table, as its gradients cross."""
-        return self._coded({table: self.nothing(table)})[0][table]
+        return self._coded({table: self.nothing(table)})[table]
 
     def _decoded(self, table: int, part: Part) -> Part:
         """Rows as they are, of what crossed."""
@@ -341,19 +356,15 @@ class _Inside:
             ids, self._inverse = torch.unique(came[0].ids, return_inverse=True)
             self.bring = {tables[0]: Part(ids)}
 
-    def handed_out(self, did: Call, rows: torch.Tensor) -> torch.Tensor:
-        """The rows that this worker asked for, from the collectors of its node; it hands out what it collected."""
+    def handed_out(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
+        """The rows that this worker asked for, from the collectors of its node; it hands out what it collected.
+
+        And the first worker whose rows do not fit, of which this one or another of the node has heard.
+        """
         exchange = self._exchange
         mine, theirs = self._counts[:, did.table].tolist(), self._theirs[:, did.table].tolist()
-        rows = exchange.wire.swap(
-            f"rows of {exchange.shapes[did.table].name} in a node",
-            self._node,
-            rows[self._inverse],
-            theirs,
-            mine,
-            moment=(did.step, exchange.round()),
-        )
-        return restored(rows, self._orders[did.table]) if did.table in self._orders else rows
+        rows, odd = exchange.handed(did, self._node, rows[self._inverse], (theirs, mine), odd)
+        return restored(rows, self._orders[did.table]) if did.table in self._orders else rows, odd
 
 
 def asked_in(parts: Parts) -> torch.Tensor | None:

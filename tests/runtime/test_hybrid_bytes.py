@@ -37,7 +37,7 @@ def sent(ranks, schedule, rows_of):
     each = ranks.run(schedule.num_workers, step)
     cluster, (route,) = schedule.cluster, schedule.routes.tables
     told = 3 if route.way is Way.SHARDED else 2  # at the lookup, for the gradients, at the end of the step
-    fits = int(route.way is Way.SHARDED and route.codec.rounds)  # one byte of each owner: that its rows fit their codec
+    fits = 4 * int(route.way is Way.SHARDED and route.codec.rounds)  # of each owner: whether its rows fit their codec
     elsewhere = [cluster.num_workers - len(cluster.workers_of(int(node))) for node in cluster.node_of()]
     rows = [count - (told * CALL + fits) * others for count, others in zip(each, elsewhere, strict=True)]
     return [sum(rows[rank] for rank in cluster.workers_of(node)) for node in range(cluster.num_nodes)]
