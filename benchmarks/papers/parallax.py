@@ -65,6 +65,7 @@ def _loss(task: str, shape: tuple[int, int], ways: tuple[str, ...], turns: int, 
         judge=True,
         target=TARGETS[task],
         limit=limit,
+        few=(TF_PS, HOROVOD),
     )
 
 

@@ -55,6 +55,8 @@ FAST = "1gbit"
 """Links until the timed steps begin."""
 APPLYING = 1.2e-8
 """Seconds per byte that Adagrad visits, for the planner: 1.5e-9 of one core, eight workers to a core."""
+FEW = 3
+"""Turns of a way of which only the seconds of a step are asked for."""
 SET_UP_SECONDS = 90.0
 """What a job may take before its first turn; then it ends between two turns when its limit is over."""
 TRANSFER_SECONDS = 10.0
@@ -66,7 +68,8 @@ class Session:
     """`turns` of so many `steps` by each way; `judge` takes the loss before every turn, outside the clock.
 
     `compute` seconds of a step are slept in addition to what its real computing takes. A way that has reached the
-    `target` loss takes no further turns; one that would need more than `slowest` seconds a step on the wire, none.
+    `target` loss takes no further turns; one that would need more than `slowest` seconds a step on the wire, none; one
+    of `few`, which trains step by step as another that goes on, `FEW` turns: what is asked of it is its step's seconds.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Session:
     limit: float = 90.0
     target: float | None = None
     slowest: float | None = None
+    few: tuple[str, ...] = ()
 
     @property
     def bytes_per_second(self) -> float:
@@ -294,7 +298,7 @@ class Found:
     def of_json(cls, content: dict[str, Any]) -> Found:
         """What `dataclasses.asdict` made, after a way through JSON."""
         session = content["session"]
-        fields = {**session, "shape": tuple(session["shape"]), "ways": tuple(session["ways"])}
+        fields = {**session, **{name: tuple(session[name]) for name in ("shape", "ways", "few") if name in session}}
         turns = {way: [Turn(**turn) for turn in found] for way, found in content["turns"].items()}
         shares = {name: tuple(found) for name, found in content["shares"].items()}
         return cls(**{**content, "session": Session(**fields), "turns": turns, "shares": shares})
@@ -398,7 +402,7 @@ def _carry_out(
             "schedules": paths,
             "text": str(lab.text),
             "steps": session.steps,
-            "turns": session.turns,
+            "turns": {way: min(FEW, session.turns) if way in session.few else session.turns for way in ways},
             "judge": session.judge,
             "target": session.target,
         },
