@@ -11,6 +11,7 @@ Source: Lagrangian duality and Karp's minimum cycle mean in potential form; the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import exp, log
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ PER_ENTRY = 4e-9
 """Nominal seconds of one entry of a table in one iteration."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AgeTables:
     """`tables[a−1]` (A, …, A), a axes: the contribution of noise of age a to the disagreement, oldest phase first."""
 
@@ -64,10 +65,21 @@ class AgeTables:
         """The greatest age counted."""
         return len(self.tables)
 
+    @cached_property
+    def _newest_first(self) -> list[npt.NDArray[np.float32]]:
+        """The tables with the newest phase in the first axis, (A, 1, …, 1, A, …, A): a short last one is slow."""
+        moved = [np.ascontiguousarray(np.moveaxis(table, -1, 0)) for table in self.tables]
+        ones = [(1,) * (self.depth - table.ndim) for table in moved]
+        return [table.reshape(table.shape[:1] + one + table.shape[1:]) for table, one in zip(moved, ones, strict=True)]
+
     def edge_costs(self, price: float) -> npt.NDArray[np.float32]:
-        """The truncated cost of the newest phase given the depth−1 before it, plus price times its communication."""
-        total = self.tables[-1] + (price * self.costs).astype(np.float32)
-        for table in self.tables[:-1]:
+        """The truncated cost of the newest phase, the first axis, given the depth−1 before it, oldest first.
+
+        Price times its communication is added.
+        """
+        *younger, oldest = self._newest_first
+        total = oldest + (price * self.costs).astype(np.float32).reshape(-1, *(1,) * (self.depth - 1))
+        for table in younger:
             total += table
         return total
 
@@ -148,20 +160,21 @@ def cycle_mean_bound(
 
     It holds however early the iteration ends, and is within `tolerance` of the best if it ends by itself.
     """
-    # A state is the last depth−1 phases, an edge appends a phase: edges (A, …, A) with depth axes, potential with one
-    # axis less, which is one number per state.
+    # A state is the last depth−1 phases, an edge appends a phase: edges (A, …, A) with depth axes, the appended phase
+    # first, and potential with one axis less, which is one number per state.
     edges = tables.edge_costs(price)
+    sums = np.empty_like(edges)
     if guess is not None and guess.values is not None:
         potential = guess.values
     else:
-        potential = np.zeros(edges.shape[:-1], dtype=np.float32)
+        potential = np.zeros(edges.shape[1:], dtype=np.float32)
     best = float(edges.min())
     tables.charge(PER_ENTRY * edges.size * len(tables.tables))
     for _ in range(max_iterations):
         tables.charge(5e-5 + PER_ENTRY * edges.size)
         # The successor of state (p, q, …, r) under phase s is (q, …, r, s); depth 1 has a single state.
-        following = potential[None] if edges.ndim > 1 else potential
-        updated = (edges + following).min(axis=-1)
+        following = np.moveaxis(potential, -1, 0)[:, None] if edges.ndim > 1 else potential
+        updated = np.add(edges, following, out=sums).min(axis=0)
         gain = updated - potential
         bound = float(gain.min())
         best = max(best, bound)

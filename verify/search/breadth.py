@@ -131,7 +131,7 @@ class Breadth:
             return True
         known = self._inside.get(key)
         if known is None:
-            known = self._inside[key] = self.within(View.of(self.system, state))
+            known = self._inside[key] = self.within(View(self.system, state))
         return known
 
     def _violated(self, name: str, index: int, problem: str) -> None:
@@ -147,7 +147,7 @@ class Breadth:
         for number, prop in enumerate(self.properties):
             if isinstance(prop, PerState):
                 for offset, state in enumerate(self.states[first:last]):
-                    if problem := prop.check(View.of(self.system, state)):
+                    if problem := prop.check(View(self.system, state)):
                         self._violated(prop.name, first + offset, problem)
                         break
             for columns in self._columns_of(prop):

@@ -78,7 +78,7 @@ def path_to(search: Breadth, index: int) -> tuple[list[Label], list[State]]:
 def trace_of(system: System, labels: list[Label], states: list[State], loop: int | None = None) -> Trace:
     """Word a run."""
     steps = tuple(_worded(system, label, states[number]) for number, label in enumerate(labels))
-    return Trace(system.size, steps, View.of(system, states[-1]), loop)
+    return Trace(system.size, steps, View(system, states[-1]), loop)
 
 
 def _worded(system: System, label: Label, before: State) -> TraceStep:

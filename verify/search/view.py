@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-from preduce.verify.search.system import Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,15 +11,20 @@ if TYPE_CHECKING:
     from preduce.verify.search.system import State, System
 
 
-@dataclass(frozen=True, slots=True)
 class View:
-    """The processes' states (None where a process has crashed) and the messages in flight per (source, destination)."""
+    """A state of a system, decoded where it is looked at: most properties are settled by the processes alone."""
 
-    processes: tuple[Any, ...]
-    in_flight: Mapping[tuple[int, int], tuple[Any, ...]]
+    def __init__(self, system: System, state: State) -> None:
+        self._system, self._state = system, state
 
-    @classmethod
-    def of(cls, system: System, state: State) -> View:
-        """Decode a state of a system."""
-        values = tuple(None if isinstance(v, Stopped) else v for v in system.local_states(state))
-        return cls(values, {(u, v): messages for u, v, messages in system.in_flight(state)})
+    @cached_property
+    def processes(self) -> tuple[Any, ...]:
+        """The processes' states, None where a process has crashed."""
+        system, values = self._system, self._system.locals.values
+        stopped = system.stopped
+        return tuple([None if number == stopped else values[number] for number in self._state[: system.size]])
+
+    @cached_property
+    def in_flight(self) -> Mapping[tuple[int, int], tuple[Any, ...]]:
+        """The messages on their way per (source, destination), oldest first."""
+        return {(u, v): messages for u, v, messages in self._system.in_flight(self._state)}
