@@ -166,10 +166,6 @@ class System:
         values = (self.locals.values[number] for number in state[: self.size])
         return all(isinstance(v, Stopped) or machine.finished(p, v) for p, v in enumerate(values))
 
-    def local_states(self, state: State) -> list[Any]:
-        """The processes' states as the machine's own values."""
-        return [self.locals.values[number] for number in state[: self.size]]
-
     def in_flight(self, state: State) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
         """(source, destination, messages, oldest first) of every channel that holds something."""
         for place in range(self.size, self._budget):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,19 +11,21 @@ if TYPE_CHECKING:
 
 
 class View:
-    """A state of a system, decoded where it is looked at: most properties are settled by the processes alone."""
+    """The processes' states (None where a process has crashed) and, decoded when asked for, the messages in flight.
+
+    Most properties are settled by the processes alone, and millions of states are looked at.
+    """
+
+    __slots__ = ("_state", "_system", "processes")
 
     def __init__(self, system: System, state: State) -> None:
         self._system, self._state = system, state
+        values, stopped = system.locals.values, system.stopped
+        self.processes: tuple[Any, ...] = tuple(
+            [None if number == stopped else values[number] for number in state[: system.size]]
+        )
 
-    @cached_property
-    def processes(self) -> tuple[Any, ...]:
-        """The processes' states, None where a process has crashed."""
-        system, values = self._system, self._system.locals.values
-        stopped = system.stopped
-        return tuple([None if number == stopped else values[number] for number in self._state[: system.size]])
-
-    @cached_property
+    @property
     def in_flight(self) -> Mapping[tuple[int, int], tuple[Any, ...]]:
         """The messages on their way per (source, destination), oldest first."""
         return {(u, v): messages for u, v, messages in self._system.in_flight(self._state)}
