@@ -150,7 +150,7 @@ class Pricing:
     dense_bytes: int
     applying: float = APPLYING
     codecs: tuple[Codec, ...] = (Codec.NONE,)
-    _own: dict[tuple[str, Way, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
+    _own: dict[tuple[str, Way, bool, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     @property
@@ -171,17 +171,19 @@ class Pricing:
             self._averaging[num_bytes] = cost
         return self._averaging[num_bytes]
 
-    def own(self, table: Table, way: Way, *, local_aggregation: bool) -> Exchange:
+    def own(self, table: Table, way: Way, *, local_aggregation: bool, beside_gathered: bool) -> Exchange:
         """What one table takes beside the strategy, in its codec; what is visited of it counts as gradients."""
-        return self._coded(table, way, local_aggregation=local_aggregation)[1]
+        return self._coded(table, way, local_aggregation, beside_gathered)[1]
 
-    def codec(self, table: Table, way: Way, *, local_aggregation: bool) -> Codec:
-        """The codec in which a table's rows travel if it goes this way."""
-        return self._coded(table, way, local_aggregation=local_aggregation)[0]
+    def codecs_of(self, ways: Sequence[Way], *, local_aggregation: bool) -> list[Codec]:
+        """The codecs in which the tables' rows travel if they go these ways."""
+        gathers = Way.GATHER in ways
+        going = zip(self.tables, ways, strict=True)
+        return [self._coded(table, way, local_aggregation, gathers)[0] for table, way in going]
 
-    def _coded(self, table: Table, way: Way, *, local_aggregation: bool) -> tuple[Codec, Exchange]:
+    def _coded(self, table: Table, way: Way, local_aggregation: bool, beside_gathered: bool) -> tuple[Codec, Exchange]:
         """The codec that pays, and what the table takes in it beside the strategy; kept."""
-        key = table.parameter, way, local_aggregation
+        key = table.parameter, way, local_aggregation, beside_gathered
         if key not in self._own:
             kept: tuple[Codec, Exchange] | None = None
             for codec in self.codecs if way is not Way.DENSE else (Codec.NONE,):
@@ -192,6 +194,7 @@ class Pricing:
                     self.hardware,
                     local_aggregation=local_aggregation,
                     element_bytes=table.element_bytes,
+                    beside_gathered=beside_gathered,
                 )
                 if kept is None or sent.seconds < kept[1].seconds * (1 - WORTH):
                     kept = codec, sent
@@ -205,8 +208,9 @@ class Pricing:
         going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
         dense = sum(table.num_bytes for table, way in going if way is Way.DENSE)
         averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
+        gathers = any(way is Way.GATHER for _, way in going)
         for table, way in going:
-            apart += self.own(table, way, local_aggregation=local_aggregation)
+            apart += self.own(table, way, local_aggregation=local_aggregation, beside_gathered=gathers)
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def seconds(self, ways: Sequence[Way], *, local_aggregation: bool) -> float:
@@ -261,7 +265,7 @@ def choose_routes(
     flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
     found = [(*_best(pricing, local_aggregation=flag), flag) for flag in flags]
     seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
-    coded = [pricing.codec(table, way, local_aggregation=local) for table, way in zip(listed, ways, strict=True)]
+    coded = pricing.codecs_of(ways, local_aggregation=local)
     tables_ = tuple(table.route(way, codec) for table, way, codec in zip(listed, ways, coded, strict=True))
     routes = Routes(tables=tables_, local_aggregation=local, average=average) if tables_ else Routes()
     replace(schedule, strategy=replace(schedule.strategy, what=routes), certificate=None)  # refuses what cannot be

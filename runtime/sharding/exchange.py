@@ -79,7 +79,7 @@ class Exchange:
     def __init__(self, wire: Wire, shapes: Sequence[Shape], round_: Callable[[], int]) -> None:
         self.wire, self.shapes, self.round = wire, shapes, round_
         self._names = [shape.name for shape in shapes]
-        self.collectors = wire.collectors()
+        self.collectors, self._places = wire.collectors(), wire.places_among_owners()
         self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
         self._num_problems = 0
         self._problem = ""
@@ -107,11 +107,12 @@ class Exchange:
         """
         call = self._with_problem(call, problem or self._problem)
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
-        bring, doing = (parts or {}, call) if inside is None else (inside.bring, inside.doing)
+        bring, doing, mates = (parts or {}, call, None) if inside is None else (inside.bring, inside.doing, inside.met)
         if doing.kind is Kind.REDUCE:
             bring = self._coded(bring)
-        counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, doing))
-        met = self.wire.meet(self.wire.everyone, call, counts, self.round(), asked_in(ordered))
+        owners = self.wire.owners
+        counts, ordered, orders = self.addressed(owners, bring, self._owners(bring, source, doing))
+        met = self.wire.meet(owners, call, counts, self.round(), asked_in(ordered), mates=mates)
         did = self._agreed(met)
         if did.kind in (Kind.LOOKUP, Kind.WHOLE):
             rows, odd = self._answered(did, ordered, counts, met, source)
@@ -160,12 +161,15 @@ class Exchange:
         return self.shapes[did.table].code if did.kind is Kind.LOOKUP else None
 
     def _owners(self, bring: Parts, source: Source, doing: Call) -> dict[int, torch.Tensor | None]:
-        """The worker that each row goes to; None for rows that go to all."""
+        """The place of the owner that each row goes to; None for rows that go to all."""
         if doing.kind in (Kind.LOOKUP, Kind.WHOLE):
             layout = source(doing)[0]
-            return {table: layout.owner_of(part.ids) for table, part in bring.items()}
+            return {table: self._places[layout.owner_of(part.ids)] for table, part in bring.items()}
         layouts = {table: self.shapes[table].layout for table in bring}
-        return {t: None if (one := layouts[t]) is None else one.owner_of(part.ids) for t, part in bring.items()}
+        return {
+            table: None if (one := layouts[table]) is None else self._places[one.owner_of(part.ids)]
+            for table, part in bring.items()
+        }
 
     def addressed(
         self, group: Communicator, parts: Parts, targets: Mapping[int, torch.Tensor | None]
@@ -215,19 +219,19 @@ class Exchange:
         sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
         receives = (met.counts[:, did.table] - 1).clamp(min=0).tolist()
         wanted = met.ids
-        wire, everyone = self.wire, self.wire.everyone
+        wire, owners = self.wire, self.wire.owners
         name, moment = self.shapes[did.table].name, (did.step, self.round())
         if wanted is None:
             ids = asked[did.table].ids if did.table in asked else torch.empty(0, dtype=torch.int64)
             what = f"rows asked for of {name}"
-            wanted = wire.swap(what, everyone, ids.to(ID), sends, receives, moment=moment).long()
+            wanted = wire.swap(what, owners, ids.to(ID), sends, receives, moment=moment).long()
         rows = answer(layout.place_of(wanted))
         code, odd = self.code_of_rows(did), None
         if code is not None:
             plain, rows = rows, code.encode(rows)
             problem = code.problem(name, "a row that it hands out", plain, rows)
             odd = wire.rank if self._with_problem(did, problem).has_problem else None
-        return self.handed(did, everyone, rows, (receives, sends), odd)
+        return self.handed(did, owners, rows, (receives, sends), odd)
 
     def handed(
         self, did: Call, group: Communicator, rows: torch.Tensor, counts: tuple[list[int], list[int]], odd: int | None
@@ -259,7 +263,7 @@ class Exchange:
         mine = (counts - 1).clamp(min=0)
         if to_owners:
             parts = [ordered.get(t) or self._nothing_coded(t) for t in to_owners]
-            came = self.swapped(self.wire.everyone, did, parts, mine[:, to_owners], theirs[:, to_owners])
+            came = self.swapped(self.wire.owners, did, parts, mine[:, to_owners], theirs[:, to_owners])
             sums |= {t: self._decoded(t, part).coalesced() for t, part in zip(to_owners, came, strict=True)}
         if to_all:
             parts = [bring.get(t) or self._nothing_coded(t) for t in to_all]
@@ -333,7 +337,7 @@ class _Inside:
             collector = part.ids % node.size if layout is None else exchange.collectors[layout.owner_of(part.ids)]
             targets[table] = collector
         counts, ordered, self._orders = exchange.addressed(node, parts, targets)
-        met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
+        self.met = met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
         self._counts, self._theirs = (counts - 1).clamp(min=0), (met.counts - 1).clamp(min=0)
         if met.agreed is None or met.with_problem is not None:
             return  # everybody hears of it when all workers meet

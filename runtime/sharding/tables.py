@@ -90,7 +90,8 @@ class Tables:
         self._guard, self._stepper = guard, stepper
         if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
             _choose_sparse_checks()
-        wire = Wire(reducer, cluster, coalesces=self._coalesces)
+        gathers = any(not table.is_sharded for table in self.tables)
+        wire = Wire(reducer, cluster, coalesces=self._coalesces, gathers=gathers)
         shapes = [
             Shape(
                 table.name,
