@@ -192,9 +192,11 @@ class Pricing:
         """What one table takes beside the strategy, in its codec; what is visited of it counts as gradients."""
         return self._coded(table, way, local_aggregation, beside_gathered)[1]
 
-    def codec(self, table: Table, way: Way, *, local_aggregation: bool, beside_gathered: bool) -> Codec:
-        """The codec in which a table's rows travel if it goes this way."""
-        return self._coded(table, way, local_aggregation, beside_gathered)[0]
+    def codecs_of(self, ways: Sequence[Way], *, local_aggregation: bool) -> list[Codec]:
+        """The codecs in which the tables' rows travel if they go these ways."""
+        gathers = Way.GATHER in ways
+        going = zip(self.tables, ways, strict=True)
+        return [self._coded(table, way, local_aggregation, gathers)[0] for table, way in going]
 
     def _coded(self, table: Table, way: Way, local_aggregation: bool, beside_gathered: bool) -> tuple[Codec, Exchange]:
         """The codec that pays, and what the table takes in it beside the strategy; kept."""
@@ -202,15 +204,7 @@ class Pricing:
         if key not in self._own:
             kept: tuple[Codec, Exchange] | None = None
             for codec in self.codecs if way is not Way.DENSE else (Codec.NONE,):
-                sent = exchange(
-                    table.route(way, codec),
-                    table.shares,
-                    self.cluster,
-                    self.hardware,
-                    local_aggregation=local_aggregation,
-                    element_bytes=table.element_bytes,
-                    beside_gathered=beside_gathered,
-                )
+                sent = self._sent(table, way, codec, local_aggregation, beside_gathered)
                 if kept is None or sent.seconds < kept[1].seconds * (1 - WORTH):
                     kept = codec, sent
             assert kept is not None, "there is a codec, if only none"
@@ -218,6 +212,25 @@ class Pricing:
             visits += self.handling * table.handled(way, self.cluster, local_aggregation=local_aggregation)
             self._own[key] = kept[0], Exchange(gradients=visits) + kept[1]
         return self._own[key]
+
+    def _sent(self, table: Table, way: Way, codec: Codec, local_aggregation: bool, beside_gathered: bool) -> Exchange:
+        return exchange(
+            table.route(way, codec),
+            table.shares,
+            self.cluster,
+            self.hardware,
+            local_aggregation=local_aggregation,
+            element_bytes=table.element_bytes,
+            beside_gathered=beside_gathered,
+        )
+
+    def saved(self, table: Table, route: Route, *, local_aggregation: bool, beside_gathered: bool) -> Cost:
+        """What a table's codec saves of a step."""
+        exact, coded = (
+            self._sent(table, route.way, codec, local_aggregation, beside_gathered)
+            for codec in (Codec.NONE, route.codec)
+        )
+        return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
     def cost(self, ways: Sequence[Way | None], *, local_aggregation: bool) -> Cost:
         """Of a step's exchanges, averages and visits, if the tables go these ways; None leaves a table out."""
@@ -286,16 +299,15 @@ def choose_routes(
     flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
     found = [(*_best(pricing, local_aggregation=flag), flag) for flag in flags]
     seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
-    gathers = Way.GATHER in ways
-    coded = [
-        pricing.codec(table, way, local_aggregation=local, beside_gathered=gathers)
-        for table, way in zip(listed, ways, strict=True)
-    ]
+    coded = pricing.codecs_of(ways, local_aggregation=local)
     tables_ = tuple(table.route(way, codec) for table, way, codec in zip(listed, ways, coded, strict=True))
     routes = Routes(tables=tables_, local_aggregation=local, average=average) if tables_ else Routes()
     replace(schedule, strategy=replace(schedule.strategy, what=routes), certificate=None)  # refuses what cannot be
     costs = _alternatives(pricing, ways, local_aggregation=local)
-    reasons = [_reason(table, route, costs[table.parameter]) for table, route in zip(listed, tables_, strict=True)]
+    reasons = []
+    for table, route in zip(listed, tables_, strict=True):
+        saved = pricing.saved(table, route, local_aggregation=local, beside_gathered=Way.GATHER in ways)
+        reasons.append(_reason(table, route, costs[table.parameter], saved))
     if len(flags) > 1 and any(way is not Way.DENSE for way in ways):
         other = pricing.seconds(ways, local_aggregation=not local)
         reasons.append(_local_reason(seconds, other, is_local=local))
@@ -359,8 +371,8 @@ def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: b
     return result
 
 
-def _reason(table: Table, route: Route, costs: dict[Way, Cost]) -> str:
-    """One line: the table, what of it is touched, its way, and what the others would take."""
+def _reason(table: Table, route: Route, costs: dict[Way, Cost], saved: Cost) -> str:
+    """One line: the table, what of it is touched, its way, what its codec saves, and what the others would take."""
     shares, way = table.touched, route.way
     seen = "what a step touches is unknown"
     if shares is not None:
@@ -373,7 +385,8 @@ def _reason(table: Table, route: Route, costs: dict[Way, Cost]) -> str:
     if barred:
         rule = table.because or "its optimizer sees touched rows only"
         why += f" (not {' or '.join(barred)}: {rule})"
-    return f"{about}: {route.in_words}, {_took(costs[way])} a step{why}"
+    less = f", {_took(saved)} less than as it is" if route.codec.rounds else ""
+    return f"{about}: {route.in_words}, {_took(costs[way])} a step{less}{why}"
 
 
 def _took(cost: Cost) -> str:

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from preduce.console import seconds as in_seconds
 from preduce.planner.routes import Pricing, Table, choose_routes
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, ScheduleError
@@ -107,6 +108,9 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     assert coded.routes.tables[0].way is Way.SHARDED
     assert coded.seconds < exact.seconds
     assert coded.reasons[0].split(": ")[1].startswith("sharded in float16, ")
+    saved = f"{in_seconds(exact.seconds - coded.seconds)} and "
+    assert f" a step, {saved}" in coded.reasons[0]
+    assert " out of a node less than as it is; " in coded.reasons[0]
     assert coded.to_json()["codecs"] == {"words.weight": "float16"}
     assert chosen(SLOW, *Codec).routes.tables[0].codec is Codec.INT8
     fast = Hardware(inside=Link(1e-5, 1e-13), nic=Link(1e-4, 1e-13))
