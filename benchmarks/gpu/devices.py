@@ -176,7 +176,7 @@ class PretendedDevice:
 
     @property
     def is_current(self) -> bool:
-        """Whether the calling thread is this rank's host: gloo's threads take its modes along, and work on host memory."""
+        """Whether the calling thread is this rank's host; gloo's threads take its modes along, for work on the host."""
         return self._thread == threading.get_ident()
 
     def streams(self) -> Streams:
@@ -316,7 +316,6 @@ class _Reads(TorchFunctionMode):
             self.pretended.note_host(result)
         return result
 
-
     def _backward(
         self,
         loss: torch.Tensor,
@@ -329,8 +328,9 @@ class _Reads(TorchFunctionMode):
         seed = torch.ones_like(loss) if gradient is None else gradient
         retain = create_graph if retain_graph is None else retain_graph
         engine = torch.autograd.Variable._execution_engine
+        options = {"allow_unreachable": True, "accumulate_grad": True}
         with self:
-            engine.run_backward((loss,), (seed,), retain, create_graph, (), allow_unreachable=True, accumulate_grad=True)
+            engine.run_backward((loss,), (seed,), retain, create_graph, (), **options)
 
 
 class _PretendedStreams(Streams):

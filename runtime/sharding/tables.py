@@ -348,7 +348,9 @@ def _on_host(reducer: Reducer) -> Reducer:
     world = reducer.world.on_host()
     if world is reducer.world and not reducer.streams.runs_ahead:
         return reducer
-    return Reducer(world, (), reducer.recorder, reducer.heartbeat, key=reducer.key, timeout=reducer.timeout)
+    other = Reducer(world, (), reducer.recorder, reducer.heartbeat, key=reducer.key, timeout=reducer.timeout)
+    other.verdicts = reducer.verdicts  # the watch over the device knows why a host waited for rows in vain
+    return other
 
 
 def _drawn(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
