@@ -136,7 +136,7 @@ class Pricing:
     hardware: Hardware
     dense_bytes: int
     applying: float = APPLYING
-    _own: dict[tuple[str, Way, bool], Exchange] = field(default_factory=dict)
+    _own: dict[tuple[str, Way, bool, bool], Exchange] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     @property
@@ -157,9 +157,9 @@ class Pricing:
             self._averaging[num_bytes] = cost
         return self._averaging[num_bytes]
 
-    def own(self, table: Table, way: Way, *, local_aggregation: bool) -> Exchange:
+    def own(self, table: Table, way: Way, *, local_aggregation: bool, beside_gathered: bool) -> Exchange:
         """What one table takes beside the strategy, kept; what is visited of it counts as gradients."""
-        key = table.parameter, way, local_aggregation
+        key = table.parameter, way, local_aggregation, beside_gathered
         if key not in self._own:
             visits = self.applying * table.visited(way, self.cluster.num_workers)
             self._own[key] = Exchange(gradients=visits) + exchange(
@@ -169,6 +169,7 @@ class Pricing:
                 self.hardware,
                 local_aggregation=local_aggregation,
                 element_bytes=table.element_bytes,
+                beside_gathered=beside_gathered,
             )
         return self._own[key]
 
@@ -177,8 +178,9 @@ class Pricing:
         going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
         dense = sum(table.num_bytes for table, way in going if way is Way.DENSE)
         averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
+        gathers = any(way is Way.GATHER for _, way in going)
         for table, way in going:
-            apart += self.own(table, way, local_aggregation=local_aggregation)
+            apart += self.own(table, way, local_aggregation=local_aggregation, beside_gathered=gathers)
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def seconds(self, ways: Sequence[Way], *, local_aggregation: bool) -> float:

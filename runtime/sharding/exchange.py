@@ -69,7 +69,7 @@ class Exchange:
     def __init__(self, wire: Wire, shapes: Sequence[Shape], round_: Callable[[], int]) -> None:
         self.wire, self.shapes, self.round = wire, shapes, round_
         self._names = [shape.name for shape in shapes]
-        self.collectors = wire.collectors()
+        self.collectors, self._places = wire.collectors(), wire.places_among_owners()
         self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
         self._num_problems = 0
 
@@ -98,8 +98,10 @@ class Exchange:
             self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
         bring = parts or {} if inside is None else inside.bring
-        counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, call, inside))
-        met = self.wire.meet(self.wire.everyone, call, counts, self.round(), asked_in(ordered))
+        owners, targets = self.wire.owners, self._owners(bring, source, call, inside)
+        counts, ordered, orders = self.addressed(owners, bring, targets)
+        mates = None if inside is None else inside.met
+        met = self.wire.meet(owners, call, counts, self.round(), asked_in(ordered), mates=mates)
         did = self._agreed(met)
         if did.kind in (Kind.LOOKUP, Kind.WHOLE):
             rows = self._answered(did, ordered, counts, met, source)
@@ -119,13 +121,16 @@ class Exchange:
         call: Call,
         inside: _Inside | None,
     ) -> dict[int, torch.Tensor | None]:
-        """The worker that each row goes to; None for rows that go to all."""
+        """The place of the owner that each row goes to; None for rows that go to all."""
         doing = call if inside is None else inside.doing
         if doing.kind in (Kind.LOOKUP, Kind.WHOLE):
             layout = source(doing)[0]
-            return {table: layout.owner_of(part.ids) for table, part in bring.items()}
+            return {table: self._places[layout.owner_of(part.ids)] for table, part in bring.items()}
         layouts = {table: self.shapes[table].layout for table in bring}
-        return {t: None if (one := layouts[t]) is None else one.owner_of(part.ids) for t, part in bring.items()}
+        return {
+            table: None if (one := layouts[table]) is None else self._places[one.owner_of(part.ids)]
+            for table, part in bring.items()
+        }
 
     def addressed(
         self, group: Communicator, parts: Parts, targets: Mapping[int, torch.Tensor | None]
@@ -174,14 +179,14 @@ class Exchange:
         sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
         receives = (met.counts[:, did.table] - 1).clamp(min=0).tolist()
         wanted = met.ids
-        wire, everyone = self.wire, self.wire.everyone
+        wire, owners = self.wire, self.wire.owners
         name, moment = self.shapes[did.table].name, (did.step, self.round())
         if wanted is None:
             ids = asked[did.table].ids if did.table in asked else torch.empty(0, dtype=torch.int64)
             what = f"rows asked for of {name}"
-            wanted = wire.swap(what, everyone, ids.to(ID), sends, receives, moment=moment).long()
+            wanted = wire.swap(what, owners, ids.to(ID), sends, receives, moment=moment).long()
         rows = answer(layout.place_of(wanted))
-        return wire.swap(f"rows of {name}", everyone, rows, receives, sends, moment=moment)
+        return wire.swap(f"rows of {name}", owners, rows, receives, sends, moment=moment)
 
     def _brought(
         self, did: Call, bring: Parts, ordered: Parts, counts: torch.Tensor, said: torch.Tensor
@@ -195,7 +200,7 @@ class Exchange:
         mine = (counts - 1).clamp(min=0)
         if to_owners:
             parts = [ordered.get(t) or self.nothing(t) for t in to_owners]
-            came = self.swapped(self.wire.everyone, did, parts, mine[:, to_owners], theirs[:, to_owners])
+            came = self.swapped(self.wire.owners, did, parts, mine[:, to_owners], theirs[:, to_owners])
             sums |= {t: part.coalesced() for t, part in zip(to_owners, came, strict=True)}
         if to_all:
             parts = [bring.get(t) or self.nothing(t) for t in to_all]
@@ -260,7 +265,7 @@ class _Inside:
             collector = part.ids % node.size if layout is None else exchange.collectors[layout.owner_of(part.ids)]
             targets[table] = collector
         counts, ordered, self._orders = exchange.addressed(node, parts, targets)
-        met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
+        self.met = met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
         self._counts, self._theirs = (counts - 1).clamp(min=0), (met.counts - 1).clamp(min=0)
         if met.agreed is None or met.with_problem is not None:
             return  # everybody hears of it when all workers meet

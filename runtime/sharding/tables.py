@@ -97,7 +97,8 @@ class Tables:
         staging = Staging(reducer.world.streams)
         for table in self.tables:
             table.staging = staging
-        wire = Wire(_on_host(reducer), cluster, coalesces=self._coalesces)
+        gathers = any(not table.is_sharded for table in self.tables)
+        wire = Wire(_on_host(reducer), cluster, coalesces=self._coalesces, gathers=gathers)
         shapes = [
             Shape(table.name, torch.empty(0, table.route.columns, dtype=table.parameter.dtype), table.layout)
             for table in self.tables

@@ -10,7 +10,7 @@ import preduce
 from preduce.runtime.sharding.calls import LENGTH
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
-from preduce.topo.timing.tables import Touched, exchange
+from preduce.topo.timing.tables import Touched, exchange, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -37,8 +37,12 @@ def sent(ranks, schedule, rows_of):
     each = ranks.run(schedule.num_workers, step)
     cluster, (route,) = schedule.cluster, schedule.routes.tables
     told = 3 if route.way is Way.SHARDED else 2  # at the lookup, for the gradients, at the end of the step
-    elsewhere = [cluster.num_workers - len(cluster.workers_of(int(node))) for node in cluster.node_of()]
-    rows = [count - told * CALL * others for count, others in zip(each, elsewhere, strict=True)]
+    call, elsewhere = CALL, [cluster.num_workers - len(cluster.workers_of(int(node))) for node in cluster.node_of()]
+    if schedule.routes.local_aggregation and in_pairs(cluster, gathers=route.way is Way.GATHER):
+        # To one worker of each other node, for all of this node.
+        mates = cluster.num_workers // cluster.num_nodes
+        call, elsewhere = 8 * (mates * LENGTH + 1), [cluster.num_nodes - 1] * cluster.num_workers
+    rows = [count - told * call * others for count, others in zip(each, elsewhere, strict=True)]
     return [sum(rows[rank] for rank in cluster.workers_of(node)) for node in range(cluster.num_nodes)]
 
 

@@ -297,7 +297,9 @@ def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
 
     said = ranks.run(4, run)
     ranks.fresh()
-    assert all(text.startswith("step 1, round 1: group {0") and "worker 1 " in text for text in said if text != "gone")
+    survivors = [text for text in said if text != "gone"]
+    assert all(text.startswith("step 1, round 1: group {") for text in survivors), said
+    assert all("worker 1 was killed by signal 9" in text for text in survivors), said
 
 
 def test_what_one_worker_would_decide_alone_is_refused(ranks):

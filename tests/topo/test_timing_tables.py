@@ -101,7 +101,7 @@ def test_tables_are_exchanged_one_after_the_other_and_must_be_known():
     what, touched = Routes(tables=(table(), other)), Touched(0.01, 0.02, 0.05)
     both = {"words.weight": touched, "tags.weight": touched}
     whole = exchanges(what, both, CLUSTERS["4x4"], HARDWARE)
-    parts = [exchange(route, touched, CLUSTERS["4x4"], HARDWARE) for route in what.tables]
+    parts = [exchange(route, touched, CLUSTERS["4x4"], HARDWARE, beside_gathered=True) for route in what.tables]
     shared = [dict(part.meetings) for part in parts]
     both_share = sum(shared[0][name] for name in shared[0].keys() & shared[1].keys())
     assert both_share > 0

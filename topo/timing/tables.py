@@ -11,12 +11,13 @@ A row has b bytes, and 4 for its number, by which it is asked for. n workers, N 
     sharded, aggregated       in the nodes; all_to_all of u_node    in the nodes; all_to_all        2(N−1)/N·u_node
 
 With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
-15 against 1.9. Before each exchange all workers tell each other what they do and how much follows, which is a latency
-more, and so they do when a step is over. At a lookup the numbers travel in that message where no worker asks another
-for more than `ROOM` of them; it has room then for a few more than were asked for, for which no bytes are charged. At
-the end of backward that is done once for all tables, whose gradients then travel together; so tables share these
-latencies (`Exchange.meetings`). What the strategy sends for a dense table, `topo.timing.cost` says: its bytes are added
-to the model's.
+15 against 1.9. Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
+those of its own place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
+tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
+lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
+for a few more than were asked for, for which no bytes are charged. At the end of backward that is done once for all
+tables, whose gradients then travel together; so tables share these latencies (`Exchange.meetings`). What the strategy
+sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's.
 
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
 links nor aggregation, are `parallax_per_gpu` and `parallax_per_machine`.
@@ -121,8 +122,12 @@ def exchange(
     *,
     local_aggregation: bool = True,
     element_bytes: int = ELEMENT_BYTES,
+    beside_gathered: bool = False,
 ) -> Exchange:
-    """What a step of one table takes, all workers being ready, with one lookup. O(num_workers)."""
+    """What a step of one table takes, all workers being ready, with one lookup. O(num_workers).
+
+    `beside_gathered` says whether another table is gathered, so that all workers talk to all.
+    """
     if route.way is Way.DENSE:
         return Exchange()
     row = route.columns * element_bytes
@@ -131,9 +136,11 @@ def exchange(
     own, together = touched.worker * route.rows, touched.node * route.rows
     wanted = np.full(cluster.num_nodes, together) if aggregates else sizes * own  # rows of each node
     held, hosts = _held(route, cluster)
+    gathers = beside_gathered or route.way is Way.GATHER
+    others = cluster.num_nodes - 1 if aggregates and in_pairs(cluster, gathers=gathers) else cluster.num_workers - 1
 
     def across(each: int) -> float:
-        one = loads.of_pieces(cluster, hardware, wanted=wanted * each, held=held, workers=hosts)
+        one = loads.of_pieces(cluster, hardware, wanted=wanted * each, held=held, workers=hosts, others=others)
         return float(one.seconds().max(initial=0.0))
 
     def within(each: int) -> float:
@@ -174,7 +181,7 @@ def exchanges(
     Raises:
         InputError: a table of which it is not said how much is touched.
     """
-    total = Exchange()
+    total, gathers = Exchange(), any(route.way is Way.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
             raise InputError(f"touched: does not say how much of {route.parameter!r} a step touches")
@@ -185,6 +192,7 @@ def exchanges(
             hardware,
             local_aggregation=routes.local_aggregation,
             element_bytes=element_bytes,
+            beside_gathered=gathers,
         )
     return total
 
@@ -198,6 +206,11 @@ def _apart(own: float, collected: float, owners: int, cluster: Cluster, latencie
 def aggregates_in(cluster: Cluster) -> bool:
     """Whether there is anything to agree on before rows cross: several nodes, and several workers on one of them."""
     return cluster.num_nodes > 1 and int(cluster.node_sizes().max()) > 1
+
+
+def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
+    """Whether rows that were collected per node go from one worker of a node to one of another, place by place."""
+    return aggregates_in(cluster) and len(set(cluster.node_sizes().tolist())) == 1 and not gathers
 
 
 def _ring(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
