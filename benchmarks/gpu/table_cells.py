@@ -15,6 +15,7 @@ from preduce.runtime.sharding.clipping import clip_grad_norm_
 from preduce.topo.cluster import Cluster
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies.allreduce import AllReduce
+from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class TableCell:
     sparse: bool = False
     coalesces: bool = False
     weighted: bool = False
+    codec: Codec = Codec.NONE
     clip: float | None = None
     max_norm: float | None = None
     padding: int | None = None
@@ -47,14 +49,23 @@ class TableCell:
         """Its schedule for two nodes of two workers."""
         gradient = Gradient.SPARSE if self.sparse else Gradient.DENSE
         sizes = (("words.weight", WORDS), ("bag.weight", BAGS))
-        routes = (Route(parameter=n, rows=r, columns=WIDTH, way=self.way, gradient=gradient) for n, r in sizes)
-        what = Routes(tables=tuple(routes), local_aggregation=self.coalesces)
+        routes = tuple(
+            Route(parameter=name, rows=rows, columns=WIDTH, way=self.way, gradient=gradient, codec=self.codec)
+            for name, rows in sizes
+        )
+        what = Routes(tables=routes, local_aggregation=self.coalesces)
         return Schedule(self.name, Cluster.regular(2, RANKS // 2), AllReduce(what=what))
 
 
 TABLE_CELLS = [
     TableCell("sharded, sparse SGD", sparse=True, padding=3),
-    TableCell("sharded, Adam, aggregated, weighted bags", optimizer="adam", coalesces=True, weighted=True),
+    TableCell(
+        "sharded, Adam, aggregated, weighted bags, int8",
+        optimizer="adam",
+        coalesces=True,
+        weighted=True,
+        codec=Codec.INT8,
+    ),
     TableCell(
         "sharded, drawn, clipped, largest norm, moving averages", clip=0.02, max_norm=1.5, moving=True, drawn=True
     ),

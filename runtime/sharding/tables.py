@@ -15,6 +15,7 @@ from preduce.runtime.sharding.columns import Part
 from preduce.runtime.sharding.exchange import Exchange, Shape
 from preduce.runtime.sharding.layout import BlockOnFirst
 from preduce.runtime.sharding.modules import Handle, is_routed, route_module
+from preduce.runtime.sharding.row_code import RowCode
 from preduce.runtime.sharding.staging import Staging
 from preduce.runtime.sharding.wire import Wire
 from preduce.topo.errors import InputError
@@ -100,7 +101,12 @@ class Tables:
         gathers = any(not table.is_sharded for table in self.tables)
         wire = Wire(_on_host(reducer), cluster, coalesces=self._coalesces, gathers=gathers)
         shapes = [
-            Shape(table.name, torch.empty(0, table.route.columns, dtype=table.parameter.dtype), table.layout)
+            Shape(
+                table.name,
+                torch.empty(0, table.route.columns, dtype=table.parameter.dtype),
+                table.layout,
+                RowCode.of(table.route, table.parameter.dtype),
+            )
             for table in self.tables
         ]
         self._exchange = Exchange(wire, shapes, lambda: stepper.round)

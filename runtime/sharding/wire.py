@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
+from preduce.runtime.sharding.columns import dealt, put_together, width_of
 from preduce.runtime.transport.waiting import GoneError
 from preduce.topo.errors import UnavailableError
 from preduce.topo.timing.tables import ROOM
@@ -171,6 +172,29 @@ class Wire:
         self._run(what, group, moment, lambda: group.all_to_all(target, source, back, out), num_bytes=rows.nbytes)
         self._count(group, out)
         return theirs
+
+    def swap_with_word(
+        self,
+        what: str,
+        group: Communicator,
+        rows: torch.Tensor,
+        sends: Sequence[int],
+        receives: Sequence[int],
+        *,
+        word: int,
+        moment: Moment,
+    ) -> tuple[torch.Tensor, list[int]]:
+        """The same, with a number of four bytes before the rows for each member; returns theirs, and their numbers.
+
+        Raises:
+            PeerLostError: a member is gone.
+        """
+        columns = [torch.full((group.size, 1), word, dtype=torch.int32), rows]
+        message, out = dealt(columns, torch.tensor([[1, count] for count in sends]))
+        counts = torch.tensor([[1, count] for count in receives])
+        back = (counts * torch.tensor([width_of(column) for column in columns])).sum(1).tolist()
+        words, theirs = put_together(self.swap(what, group, message, out, back, moment=moment), counts, columns)
+        return theirs, words.view(-1).tolist()
 
     def broadcast(self, array: torch.Tensor) -> None:
         """Copy worker 0's array into everybody's.

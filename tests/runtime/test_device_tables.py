@@ -18,7 +18,7 @@ from preduce.topo.errors import InputError, PeerLostError
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 BY_NAME = {cell.name: cell for cell in TABLE_CELLS}
 LATE = 0.02
-SPARSE, AGGREGATED = BY_NAME["sharded, sparse SGD"], BY_NAME["sharded, Adam, aggregated, weighted bags"]
+SPARSE, AGGREGATED = BY_NAME["sharded, sparse SGD"], BY_NAME["sharded, Adam, aggregated, weighted bags, int8"]
 
 
 @pytest.fixture(autouse=True)

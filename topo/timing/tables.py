@@ -1,7 +1,8 @@
 """The α–β cost of tables' exchanges in a step, by the ways that they go, from how many of their rows a step touches.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`Touched`, as shares of the table).
-A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each.
+A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each. With a codec b is that
+of the row's code, but for gradients inside nodes, which are added there as they are; and to code takes time.
 
     way                       at a lookup                           end of backward                 rows out of a NIC
     dense                     –                                     part of the strategy's payload  –
@@ -30,10 +31,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.codec_numbers import row_bytes
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
+from preduce.topo.strategies.axes import How
 from preduce.topo.strategies.routes import Way
 from preduce.topo.timing import loads
+from preduce.topo.timing.coding import Coding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -130,7 +134,8 @@ def exchange(
     """
     if route.way is Way.DENSE:
         return Exchange()
-    row = route.columns * element_bytes
+    exact = route.columns * element_bytes
+    row = row_bytes(route.codec.value, route.columns, element_bytes=element_bytes)
     aggregates = local_aggregation and aggregates_in(cluster)
     sizes = cluster.node_sizes().astype(float)
     own, together = touched.worker * route.rows, touched.node * route.rows
@@ -148,21 +153,26 @@ def exchange(
 
     latency, local = across(0), within(0)
     meetings = (("step", latency + local), ("gradients", latency + 2 * local))
-    inside = within(row + NUMBER_BYTES) - local
+    inside = within(exact + NUMBER_BYTES) - local
+    brought = together / float(sizes.max()) if aggregates else own  # rows of which a worker codes the gradients
+    coding = Coding.of(How(codec=route.codec), hardware).seconds
+    encode, decode = coding.encode * 4 * route.columns, coding.decode * 4 * route.columns  # seconds per row
     if route.way is Way.GATHER:
         # A node lets through everything but what its last worker has: in a ring, all but one worker's rows.
         rows = cluster.num_nodes * together if aggregates else cluster.num_workers * own
-        least = together / float(sizes.max()) if aggregates else own
         ring = _ring(rows * (row + NUMBER_BYTES), cluster, hardware)
         start = _ring(0, cluster, hardware)
-        out = (rows - least) * (row + NUMBER_BYTES) if cluster.num_nodes > 1 else 0.0
-        return Exchange(0.0, inside + ring - start, out, (*meetings, ("to all", start)))
+        out = (rows - brought) * (row + NUMBER_BYTES) if cluster.num_nodes > 1 else 0.0
+        coded = encode * brought + decode * rows
+        return Exchange(0.0, inside + ring - start + coded, out, (*meetings, ("to all", start)))
     told = _apart(own, together if aggregates else own, int(hosts.sum()), cluster, (local, latency))
     asked, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
     most = (2 * NUMBER_BYTES * asked + row * (given + asked)).max(initial=0.0)
+    asking = sum(across(part) + within(part) for part in (NUMBER_BYTES, row))
+    at_owner = float((held / np.maximum(hosts, 1)).max() * wanted.sum())  # rows handed out, and gradients that come
     return Exchange(
-        lookups=told + sum(across(part) + within(part) for part in (NUMBER_BYTES, row)),
-        gradients=across(row + NUMBER_BYTES) - latency + inside,
+        lookups=told + asking + encode * at_owner + decode * own,
+        gradients=across(row + NUMBER_BYTES) - latency + inside + encode * brought + decode * at_owner,
         nic_bytes=float(most) if cluster.num_nodes > 1 else 0.0,
         meetings=(*meetings, ("to owners", latency)),
     )
