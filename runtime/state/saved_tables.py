@@ -86,7 +86,7 @@ def _deal(tables: Tables, table: Table, old: RowLayout, read: Callable[[int], Ma
         mine = table.own[old.owner_of(table.own) == rank]
         for first, last in blocks(table):
             ids = mine[(mine >= first) & (mine < last)]
-            weight[table.layout.place_of(ids)] = tables.block(table, ids, layout, shard)
+            table.put(weight, ids, tables.block(table, ids, layout, shard))
 
 
 def reader(folder: Path, file_of: Callable[[int], str], unpack: Callable[..., Any]) -> Callable[[int], Any]:
