@@ -167,7 +167,7 @@ def _sure(chosen: Option, against: Gain) -> str:
 def _phases(option: Option) -> str:
     if option.is_plain:
         return "one group of all workers"
-    if option.quorum:
+    if option.quorum and not option.quorum.of:
         return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
     if option.gap:
         return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"

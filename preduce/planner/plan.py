@@ -13,6 +13,7 @@ from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
 from preduce.planner.gap_words import gap_cautions, gap_reasons
 from preduce.planner.gaps import gap_options
+from preduce.planner.group_quorums import group_quorum_options
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.payoff import late_and_small
@@ -197,11 +198,14 @@ def _keeping_a_gap(job: Job, clock: Clock, left_out: list[str], say: Callable[[s
 
 
 def _by_quorum(job: Job, clock: Clock, left_out: list[str], say: Callable[[str], None]) -> list[Option]:
-    """Rounds that a quorum starts, where these are asked for; all of the time but the proof's is theirs."""
+    """Rounds and groups that a quorum starts, where these are asked for; all of the time but the proof's is theirs."""
     if not job.quorum:
         return []
+    until = clock.limit - _for_proof(clock)
     say("letting quorums start rounds in virtual time")
-    return quorum_options(job, clock, clock.limit - _for_proof(clock), left_out.append)
+    options = quorum_options(job, clock, until, left_out.append)
+    say("letting quorums start groups in virtual time")
+    return options + group_quorum_options(job, clock, until, left_out.append)
 
 
 def load_searchers() -> None:

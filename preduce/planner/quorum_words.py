@@ -24,15 +24,37 @@ def quorum_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[
     if facts is None:
         return []
     count = job.cluster.num_workers
-    said = [recommended(chosen, options, job)]
-    said.append(
-        f"a step of it is a round: {facts.active:.3g} of {count} workers are in one on average, {facts.gradients:.3g} "
-        f"gradients, {facts.gradients_per_second:.4g} a second; they are {facts.age:.2g} rounds late on average, "
-        f"which is {facts.delay:.2g} of All-Reduce's steps, and never more than {facts.bound}"
-    )
+    said = [recommended(chosen, options, job), *_beside(chosen, options, job)]
+    if facts.of:
+        said.append(
+            f"{facts.active:.3g} of {count} workers bring something to a round on average, {facts.gradients:.3g} steps "
+            f"together, {facts.gradients_per_second:.4g} a second; averages come {facts.age:.2g} rounds late on "
+            f"average, which is {facts.delay:.2g} of rounds with a call of everybody, never more than {facts.bound}; "
+            "the mean of all models is kept exactly"
+        )
+    else:
+        said.append(
+            f"a step of it is a round: {facts.active:.3g} of {count} workers are in one on average, "
+            f"{facts.gradients:.3g} gradients, {facts.gradients_per_second:.4g} a second; they are {facts.age:.2g} "
+            f"rounds late on average, which is {facts.delay:.2g} of All-Reduce's steps, and never more than "
+            f"{facts.bound}"
+        )
     models = facts.memory_bytes / (job.hardware.model_bytes or 1)
     said.append(f"it keeps at most {models:.3g} times the model beside the parameters, so that results may wait")
     return said
+
+
+def _beside(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """The best quorum of the other kind, of all workers or of groups, where there is one."""
+    facts = chosen.quorum
+    assert facts is not None, "asked before"
+    others = [option for option in options if option.quorum and bool(option.quorum.of) != bool(facts.of)]
+    if not others:
+        return []
+    best = min(others, key=lambda option: (option.time, option.name))
+    assert best.quorum is not None, "kept above"
+    what = "a quorum of all workers" if facts.of else "a quorum of groups"
+    return [f"it is predicted to be {gain(chosen, best, job.data)} as fast as {what} at its best ({best.quorum.words})"]
 
 
 def recommended(chosen: Option, options: Sequence[Option], job: Job) -> str:
@@ -58,9 +80,14 @@ def quorum_cautions(chosen: Option, job: Job) -> list[str]:
     facts = chosen.quorum
     if facts is None:
         return []
+    price = (
+        "the price of late averages was measured where all come one round late"
+        if facts.of
+        else "the price of late gradients was measured for pipelines, where all are late alike"
+    )
     decided = (
         "who is in a round is decided while the job runs: its seconds, ages and steps are of a run in virtual time; "
-        "the price of late gradients was measured for pipelines, where all are late alike, not for quorums"
+        f"{price}, not for quorums"
     )
     said = [decided]
     if facts.least_share < LITTLE:
