@@ -70,10 +70,11 @@ def group_quorum_options(
     """A few schedules of groups under a few quorums, each run in virtual time; the neighbours of the best as well.
 
     The names of those that the time did not reach go to `left_out`. Schedules are those among the `known` options, or
-    the catalogue's rules. None of more than 256 workers, and none whose four arrays the job has no room for.
+    the catalogue's rules. None where the job does not weigh quorums, none of more than 256 workers, and none whose four
+    arrays the job has no room for.
     """
     too_large = job.max_queues is not None and memory_bytes(job) > job.max_queues
-    if too_large or job.cluster.num_workers > MAX_GRAPH_WORKERS:
+    if not job.weighs_quorums or too_large or job.cluster.num_workers > MAX_GRAPH_WORKERS:
         return []
     if not known:
         stop = clock.position() + MEASURED_SHARE * max(0.0, until - clock.position())

@@ -53,9 +53,16 @@ def permitted(options: Sequence[Option], job: Job) -> list[Option]:
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
-        able = [option for option in options if option.lateness in job.whens and (not job.gap or option.gap)]
+        able = [option for option in options if _waits_as(option, job) and (not job.gap or option.gap)]
     able = [option for option in able if _held(option) <= most_queues(job)]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
+
+
+def _waits_as(option: Option, job: Job) -> bool:
+    """Whether what comes late may, in an option that is one kind among others."""
+    if option.quorum:
+        return job.quorum is None and job.when is None
+    return option.lateness in job.whens
 
 
 def _held(option: Option) -> float:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from preduce.planner.gain import gain
 from preduce.planner.job import Data
+from preduce.planner.pick import permitted
 from preduce.planner.slowdown import Slowdown
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ LITTLE = 0.5
 
 
 def quorum_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
-    """The recommendation in a sentence, then what the pick brings and holds."""
+    """The recommendation in a sentence, then what the pick brings and holds; or what the best one would bring."""
     facts = chosen.quorum
     if facts is None:
-        return []
+        return _not_picked(chosen, options, job)
     count = job.cluster.num_workers
     said = [recommended(chosen, options, job), *_beside(chosen, options, job)]
     if facts.of:
@@ -42,6 +43,19 @@ def quorum_reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[
     models = facts.memory_bytes / (job.hardware.model_bytes or 1)
     said.append(f"it keeps at most {models:.3g} times the model beside the parameters, so that results may wait")
     return said
+
+
+def _not_picked(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    """What the best quorum would gain, where some were run and another kind was picked."""
+    tried = [option for option in permitted(options, job) if option.quorum]
+    if not tried or not chosen.time > 0:
+        return []
+    best = min(tried, key=lambda option: (option.time, option.name))
+    against = gain(best, chosen, job.data)
+    assert best.quorum is not None, "kept above"
+    pays = "it does not pay" if against.ratio <= 1 else "not distinguishable, and the pick is simpler"
+    what = f"a quorum is predicted to be {against} as fast at best ({best.quorum.words})"
+    return [f"{what}: {pays}"]
 
 
 def _beside(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:

@@ -77,11 +77,12 @@ class Costs:
 
 
 def quorum_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], None]) -> list[Option]:
-    """All-Reduce under a few quorums, each run in virtual time; none where the job does not ask for them.
+    """All-Reduce under a few quorums, each run in virtual time; none where the job does not weigh them.
 
-    The names of those that the time did not reach go to `left_out`; one is measured in any case.
+    The names of those that the time did not reach go to `left_out`; one is measured in any case if nothing else is
+    asked for.
     """
-    if not job.quorum:
+    if not job.weighs_quorums:
         return []
     base, pay = all_reduce(job), payer(clock, until)
     seconds = sampled(job.compute_times(), job.cluster.num_workers, seed=job.seed)
@@ -89,7 +90,7 @@ def quorum_options(job: Job, clock: Clock, until: float, left_out: Callable[[str
     count, options = job.cluster.num_workers, []
     runs = [(one, rounds_of(seconds, one, costs)) for one in settings(job, seconds, costs)]
     cheapest = min(runs, key=lambda one: work_of_run(one[0], count, one[1]))
-    affordable = [one for one in runs if pay(work_of_run(one[0], count, one[1]))] or [cheapest]
+    affordable = [one for one in runs if pay(work_of_run(one[0], count, one[1]))] or [cheapest] * bool(job.quorum)
     for setting, rounds in runs:
         if (setting, rounds) in affordable:
             options.append(_option(base, setting, job, run(by(base, setting), job, job.compute_times(), rounds)))
