@@ -44,6 +44,8 @@ KEPT = 3
 """Schedules with groups of different sizes that are run."""
 ALIKE = 2
 """More of the sizes that turn out best."""
+NOTHING = 1e-3
+"""A longer queue has to save more than this part of the time."""
 REFINEMENTS = 3
 """Times that the neighbours of the best are tried, as long as one is better."""
 MEASURED_SHARE = 0.3
@@ -82,7 +84,7 @@ def group_quorum_options(
         known = competitors(_calm(job), until=stop, stop=stop, clock=clock, names=rules)
     trials = Trials(job, payer(clock, until), left_out)
     trials.search(based(known, job))
-    return list(trials.options.values())
+    return trials.worth()
 
 
 def _calm(job: Job) -> Job:
@@ -254,6 +256,20 @@ class Trials:
     def best(self) -> tuple[str, Quorum]:
         """The schedule and the setting with the least time to a loss so far."""
         return min(self.options, key=lambda key: (self.options[key].time, key[1].staleness, key[0]))
+
+    def worth(self) -> list[Option]:
+        """All options but those whose queue is longer than another's and gains nothing by that."""
+        return [
+            option
+            for (name, setting), option in self.options.items()
+            if not any(
+                other == name
+                and shorter == replace(setting, staleness=shorter.staleness)
+                and shorter.staleness < setting.staleness
+                and self.options[other, shorter].time <= option.time * (1 + NOTHING)
+                for other, shorter in self.options
+            )
+        ]
 
     def tried(self, base: Option, setting: Quorum) -> None:
         """Run a schedule under a setting, if there is time and it was not run."""

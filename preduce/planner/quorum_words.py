@@ -78,9 +78,10 @@ def recommended(chosen: Option, options: Sequence[Option], job: Job) -> str:
     ratio, what = gain(chosen, base, job.data), _imbalance(job)
     assert chosen.quorum is not None, "asked before"
     if ratio.ratio <= 1 or Slowdown.of(job).is_even:
+        saved = "; its groups save that without a quorum, too" if ratio.ratio > 1 and chosen.quorum.of else ""
         return (
             f"recommended: All-Reduce without a quorum. {what}; {chosen.quorum.words} is predicted to be {ratio} as "
-            "fast, late gradients counted"
+            f"fast, late gradients counted{saved}"
         )
     sure = "" if ratio.low > 1 else ", which the prediction cannot tell from All-Reduce"
     return (
