@@ -79,7 +79,7 @@ def _played(rounds: list[list[set[int]]], matrices: list[Matrix], n: int) -> tup
     Returns whether each carried all of them out, whether their mean is what was published, and what none had.
     """
     draw = random.Random(f"{n} {rounds}")
-    models, published, waiting = [0.0] * n, 0.0, [0.0] * n
+    models, published, waiting, largest = [0.0] * n, 0.0, [0.0] * n, 1.0
     entered: list[dict[int, float]] = [{} for _ in rounds]
     at = [0] * n  # the round that each enters next
     moving = [w for w in range(n) for _ in range(3 * len(rounds))]
@@ -94,21 +94,22 @@ def _played(rounds: list[list[set[int]]], matrices: list[Matrix], n: int) -> tup
         if now < len(rounds):
             entered[now][worker] = models[worker] + waiting[worker]
             waiting[worker], at[worker] = 0.0, now + 1
-            _averaged(rounds[now], matrices[now], entered[now], models, worker)
+            largest = max(largest, _averaged(rounds[now], matrices[now], entered[now], models, worker))
     for worker in range(n):
         models[worker] += waiting[worker]
     carried = all(place == len(rounds) for place in at) and not any(entered)
-    return carried, abs(sum(models) - published) < 1e-6 * max(1.0, published), 0 if carried else 1
+    return carried, abs(sum(models) - published) < 1e-9 * n * largest, 0 if carried else 1
 
 
-def _averaged(groups: list[set[int]], w: Matrix, entered: dict[int, float], models: list[float], worker: int) -> None:
-    """Average a worker's group once all of it has entered."""
+def _averaged(groups: list[set[int]], w: Matrix, entered: dict[int, float], models: list[float], worker: int) -> float:
+    """Average a worker's group once all of it has entered; the largest number that was added up."""
     group = sorted(next((group for group in groups if worker in group), {worker}))
     if not entered.keys() >= set(group):
-        return
+        return 0.0
     brought = [entered.pop(member) for member in group]
     for member in group:
         models[member] = sum(float(w[member, other]) * b for other, b in zip(group, brought, strict=True))
+    return float(abs(w).max()) * max(map(abs, brought))
 
 
 def _oldest(quorum: dict[str, Any]) -> int | None:
