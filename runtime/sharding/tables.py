@@ -23,6 +23,7 @@ from preduce.topo.strategies.routes import Gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from preduce.runtime.sharding.exchange import Answer, Outcome, Source
     from preduce.runtime.sharding.layout import Layout
@@ -224,6 +225,11 @@ class Tables:
         )
         assert outcome.rows is not None, "a lookup gives rows"
         return outcome.rows
+
+    def together(self, advice: str) -> AbstractContextManager[None]:
+        """Around blocks that are no part of a step; see `Heartbeat.together`."""
+        assert self._exchange is not None, "tables are connected before their blocks are asked for"
+        return self._exchange.wire.reducer.heartbeat.together(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
         """Rows of a sharded table, on the host, each asked for once; all workers look up some, or none.

@@ -124,6 +124,12 @@ class QuorumRunner(Runner, Generic[Sum]):
         self._thread.join(CLOSE_SECONDS)
         _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
 
+    @property
+    def rests(self) -> bool:
+        """Whether the training has come to where all meet, and only its thread still takes part in rounds."""
+        state = self.driver.state
+        return state is not None and bool(state.resting)
+
     def refuse_failure(self) -> None:
         """Raise what ended the collective thread.
 
