@@ -157,9 +157,7 @@ def test_without_common_steps_there_are_no_tables(strategy, reason):
 )
 def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
     what = Routes(tables=(Route(**WORDS),), average_dense=False)
-    with pytest.raises(
-        ScheduleError, match=r"what\.average_dense: is false; only gradients that meet"
-    ):
+    with pytest.raises(ScheduleError, match=r"what\.average_dense: is false; only gradients that meet"):
         Schedule("s", CLUSTER, replace(strategy, what=what))
 
 
