@@ -144,7 +144,7 @@ def _deal(
         for number, (name, target) in enumerate(targets.items()):
             for first, last in blocks(table):
                 ids = mine[(mine >= first) & (mine < last)]
-                target[table.layout.place_of(ids)] = tables.block(table, ids, layout, shards[name], number)
+                table.put(target, ids, tables.block(table, ids, layout, shards[name], number))
 
 
 def reader(folder: Path, file_of: Callable[[int], str], unpack: Callable[..., Any]) -> Callable[[int], Any]:
