@@ -166,6 +166,7 @@ def aimed_tables(draw: random.Random, what: dict[str, Any]) -> None:
         changes += [("hosts", draw.sample(range(5), draw.randrange(4))), ("partitions", draw.randrange(1, 9))]
         changes += [("partitions", None), ("rows", draw.randrange(1, 30)), ("columns", draw.randrange(1, 5))]
         changes += [("parameter", draw.choice(["words", "tags", "other"]))]
+        changes += [("codec", draw.choice(["none", "float16", "bfloat16", "int8"]))]
         for name, value in draw.sample(changes, draw.randrange(1, 3)):
             table[name] = value
 

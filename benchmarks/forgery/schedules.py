@@ -79,8 +79,8 @@ CIRCLE = [(i, (i + d) % 5, Fraction(1, 3)) for i in range(5) for d in (1, 4)]
 ALL_OF_5 = [(i, j, Fraction(1, 5)) for i in range(5) for j in range(5) if i != j]
 TABLES = Routes(
     tables=(
-        Route(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7),
-        Route(parameter="tags", rows=8, columns=1, way=Way.GATHER, gradient=Gradient.SPARSE),
+        Route(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7, codec=Codec.BFLOAT16),
+        Route(parameter="tags", rows=8, columns=1, way=Way.GATHER, gradient=Gradient.SPARSE, codec=Codec.INT8),
         Route(parameter="names", rows=17, columns=2),
         Route(parameter="places", rows=5, columns=2, way=Way.DENSE),
     )
@@ -192,7 +192,10 @@ def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
             draw.randrange(least, rows + 1) if way is Way.SHARDED and least <= rows and draw.random() < 0.5 else None
         )
         columns = draw.randrange(1, 5)
-        tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts))
+        codec = Codec.NONE if way is Way.DENSE else draw.choice(list(Codec))
+        tables.append(
+            Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts, codec=codec)
+        )
     what = Routes(tables=tuple(tables), local_aggregation=draw.random() < 0.7)
     try:
         return replace(schedule, strategy=replace(schedule.strategy, what=what))

@@ -95,7 +95,8 @@ CodecName = Annotated[
     str,
     typer.Option(
         "--codec",
-        help="How sums may be written: none, any (where it pays: float16 or int8), float16, bfloat16 or int8.",
+        help="How sums, and rows of tables, may be written: none, any (where it pays: float16 or int8), float16, "
+        "bfloat16 or int8.",
         autocompletion=members(ANY, NO_CODEC, "float16", "bfloat16", "int8"),
     ),
 ]

@@ -3,6 +3,9 @@
 A step's seconds are those of the exchanges of the tables that go their own way, of the strategy's own averages over
 everything else, and of what an optimizer does to rows that no other worker has to look at: a table of which every
 worker holds a copy is swept by every worker, a sharded one by its owners, each its part.
+
+Rows travel as they are unless codecs are allowed; then in the finest one, unless a coarser one saves enough of what the
+table takes beside the strategy, since it changes numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.console import seconds as in_seconds
 from preduce.console import size as in_bytes
+from preduce.planner.ways import WORTH
 from preduce.topo.errors import InputError
+from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 from preduce.topo.timing.cost import communication
 from preduce.topo.timing.tables import ELEMENT_BYTES, Exchange, Touched, aggregates_in, exchange
@@ -80,9 +85,16 @@ class Table:
         """Of all its rows."""
         return self.rows * self.columns * self.element_bytes
 
-    def route(self, way: Way) -> Route:
+    def route(self, way: Way, codec: Codec = Codec.NONE) -> Route:
         """Its route if it goes this way, a sharded one over all workers."""
-        return Route(parameter=self.parameter, rows=self.rows, columns=self.columns, way=way, gradient=self.gradient)
+        return Route(
+            parameter=self.parameter,
+            rows=self.rows,
+            columns=self.columns,
+            way=way,
+            gradient=self.gradient,
+            codec=codec,
+        )
 
     def visited(self, way: Way, num_workers: int) -> float:
         """Bytes that gradient and optimizer of one worker visit in a step."""
@@ -119,6 +131,7 @@ class Chosen:
             "dense_bytes": self.dense_bytes,
             "local_aggregation": self.routes.local_aggregation,
             "ways": {route.parameter: str(route.way) for route in self.routes.tables},
+            "codecs": {route.parameter: str(route.codec) for route in self.routes.tables},
             "costs": {
                 name: {str(way): {"seconds": cost.seconds, "nic_bytes": cost.nic_bytes} for way, cost in ways.items()}
                 for name, ways in self.costs.items()
@@ -136,7 +149,8 @@ class Pricing:
     hardware: Hardware
     dense_bytes: int
     applying: float = APPLYING
-    _own: dict[tuple[str, Way, bool], Exchange] = field(default_factory=dict)
+    codecs: tuple[Codec, ...] = (Codec.NONE,)
+    _own: dict[tuple[str, Way, bool, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     @property
@@ -157,19 +171,34 @@ class Pricing:
             self._averaging[num_bytes] = cost
         return self._averaging[num_bytes]
 
-    def own(self, table: Table, way: Way, *, local_aggregation: bool) -> Exchange:
-        """What one table takes beside the strategy, kept; what is visited of it counts as gradients."""
-        key = table.parameter, way, local_aggregation
+    def own(self, table: Table, way: Way, *, local_aggregation: bool, beside_gathered: bool) -> Exchange:
+        """What one table takes beside the strategy, in its codec; what is visited of it counts as gradients."""
+        return self._coded(table, way, local_aggregation, beside_gathered)[1]
+
+    def codec(self, table: Table, way: Way, *, local_aggregation: bool, beside_gathered: bool) -> Codec:
+        """The codec in which a table's rows travel if it goes this way."""
+        return self._coded(table, way, local_aggregation, beside_gathered)[0]
+
+    def _coded(self, table: Table, way: Way, local_aggregation: bool, beside_gathered: bool) -> tuple[Codec, Exchange]:
+        """The codec that pays, and what the table takes in it beside the strategy; kept."""
+        key = table.parameter, way, local_aggregation, beside_gathered
         if key not in self._own:
+            kept: tuple[Codec, Exchange] | None = None
+            for codec in self.codecs if way is not Way.DENSE else (Codec.NONE,):
+                sent = exchange(
+                    table.route(way, codec),
+                    table.shares,
+                    self.cluster,
+                    self.hardware,
+                    local_aggregation=local_aggregation,
+                    element_bytes=table.element_bytes,
+                    beside_gathered=beside_gathered,
+                )
+                if kept is None or sent.seconds < kept[1].seconds * (1 - WORTH):
+                    kept = codec, sent
+            assert kept is not None, "there is a codec, if only none"
             visits = self.applying * table.visited(way, self.cluster.num_workers)
-            self._own[key] = Exchange(gradients=visits) + exchange(
-                table.route(way),
-                table.shares,
-                self.cluster,
-                self.hardware,
-                local_aggregation=local_aggregation,
-                element_bytes=table.element_bytes,
-            )
+            self._own[key] = kept[0], Exchange(gradients=visits) + kept[1]
         return self._own[key]
 
     def cost(self, ways: Sequence[Way | None], *, local_aggregation: bool) -> Cost:
@@ -177,8 +206,9 @@ class Pricing:
         going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
         dense = sum(table.num_bytes for table, way in going if way is Way.DENSE)
         averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
+        gathers = any(way is Way.GATHER for _, way in going)
         for table, way in going:
-            apart += self.own(table, way, local_aggregation=local_aggregation)
+            apart += self.own(table, way, local_aggregation=local_aggregation, beside_gathered=gathers)
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def seconds(self, ways: Sequence[Way], *, local_aggregation: bool) -> float:
@@ -194,6 +224,7 @@ def choose_routes(
     dense_bytes: int,
     applying: float = APPLYING,
     average: bool = True,
+    codecs: Sequence[Codec] = (Codec.NONE,),
 ) -> Chosen:
     """The ways with which a step's communication takes the least time by the α–β model; of equal ones the simplest.
 
@@ -207,9 +238,10 @@ def choose_routes(
         dense_bytes: of everything else.
         applying: seconds per byte that gradient and optimizer visit.
         average: whether a table's gradient is the workers' mean, or their sum.
+        codecs: that rows may travel in where that pays, the finest first.
 
     Raises:
-        InputError: two tables of one parameter, a size or a time below 0.
+        InputError: no codec, two tables of one parameter, a size or a time below 0.
         ScheduleError: the strategy's workers have no common steps, or no fixed phases.
     """
     listed = tuple(tables)
@@ -218,15 +250,29 @@ def choose_routes(
         raise InputError(f"tables: {sorted({name for name in names if names.count(name) > 1})} stand there twice")
     if dense_bytes < 0 or not 0 <= applying < float("inf"):
         raise InputError(f"tables: {dense_bytes} dense bytes and {applying} s per byte; both are numbers >= 0")
-    pricing = Pricing(tables=listed, schedule=schedule, hardware=hardware, dense_bytes=dense_bytes, applying=applying)
+    if not codecs:
+        raise InputError("tables: no codec is allowed, not even none")
+    pricing = Pricing(
+        tables=listed,
+        schedule=schedule,
+        hardware=hardware,
+        dense_bytes=dense_bytes,
+        applying=applying,
+        codecs=tuple(map(Codec, codecs)),
+    )
     flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
     found = [(*_best(pricing, local_aggregation=flag), flag) for flag in flags]
     seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
-    tables_ = tuple(table.route(way) for table, way in zip(listed, ways, strict=True))
+    gathers = Way.GATHER in ways
+    coded = [
+        pricing.codec(table, way, local_aggregation=local, beside_gathered=gathers)
+        for table, way in zip(listed, ways, strict=True)
+    ]
+    tables_ = tuple(table.route(way, codec) for table, way, codec in zip(listed, ways, coded, strict=True))
     routes = Routes(tables=tables_, local_aggregation=local, average=average) if tables_ else Routes()
     replace(schedule, strategy=replace(schedule.strategy, what=routes), certificate=None)  # refuses what cannot be
     costs = _alternatives(pricing, ways, local_aggregation=local)
-    reasons = [_reason(table, way, costs[table.parameter]) for table, way in zip(listed, ways, strict=True)]
+    reasons = [_reason(table, route, costs[table.parameter]) for table, route in zip(listed, tables_, strict=True)]
     if len(flags) > 1 and any(way is not Way.DENSE for way in ways):
         other = pricing.seconds(ways, local_aggregation=not local)
         reasons.append(_local_reason(seconds, other, is_local=local))
@@ -290,9 +336,9 @@ def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: b
     return result
 
 
-def _reason(table: Table, way: Way, costs: dict[Way, Cost]) -> str:
+def _reason(table: Table, route: Route, costs: dict[Way, Cost]) -> str:
     """One line: the table, what of it is touched, its way, and what the others would take."""
-    shares = table.touched
+    shares, way = table.touched, route.way
     seen = "what a step touches is unknown"
     if shares is not None:
         seen = f"a worker touches {shares.worker:.2%} of its rows in a step, "
@@ -304,7 +350,7 @@ def _reason(table: Table, way: Way, costs: dict[Way, Cost]) -> str:
     if barred:
         rule = table.because or "its optimizer sees touched rows only"
         why += f" (not {' or '.join(barred)}: {rule})"
-    return f"{about}: {way}, {_took(costs[way])} a step{why}"
+    return f"{about}: {route.in_words}, {_took(costs[way])} a step{why}"
 
 
 def _took(cost: Cost) -> str:

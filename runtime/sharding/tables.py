@@ -14,6 +14,7 @@ from preduce.runtime.sharding.columns import Part
 from preduce.runtime.sharding.exchange import Exchange, Shape
 from preduce.runtime.sharding.layout import BlockOnFirst
 from preduce.runtime.sharding.modules import Handle, is_routed, route_module
+from preduce.runtime.sharding.row_code import RowCode
 from preduce.runtime.sharding.wire import Wire
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.routes import Gradient
@@ -89,9 +90,15 @@ class Tables:
         self._guard, self._stepper = guard, stepper
         if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
             _choose_sparse_checks()
-        wire = Wire(reducer, cluster, coalesces=self._coalesces)
+        gathers = any(not table.is_sharded for table in self.tables)
+        wire = Wire(reducer, cluster, coalesces=self._coalesces, gathers=gathers)
         shapes = [
-            Shape(table.name, table.parameter.new_empty((0, table.route.columns)).detach(), table.layout)
+            Shape(
+                table.name,
+                table.parameter.new_empty((0, table.route.columns)).detach(),
+                table.layout,
+                RowCode.of(table.route, table.parameter.dtype),
+            )
             for table in self.tables
         ]
         self._exchange = Exchange(wire, shapes, lambda: stepper.round)

@@ -133,6 +133,7 @@ CLAIMS: dict[str, Claim] = {
     "one-owner": Claim(tables.check_one_owner, ("tables",)),
     "table-order": Claim(tables.check_order, ("lookup", "gradients", "step")),
     "nic-bytes": Claim(tables.check_nic_bytes, ("tables",)),
+    "row-error": Claim(tables.check_row_error, ("rows", "gradients")),
     "spectral-gap-hop": Claim(spectral_gap.check, GAP_MEMBERS),
     "spectral-gap-slem": Claim(spectral_gap.check, GAP_MEMBERS),
     "spectral-gap-sigma": Claim(spectral_gap.check, GAP_MEMBERS),
