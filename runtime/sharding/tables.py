@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.liveness.heartbeat import TOGETHER
 from preduce.runtime.sharding.blocks import blocks
 from preduce.runtime.sharding.calls import Call, Kind
 from preduce.runtime.sharding.columns import Part
@@ -89,6 +90,7 @@ class Tables:
         self._guard, self._stepper = guard, stepper
         if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
             _choose_sparse_checks()
+        reducer.heartbeat.unequal = TOGETHER
         wire = Wire(reducer, cluster, coalesces=self._coalesces)
         shapes = [
             Shape(table.name, table.parameter.new_empty((0, table.route.columns)).detach(), table.layout)

@@ -321,6 +321,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["bogus"], 2, "No such command"),
         (["design", "4x4", "--param", "every=2"], 2, "--using"),
         (["design", "4by4", "--using", "allreduce"], 65, "4x4"),
+        (["design", "4x4", "--using", "allreduce", "--model", "m.py:build"], 2, "--model: is for the planner"),
         (["design", "4x4", "--using", "alreduce"], 65, "did you mean"),
         (["design", "4x4", "--using", "allreduce", "-p", "evry=2"], 65, "did you mean every"),
         (["design", "4x4", "--using", "allreduce", "-p", "every"], 65, "KEY=VALUE"),
