@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.console import seconds as in_seconds
 from preduce.console import size as in_bytes
-from preduce.topo.errors import InputError
+from preduce.topo.errors import InputError, ScheduleError
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 from preduce.topo.timing.cost import communication
 from preduce.topo.timing.tables import ELEMENT_BYTES, Exchange, Touched, aggregates_in, exchange
@@ -218,6 +218,8 @@ def choose_routes(
         raise InputError(f"tables: {sorted({name for name in names if names.count(name) > 1})} stand there twice")
     if dense_bytes < 0 or not 0 <= applying < float("inf"):
         raise InputError(f"tables: {dense_bytes} dense bytes and {applying} s per byte; both are numbers >= 0")
+    if listed:
+        _refuse_unpriced(schedule)
     pricing = Pricing(tables=listed, schedule=schedule, hardware=hardware, dense_bytes=dense_bytes, applying=applying)
     flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
     found = [(*_best(pricing, local_aggregation=flag), flag) for flag in flags]
@@ -237,6 +239,23 @@ def choose_routes(
         costs=costs,
         reasons=tuple(reasons),
     )
+
+
+def _refuse_unpriced(schedule: Schedule) -> None:
+    """Refuse schedules beside which no way can be chosen.
+
+    Raises:
+        ScheduleError: as said.
+    """
+    strategy = schedule.strategy
+    if reason := strategy.refuses_tables():
+        raise ScheduleError(f"tables: their rows are exchanged in every step, in lockstep, and {reason}")
+    if not schedule.is_mixing:
+        raise ScheduleError(
+            f"tables: what strategy {strategy.kind!r} itself takes in a step follows no formula, so no way of a table "
+            "can be chosen beside it; name each table's way in the schedule file (what.tables), or take allreduce, "
+            "static or neighbor"
+        )
 
 
 def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[Way, ...]]:
