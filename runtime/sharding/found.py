@@ -61,8 +61,8 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
     for table in found:
         if table.is_sharded and (kind := looks_at_whole_tensors(optimizer, table.parameter)):
             raise InputError(
-                f"parameter {table.name!r}: is sharded, and {kind} looks at whole tensors, of which a worker would have "
-                "some rows; give it way 'gather' or 'dense', or take another optimizer"
+                f"parameter {table.name!r}: is sharded, and {kind} looks at whole tensors, of which a worker would "
+                "have some rows; give it way 'gather' or 'dense', or take another optimizer"
             )
     return tables
 

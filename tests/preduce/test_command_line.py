@@ -398,7 +398,17 @@ def test_a_reader_that_leaves_is_no_error(figure_10, options):
 def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path):
     path = tmp_path / "no-phases.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
-    assert "'generated'" in refusal(capsys, "show", path, code=65)
+    line = refusal(capsys, "show", path, code=65)
+    assert "'generated'" in line
+    assert line.endswith(f"preduce simulate {path} -o run.png draws a run of it\n")
+
+
+def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path):
+    path = tmp_path / "server.json"
+    write_schedule(path, Schedule("s", Cluster.regular(2, 2), Server()))
+    said = answer(capsys, "simulate", path, "--json", "--model-bytes", "1MB", "--rounds", "8")
+    assert said["seconds_per_step"] > 0.05
+    assert "steady_seconds_per_step" not in said
 
 
 @pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])
