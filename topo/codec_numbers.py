@@ -40,6 +40,13 @@ def encoded_bytes(codec: str, count: int, block: int) -> int:
     return int8_bytes(count, block) if codec == "int8" else NUMBER_BYTES[codec] * count
 
 
+def row_bytes(codec: str, columns: int, *, element_bytes: int = 4) -> int:
+    """Bytes of a table's row: int8 has one scale for the row, and nothing is filled up."""
+    if codec == "none":
+        return element_bytes * columns
+    return NUMBER_BYTES[codec] * columns + (SCALE_BYTES if codec == "int8" else 0)
+
+
 def rounding_error(codec: str, *, stochastic: bool = False) -> Fraction:
     """e: the error of one rounding, as a part of |x| (16 bits) or of the block's largest number (int8)."""
     if codec != "int8":

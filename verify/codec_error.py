@@ -88,6 +88,17 @@ def coded_sum(how: How, spread: Spread) -> tuple[Fraction, Fraction, int]:
     return (*_followed(steps), 2 + int(inside > 1) if eight else inside + nodes - 1)
 
 
+def of_rows(codec: Codec) -> Pair:
+    """(relative, absolute) of a table's row that its owner hands out: one rounding, int8 with one scale for the row."""
+    return error_of(How(codec=codec))
+
+
+def of_gradients(codec: Codec, count: int, inside: int) -> Pair:
+    """(relative, absolute) of a sum of `count` coded rows in float32, each the sum of `inside` workers' at most."""
+    unit = error_of(How(codec=codec))
+    return _followed([_adding(inside, SINGLE), _rounding(count, unit), _adding(count, SINGLE)])
+
+
 def through_hosts(how: How, count: int) -> Pair:
     """(relative, absolute) of a sum of `count` numbers that a host adds in float32."""
     unit = error_of(how)

@@ -1,4 +1,4 @@
-"""Claims about tables that go their own way: one route, one owner, one order, and the bytes of a NIC.
+"""Claims about tables that go their own way: one route, one owner, one order, bytes of a NIC, errors of codecs.
 
 The theorems stand in `verify/checker/claims/tables.py`. That the code which says who owns a row says the same is shown
 here by asking it: for all rows, or for rows drawn at random where there are many.
@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.codec_numbers import row_bytes
 from preduce.topo.strategies.routes import Way
 from preduce.verify.base import Claim, not_proved, proved, refuted
+from preduce.verify.codec_error import of_gradients, of_rows, rounded_up
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
     from preduce.topo.strategies.routes import Route
 
 ONE_ROUTE, ONE_OWNER, ORDER, NIC_BYTES = "one-route", "one-owner", "table-order", "nic-bytes"
+ROW_ERROR = "row-error"
 
 ASKED = 2**12
 """Rows of a table whose owner is asked for."""
 
-NUMBER, ELEMENT = 4, 4
-"""Bytes of a row's number, and of one of its elements in float32."""
+NUMBER = 4
+"""Bytes of a row's number."""
 
 
 def essential_of_tables(schedule: Schedule) -> frozenset[str]:
@@ -32,6 +35,7 @@ def essential_of_tables(schedule: Schedule) -> frozenset[str]:
     routes = schedule.routes
     names = {ONE_ROUTE} if routes else set()
     names |= {ORDER} if routes.apart else set()
+    names |= {ROW_ERROR} if _coded(schedule) else set()
     return frozenset(names | ({ONE_OWNER} if _sharded(schedule) else set()))
 
 
@@ -47,6 +51,8 @@ def prove_tables(schedule: Schedule, *, rests_on: str = "") -> tuple[Claim, ...]
         makers[ONE_OWNER] = _one_owner
     if schedule.routes.apart:
         makers |= {ORDER: _order, NIC_BYTES: _nic_bytes}
+    if _coded(schedule):
+        makers[ROW_ERROR] = _row_error
     if rests_on:
         return tuple(not_proved(name, rests_on) for name in makers)
     return tuple(make(schedule) for make in makers.values())
@@ -54,6 +60,10 @@ def prove_tables(schedule: Schedule, *, rests_on: str = "") -> tuple[Claim, ...]
 
 def _sharded(schedule: Schedule) -> list[Route]:
     return [route for route in schedule.routes.tables if route.way is Way.SHARDED]
+
+
+def _coded(schedule: Schedule) -> list[Route]:
+    return [route for route in schedule.routes.tables if route.codec.rounds]
 
 
 def _one_route(schedule: Schedule) -> Claim:
@@ -122,12 +132,32 @@ def _nic_bytes(schedule: Schedule) -> Claim:
     listed = "; ".join(f"{name} {lookup} + {gradients}" for name, lookup, gradients in entries)
     text = (
         "Out of a node's NICs go in a step, if every worker touches all rows, at most so many bytes for a lookup and "
-        f"its gradients, in float32: {listed}. A step that touches a share of them, spread over the owners as all rows "
-        "are, sends that share: of a worker on average, or of a node's workers together where they agree first. "
+        f"its gradients, in float32 or the table's codec: {listed}. A step that touches a share of them, spread over "
+        "the owners as all rows are, sends that share: of a worker on average, or of a node's workers together where "
+        "they agree first. "
         "Parallax's tables, which know no shared NICs, say for a share a of b bytes: 2ab for a GPU by servers and "
         "2(N-1)ab by all-gather (2018, Table 3); 4ab(N-1)/N and 2ab(N-1) for a machine, in and out (2019)."
     )
     return proved(NIC_BYTES, text, tables=entries)
+
+
+def _row_error(schedule: Schedule) -> Claim:
+    sizes, aggregates = schedule.cluster.node_sizes(), _aggregates(schedule)
+    inside, count = (int(sizes.max()), len(sizes)) if aggregates else (1, schedule.num_workers)
+    rows, gradients, words = [], [], []
+    for route in _coded(schedule):
+        if route.way is Way.SHARDED:
+            rows.append([route.parameter, *map(str, rounded_up(*of_rows(route.codec)))])
+        relative, absolute = rounded_up(*of_gradients(route.codec, count, inside))
+        gradients.append([route.parameter, str(relative), str(absolute)])
+        words.append(f"{route.parameter} in {route.codec} {float(relative):.3g} and {float(absolute):.2g}")
+    text = (
+        "A row is rounded once, by its owner for whoever looks it up; where it lives it stays exact, and so does the "
+        "optimizer's state. The sum of the gradients that workers bring for a row is off the exact one by at most so "
+        "large a part of the sum of their magnitudes (int8: of each one's largest in the row), and so much near zero, "
+        f"after one rounding of each, or it is not finite: {'; '.join(words)}."
+    )
+    return proved(ROW_ERROR, text, rows=rows, gradients=gradients)
 
 
 def _aggregates(schedule: Schedule) -> bool:
@@ -137,7 +167,7 @@ def _aggregates(schedule: Schedule) -> bool:
 
 def _most_bytes(schedule: Schedule, route: Route) -> tuple[int, int]:
     """(of a lookup, of gradients) out of the busiest node. Vectorised over nodes, in exact integers."""
-    cluster, row, rows = schedule.cluster, ELEMENT * route.columns, route.rows
+    cluster, row, rows = schedule.cluster, row_bytes(route.codec.value, route.columns), route.rows
     if cluster.num_nodes == 1:
         return 0, 0
     aggregates, sizes = _aggregates(schedule), cluster.node_sizes().astype(object)

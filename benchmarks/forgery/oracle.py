@@ -21,6 +21,18 @@ JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES
 OF_EVENTS = ("gap", "gap-of-pairs", "skip")
 """Claims that are made of workers that keep a gap, and of nothing else."""
 
+OF_MATRICES = (
+    "conflict-free",
+    "membership",
+    "doubly-stochastic",
+    "unit-sums",
+    "consensus",
+    "contraction",
+    "exact-consensus",
+    "exact-consensus-probable",
+)
+"""What holds of the models that groups average, whoever comes late."""
+
 STEADY = ("disagreement", "drift-worker", "drift-node")
 """Claims whose checks take milliseconds."""
 
@@ -32,8 +44,12 @@ def is_true(entry: Document, raw: Document) -> bool:
     if listed is not None and any(len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in listed):
         return False
     quorum = quorums.quorum_of(raw)
-    if quorum is not None:
+    if quorum is not None and raw["strategy"]["kind"] == "allreduce":
         return quorums.is_true(entry, quorum, n)
+    if quorum is not None and name in quorums.OF_GROUPS:
+        return listed is not None and quorums.is_true_of_groups(entry, raw, listed, matrices)
+    if quorum is not None and name not in OF_MATRICES:
+        return False
     gap = kept_gaps.gap_of(raw)
     if gap is not None and (entry.get("method") == "events" or name in OF_EVENTS or kept_gaps.is_lossy(gap)):
         return kept_gaps.is_true(entry, raw, n)

@@ -121,21 +121,21 @@ def coded_sum(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: 
     short: Callable[[Numbers], Numbers] = single if eight else lambda x: coded(x, how, rng)
     across = how["where"] == "across-nodes"
     if across and len(set(nodes)) == 1:
-        return _added(list(given), single)
+        return added(list(given), single)
     rows = list(given) if across and staged else [coded(row, how, rng) for row in given]
     if staged:
         inside = single if across else short
         rows = [
-            _added([row for row, at in zip(rows, nodes, strict=True) if at == node], inside)
+            added([row for row, at in zip(rows, nodes, strict=True) if at == node], inside)
             for node in sorted(set(nodes))
         ]
         if eight or across:
             rows = [coded(row, how, rng) for row in rows]
-    total = _added(rows, short)
+    total = added(rows, short)
     return coded(total, how, rng) if eight else total
 
 
-def _added(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbers:
+def added(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbers:
     total = rows[0]
     for row in rows[1:]:
         total = rounding(total + row)

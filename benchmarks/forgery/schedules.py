@@ -61,6 +61,11 @@ def by_quorum(n: int, quorum: Quorum) -> Schedule:
     return Schedule("q", Cluster.regular(n, 1), AllReduce(when=quorum))
 
 
+def in_nodes_then_all(quorum: Quorum) -> Schedule:
+    phases = RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
+    return Schedule("n", Cluster.regular(2, 2), Static(phases=phases, when=quorum))
+
+
 def half(*pair: int, a: Fraction = Fraction(1, 2)) -> Group:
     return Group(pair, 2 * a)
 
@@ -74,8 +79,8 @@ CIRCLE = [(i, (i + d) % 5, Fraction(1, 3)) for i in range(5) for d in (1, 4)]
 ALL_OF_5 = [(i, j, Fraction(1, 5)) for i in range(5) for j in range(5) if i != j]
 TABLES = Routes(
     tables=(
-        Route(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7),
-        Route(parameter="tags", rows=8, columns=1, way=Way.GATHER, gradient=Gradient.SPARSE),
+        Route(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7, codec=Codec.BFLOAT16),
+        Route(parameter="tags", rows=8, columns=1, way=Way.GATHER, gradient=Gradient.SPARSE, codec=Codec.INT8),
         Route(parameter="names", rows=17, columns=2),
         Route(parameter="places", rows=5, columns=2, way=Way.DENSE),
     )
@@ -110,6 +115,17 @@ SCHEDULES = {
     "quorum-call": by_quorum(4, Quorum(quorum=Start.MAJORITY, count=Counting.CALL, seed=2)),
     "quorum-latest": by_quorum(3, Quorum(quorum=Start.SOLO, missed=Missed.LATEST, synchronise_every=5)),
     "quorum-unequal": by_quorum(4, Quorum(quorum=Start.SOLO, missed=Missed.LATEST)),
+    "quorum-groups": explicit(
+        6,
+        [[0, 1], [2, 3, 4]],
+        [[1, 2], [4, 5]],
+        [[0, 5]],
+        when=Quorum(quorum=2, staleness=3),
+        pace=(1, 2, 1, 1, 3, 1),
+        prologue=2,
+    ),
+    "quorum-groups-exact": in_nodes_then_all(Quorum(quorum=Start.MAJORITY, grace=50, seed=4)),
+    "quorum-groups-relaxed": explicit(4, [Group((0, 1, 2, 3), Fraction(7, 5))], [[0, 1]], when=Quorum(quorum=3)),
     "coded-rule": Schedule(
         "c",
         Cluster.regular(2, 2),
@@ -176,7 +192,10 @@ def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
             draw.randrange(least, rows + 1) if way is Way.SHARDED and least <= rows and draw.random() < 0.5 else None
         )
         columns = draw.randrange(1, 5)
-        tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts))
+        codec = Codec.NONE if way is Way.DENSE else draw.choice(list(Codec))
+        tables.append(
+            Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts, codec=codec)
+        )
     what = Routes(tables=tuple(tables), local_aggregation=draw.random() < 0.7)
     try:
         return replace(schedule, strategy=replace(schedule.strategy, what=what))

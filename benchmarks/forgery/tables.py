@@ -6,23 +6,31 @@ Shares nothing with prover or checker.
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from benchmarks.forgery.payloads import added, bad_inputs, coded, single
 from benchmarks.forgery.runs import nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.forgery.dense import Groups, Matrix
+    from benchmarks.forgery.payloads import Numbers
 
 Raw = dict[str, Any]
+SAID = ("rows", "gradients")
+RNG = np.random.default_rng(0)
+"""Nothing is drawn from it: rows are rounded to the nearest."""
 
 
 def tables_of(raw: Raw) -> list[Raw]:
     """Every table with all its members."""
     listed = raw["strategy"].get("what", {}).get("tables", [])
-    return [{"way": "sharded", "hosts": [], "partitions": None} | table for table in listed]
+    return [{"way": "sharded", "hosts": [], "partitions": None, "codec": "none"} | table for table in listed]
 
 
 def owners(raw: Raw, table: Raw) -> list[int]:
@@ -101,7 +109,7 @@ def _nic_bytes(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
     node_of, local = nodes_of(raw), agrees(raw)
     n, expected = len(node_of), []
     for table in tables_of(raw):
-        row = 4 * table["columns"]
+        row = {"none": 4, "int8": 1}.get(table["codec"], 2) * table["columns"] + 4 * (table["codec"] == "int8")
         lookups, gradients = Counter({0: 0}), Counter({0: 0})
         if table["way"] == "sharded":
             askers = [min(w for w in range(n) if node_of[w] == node) for node in set(node_of)] if local else range(n)
@@ -123,9 +131,41 @@ def _nic_bytes(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
     return bool(expected) and entry == {"claim": "nic-bytes", "tables": expected}
 
 
+def _row_error(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
+    """By coding rows and adding them up as the run-time does, of numbers that are made to be rounded badly."""
+    coded_ones = [table for table in tables_of(raw) if table["codec"] != "none"]
+    bounds = {name: {one[0]: [float(Fraction(part)) for part in one[1:]] for one in entry[name]} for name in SAID}
+    sharded = [table["parameter"] for table in coded_ones if table["way"] == "sharded"]
+    if not coded_ones or [one[0] for one in entry["rows"]] != sharded:
+        return False
+    if [one[0] for one in entry["gradients"]] != [table["parameter"] for table in coded_ones]:
+        return False
+    node_of = nodes_of(raw)
+    for table in coded_ones:
+        how = {"codec": table["codec"], "block": 2**20, "rounding": "nearest"}
+        for given in map(single, bad_inputs(len(node_of), how)):
+            sizes = np.abs(given)
+            if table["codec"] == "int8":
+                sizes[:] = sizes.max(axis=1, keepdims=True)
+            of_nodes = [given[np.array(node_of) == node] for node in sorted(set(node_of))]
+            terms = of_nodes if agrees(raw) else given[:, None]
+            seen = added([coded(added(list(term), single), how, RNG) for term in terms], single)
+            wrong = _beyond(seen, given.sum(axis=0), sizes.sum(axis=0), bounds["gradients"][table["parameter"]])
+            if table["way"] == "sharded":
+                wrong |= _beyond(coded(given[0], how, RNG), given[0], sizes[0], bounds["rows"][table["parameter"]])
+            if wrong:
+                return False
+    return True
+
+
+def _beyond(seen: Numbers, exact: Numbers, sizes: Numbers, bound: list[float]) -> bool:
+    return bool((np.abs(seen - exact) > bound[0] * sizes + bound[1]).any())
+
+
 JUDGES: dict[str, Callable[[Raw, Raw, Groups, list[Matrix]], bool]] = {
     "one-route": _one_route,
     "one-owner": _one_owner,
     "table-order": _order,
     "nic-bytes": _nic_bytes,
+    "row-error": _row_error,
 }

@@ -157,7 +157,7 @@ def command(
         ),
         form=options.choice_or_any(Form, form, "--form"),
         when=None if when in (options.GAP, options.QUORUM) else options.choice_or_any(Lateness, when, "--when"),
-        quorum=when == options.QUORUM,
+        quorum={options.ANY: None, options.QUORUM: True}.get(when, False),
         gap={options.ANY: None, options.GAP: True}.get(when, False),
         max_queues=options.optional("--max-queues", parse_size, max_queues),
         codec=options.choice_or_any(Codec, codec, "--codec"),

@@ -86,7 +86,7 @@ WhenName = Annotated[
     typer.Option(
         "--when",
         help="Whether a round waits: any, lockstep, late by one round, pipeline (All-Reduce's gradients come late), "
-        "gap (workers go on by themselves, neighbours keep a gap), or quorum (All-Reduce of those that have come).",
+        "gap (workers go on by themselves, neighbours keep a gap), or quorum (rounds of those that have come).",
         autocompletion=members(ANY, *_WHENS),
     ),
 ]
@@ -95,7 +95,8 @@ CodecName = Annotated[
     str,
     typer.Option(
         "--codec",
-        help="How sums may be written: none, any (where it pays: float16 or int8), float16, bfloat16 or int8.",
+        help="How sums, and rows of tables, may be written: none, any (where it pays: float16 or int8), float16, "
+        "bfloat16 or int8.",
         autocompletion=members(ANY, NO_CODEC, "float16", "bfloat16", "int8"),
     ),
 ]

@@ -53,7 +53,13 @@ def table_facts(
 
     exchange = exchange_of(schedule, hardware, touched)
     assert exchange is not None, "asked only where there are tables"
-    facts: dict[str, Any] = {"tables": {"ways": {route.parameter: str(route.way) for route in schedule.routes.tables}}}
+    routes = schedule.routes.tables
+    facts: dict[str, Any] = {
+        "tables": {
+            "ways": {route.parameter: str(route.way) for route in routes},
+            "codecs": {route.parameter: str(route.codec) for route in routes},
+        }
+    }
     if times.is_fixed:
         slowest = times.fixed(schedule.num_workers)
         facts["steady_seconds_per_step"] = steady_seconds(schedule, hardware, times, exchange, form=form)
@@ -74,7 +80,8 @@ def print_tables(tables: dict[str, Any]) -> None:
 
     from preduce.console import console, seconds, size
 
-    ways = ", ".join(f"{escape(name)} {way}" for name, way in tables["ways"].items())
+    codecs = {name: f" in {codec}" for name, codec in tables["codecs"].items() if codec != "none"}
+    ways = ", ".join(f"{escape(name)} {way}{codecs.get(name, '')}" for name, way in tables["ways"].items())
     took = "takes no time here: give --model-bytes and --touched"
     if "seconds_per_step" in tables:
         took = f"takes {seconds(tables['seconds_per_step'])} and {size(tables['nic_bytes_per_step'])} out of a node"

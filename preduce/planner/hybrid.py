@@ -78,8 +78,8 @@ class Hybrid:
 def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] | None = None) -> Hybrid:
     """Plan for the bytes that the strategy averages, and choose the ways of the tables beside the pick.
 
-    All competitors take part whose workers have common steps. Where the pick changes which tables go densely, it is
-    planned once more for these bytes.
+    All competitors take part whose workers have common steps. Rows may travel in the codecs that sums may.
+    Where the pick changes which tables go densely, it is planned once more for these bytes.
 
     Raises:
         InputError: the job cannot be, such as a gap or a quorum beside tables.
@@ -90,15 +90,17 @@ def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] 
 
     tables, hardware = model.tables, job.hardware
     first = Schedule("all-reduce", job.cluster, AllReduce())
-    chosen = choose_routes(tables, first, hardware, dense_bytes=model.dense_bytes)
+    chosen = choose_routes(tables, first, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)
     for _ in range(MAX_PLANS):
         averaged = max(1, chosen.dense_bytes)
         cluster = replace(job.cluster, hardware=replace(hardware, model_bytes=averaged))
         has_tables = bool(chosen.routes.apart)
         gap = False if has_tables and job.gap is None else job.gap
-        beside = replace(job, cluster=cluster, gap=gap, tables=has_tables)
+        quorum = False if tables and job.quorum is None else job.quorum
+        beside = replace(job, cluster=cluster, gap=gap, quorum=quorum, tables=has_tables)
         planned = plan(beside, progress=progress)
-        chosen = choose_routes(tables, planned.pick.schedule, hardware, dense_bytes=model.dense_bytes)
+        pick = planned.pick.schedule
+        chosen = choose_routes(tables, pick, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)
         if max(1, chosen.dense_bytes) == averaged:
             break
     strategy = replace(planned.pick.schedule.strategy, what=chosen.routes)

@@ -31,6 +31,7 @@ from preduce.topo.document.schedule import dump_schedule, schedule_of
 from preduce.topo.errors import InputError, PreduceError
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.schedule import Schedule
+from preduce.topo.strategies.axes import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -56,6 +57,7 @@ def parallelize(
     batches: Iterable[Any] | None = None,
     forward: Callable[[torch.nn.Module, Any], object] | None = None,
     hardware: Hardware | None = None,
+    table_codec: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     world: World | None = None,
     **settings: Any,  # noqa: ANN401 - DistributedOptimizer's own
@@ -77,26 +79,31 @@ def parallelize(
             that were looked at are gone.
         forward: `forward(model, batch)` where that is not how the model is called.
         hardware: links of the cluster, where `where` does not say them.
+        table_codec: `float16`, `bfloat16` or `int8`, in which rows may travel where that pays; as they are by default.
         timeout: seconds to wait for the others.
         world: how to reach them; found from the environment by default.
         **settings: of DistributedOptimizer.
 
     Raises:
-        InputError: embeddings and no batches, or what DistributedOptimizer refuses.
+        InputError: embeddings and no batches, a codec for tables whose ways the schedule says already, or what
+            DistributedOptimizer refuses.
         PreduceError: as DistributedOptimizer's.
     """
     schedule, links = _schedule(where)
+    codecs = _codecs(table_codec, schedule)
     reasons: tuple[str, ...] = ()
     if not is_alone(world) and not schedule.strategy.what:  # all come, so that one whose model has no tables is named
         uses = OtherUses(model)
-        reached = world or default_world(torch.device("cpu"), timedelta(seconds=timeout), lambda _s, _r, _n: None)
+        reached = world or default_world(_device_of(model), timedelta(seconds=timeout), lambda _s, _r, _n: None)
         refuse_other_size(schedule, reached)
         decision = _decided(
             reached,
             timeout,
             schedule,
             lambda: _seen(model, batches, forward, uses),
-            lambda touched: _chosen(model, optimizer, schedule, hardware or links or UNKNOWN, touched, uses=uses),
+            lambda touched: _chosen(
+                model, optimizer, schedule, hardware or links or UNKNOWN, touched, uses=uses, codecs=codecs
+            ),
         )
         schedule, reasons = schedule_of(decision["schedule"]), tuple(decision["reasons"])
     distributed = DistributedOptimizer(optimizer, model, schedule, timeout=timeout, world=world, **settings)
@@ -117,6 +124,23 @@ def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardwar
     return build("allreduce", cluster), cluster.hardware
 
 
+def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
+    """What rows may travel in, the finest first."""
+    if table_codec is None:
+        return (Codec.NONE,)
+    try:
+        codec = Codec(table_codec)
+    except ValueError:
+        known = ", ".join(one.value for one in Codec)
+        raise InputError(f"parallelize: table_codec {table_codec!r} is not one of {known}") from None
+    if schedule.strategy.what:
+        raise InputError(
+            f"parallelize: table_codec is {codec}, and schedule {schedule.name!r} says itself how its tables travel; "
+            "leave it out, or change what.tables there"
+        )
+    return (Codec.NONE, codec) if codec.rounds else (codec,)
+
+
 def _is_schedule(path: Path) -> bool:
     """Whether a file is a schedule, or means to be one, rather than a cluster."""
     try:
@@ -124,6 +148,13 @@ def _is_schedule(path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and ("strategy" in found or found.get("format") == "preduce.schedule")
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    """Where the parameters lie that are averaged, or will be: DistributedOptimizer takes the same world then."""
+    tables = {parameter for parameter, _ in embeddings_of(model).values()}
+    dense = (one for one in model.parameters() if one.requires_grad and one not in tables)
+    return next((parameter.device for parameter in dense), torch.device("cpu"))
 
 
 def _seen(
@@ -182,12 +213,14 @@ def _chosen(
     touched: Mapping[str, Touched],
     *,
     uses: OtherUses,
+    codecs: tuple[Codec, ...],
 ) -> tuple[Schedule, tuple[str, ...]]:
     """The schedule with a way for every table, and the reasons."""
     if not touched:
         return schedule, ()
     tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
-    chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense_bytes, applying=_applying(optimizer))
+    applying = _applying(optimizer)
+    chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense_bytes, applying=applying, codecs=codecs)
     return replace(schedule, strategy=replace(schedule.strategy, what=chosen.routes), certificate=None), chosen.reasons
 
 

@@ -53,9 +53,16 @@ def permitted(options: Sequence[Option], job: Job) -> list[Option]:
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
-        able = [option for option in options if option.lateness in job.whens and (not job.gap or option.gap)]
+        able = [option for option in options if _waits_as(option, job) and (not job.gap or option.gap)]
     able = [option for option in able if _held(option) <= most_queues(job)]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
+
+
+def _waits_as(option: Option, job: Job) -> bool:
+    """Whether what comes late may, in an option that is one kind among others."""
+    if option.quorum:
+        return job.quorum is None and job.when is None
+    return option.lateness in job.whens
 
 
 def _held(option: Option) -> float:
@@ -167,7 +174,7 @@ def _sure(chosen: Option, against: Gain) -> str:
 def _phases(option: Option) -> str:
     if option.is_plain:
         return "one group of all workers"
-    if option.quorum:
+    if option.quorum and not option.quorum.of:
         return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
     if option.gap:
         return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"

@@ -1,8 +1,12 @@
 """The way of every table: by rows, gathered, or as all else, whatever takes the least time in a step.
 
 A step's seconds are those of the exchanges of the tables that go their own way, of the strategy's own averages over
-everything else, and of what an optimizer does to rows that no other worker has to look at: a table of which every
-worker holds a copy is swept by every worker, a sharded one by its owners, each its part.
+everything else, of what an optimizer does to rows that no other worker has to look at (a table of which every worker
+holds a copy is swept by every worker, a sharded one by its owners, each its part), and of handing rows on: on fast
+links it is this that makes a table of which a step touches much go as everything else does.
+
+Rows travel as they are unless codecs are allowed; then in the finest one, unless a coarser one saves enough of what the
+table takes beside the strategy, since it changes numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from preduce.console import seconds as in_seconds
 from preduce.console import size as in_bytes
+from preduce.planner.ways import WORTH
 from preduce.topo.errors import InputError, ScheduleError
+from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 from preduce.topo.timing.cost import communication
 from preduce.topo.timing.tables import ELEMENT_BYTES, Exchange, Touched, aggregates_in, exchange
@@ -28,6 +34,10 @@ if TYPE_CHECKING:
 APPLYING = 5e-10
 """Seconds that gradient and optimizer take per byte of the rows that they visit, where nobody measured it: about what
 SGD with `sparse=False` took on one ordinary core, zeros included; momentum took 7e-10, Adagrad 1.5e-9, Adam 2.8e-9."""
+
+HANDLING = 3e-7
+"""Seconds that a worker takes to find, sort, copy and add up one row each time that it hands the row on, where nobody
+measured it: about what it took for rows of 128 numbers on one ordinary core; for rows of 32 numbers half of that."""
 
 MAX_COMBINATIONS = 3**7
 """Ways of all tables together, up to which each is tried; of more, tables change theirs one by one."""
@@ -80,14 +90,32 @@ class Table:
         """Of all its rows."""
         return self.rows * self.columns * self.element_bytes
 
-    def route(self, way: Way) -> Route:
+    def route(self, way: Way, codec: Codec = Codec.NONE) -> Route:
         """Its route if it goes this way, a sharded one over all workers."""
-        return Route(parameter=self.parameter, rows=self.rows, columns=self.columns, way=way, gradient=self.gradient)
+        return Route(
+            parameter=self.parameter,
+            rows=self.rows,
+            columns=self.columns,
+            way=way,
+            gradient=self.gradient,
+            codec=codec,
+        )
 
     def visited(self, way: Way, num_workers: int) -> float:
         """Bytes that gradient and optimizer of one worker visit in a step."""
         seen = self.shares.everyone if self.gradient is Gradient.SPARSE else 1.0
         return seen * self.num_bytes / (num_workers if way is Way.SHARDED else 1)
+
+    def handled(self, way: Way, cluster: Cluster, *, local_aggregation: bool) -> float:
+        """How many rows a worker hands on in a step: asks for, answers, brings and takes, or gets from everybody."""
+        own, most = self.shares.worker * self.rows, int(cluster.node_sizes().max())
+        together = self.shares.node * self.rows
+        aggregates = local_aggregation and aggregates_in(cluster)
+        if way is Way.SHARDED:
+            return 4 * (own + together / most) if aggregates else 4 * own
+        if way is Way.GATHER:
+            return 2 * own + cluster.num_nodes * together if aggregates else own + cluster.num_workers * own
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +147,7 @@ class Chosen:
             "dense_bytes": self.dense_bytes,
             "local_aggregation": self.routes.local_aggregation,
             "ways": {route.parameter: str(route.way) for route in self.routes.tables},
+            "codecs": {route.parameter: str(route.codec) for route in self.routes.tables},
             "costs": {
                 name: {str(way): {"seconds": cost.seconds, "nic_bytes": cost.nic_bytes} for way, cost in ways.items()}
                 for name, ways in self.costs.items()
@@ -136,7 +165,9 @@ class Pricing:
     hardware: Hardware
     dense_bytes: int
     applying: float = APPLYING
-    _own: dict[tuple[str, Way, bool], Exchange] = field(default_factory=dict)
+    handling: float = HANDLING
+    codecs: tuple[Codec, ...] = (Codec.NONE,)
+    _own: dict[tuple[str, Way, bool, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     @property
@@ -157,28 +188,58 @@ class Pricing:
             self._averaging[num_bytes] = cost
         return self._averaging[num_bytes]
 
-    def own(self, table: Table, way: Way, *, local_aggregation: bool) -> Exchange:
-        """What one table takes beside the strategy, kept; what is visited of it counts as gradients."""
-        key = table.parameter, way, local_aggregation
+    def own(self, table: Table, way: Way, *, local_aggregation: bool, beside_gathered: bool) -> Exchange:
+        """What one table takes beside the strategy, in its codec; what is visited of it counts as gradients."""
+        return self._coded(table, way, local_aggregation, beside_gathered)[1]
+
+    def codecs_of(self, ways: Sequence[Way], *, local_aggregation: bool) -> list[Codec]:
+        """The codecs in which the tables' rows travel if they go these ways."""
+        gathers = Way.GATHER in ways
+        going = zip(self.tables, ways, strict=True)
+        return [self._coded(table, way, local_aggregation, gathers)[0] for table, way in going]
+
+    def _coded(self, table: Table, way: Way, local_aggregation: bool, beside_gathered: bool) -> tuple[Codec, Exchange]:
+        """The codec that pays, and what the table takes in it beside the strategy; kept."""
+        key = table.parameter, way, local_aggregation, beside_gathered
         if key not in self._own:
+            kept: tuple[Codec, Exchange] | None = None
+            for codec in self.codecs if way is not Way.DENSE else (Codec.NONE,):
+                sent = self._sent(table, way, codec, local_aggregation, beside_gathered)
+                if kept is None or sent.seconds < kept[1].seconds * (1 - WORTH):
+                    kept = codec, sent
+            assert kept is not None, "there is a codec, if only none"
             visits = self.applying * table.visited(way, self.cluster.num_workers)
-            self._own[key] = Exchange(gradients=visits) + exchange(
-                table.route(way),
-                table.shares,
-                self.cluster,
-                self.hardware,
-                local_aggregation=local_aggregation,
-                element_bytes=table.element_bytes,
-            )
+            visits += self.handling * table.handled(way, self.cluster, local_aggregation=local_aggregation)
+            self._own[key] = kept[0], Exchange(gradients=visits) + kept[1]
         return self._own[key]
+
+    def _sent(self, table: Table, way: Way, codec: Codec, local_aggregation: bool, beside_gathered: bool) -> Exchange:
+        return exchange(
+            table.route(way, codec),
+            table.shares,
+            self.cluster,
+            self.hardware,
+            local_aggregation=local_aggregation,
+            element_bytes=table.element_bytes,
+            beside_gathered=beside_gathered,
+        )
+
+    def saved(self, table: Table, route: Route, *, local_aggregation: bool, beside_gathered: bool) -> Cost:
+        """What a table's codec saves of a step."""
+        exact, coded = (
+            self._sent(table, route.way, codec, local_aggregation, beside_gathered)
+            for codec in (Codec.NONE, route.codec)
+        )
+        return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
     def cost(self, ways: Sequence[Way | None], *, local_aggregation: bool) -> Cost:
         """Of a step's exchanges, averages and visits, if the tables go these ways; None leaves a table out."""
         going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
         dense = sum(table.num_bytes for table, way in going if way is Way.DENSE)
         averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
+        gathers = any(way is Way.GATHER for _, way in going)
         for table, way in going:
-            apart += self.own(table, way, local_aggregation=local_aggregation)
+            apart += self.own(table, way, local_aggregation=local_aggregation, beside_gathered=gathers)
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def seconds(self, ways: Sequence[Way], *, local_aggregation: bool) -> float:
@@ -193,7 +254,9 @@ def choose_routes(
     *,
     dense_bytes: int,
     applying: float = APPLYING,
+    handling: float = HANDLING,
     average: bool = True,
+    codecs: Sequence[Codec] = (Codec.NONE,),
 ) -> Chosen:
     """The ways with which a step's communication takes the least time by the α–β model; of equal ones the simplest.
 
@@ -206,29 +269,47 @@ def choose_routes(
         hardware: links of that cluster.
         dense_bytes: of everything else.
         applying: seconds per byte that gradient and optimizer visit.
+        handling: seconds per row that a worker hands on.
         average: whether a table's gradient is the workers' mean, or their sum.
+        codecs: that rows may travel in where that pays, the finest first.
 
     Raises:
-        InputError: two tables of one parameter, a size or a time below 0.
+        InputError: no codec, two tables of one parameter, a size or a time below 0.
         ScheduleError: the strategy's workers have no common steps, or no fixed phases.
     """
     listed = tuple(tables)
     names = [table.parameter for table in listed]
     if len(set(names)) < len(names):
         raise InputError(f"tables: {sorted({name for name in names if names.count(name) > 1})} stand there twice")
-    if dense_bytes < 0 or not 0 <= applying < float("inf"):
-        raise InputError(f"tables: {dense_bytes} dense bytes and {applying} s per byte; both are numbers >= 0")
+    if dense_bytes < 0 or not all(0 <= seconds < float("inf") for seconds in (applying, handling)):
+        raise InputError(
+            f"tables: {dense_bytes} dense bytes, {applying} s per byte and {handling} s per row; all are numbers >= 0"
+        )
+    if not codecs:
+        raise InputError("tables: no codec is allowed, not even none")
     if listed:
         _refuse_unpriced(schedule)
-    pricing = Pricing(tables=listed, schedule=schedule, hardware=hardware, dense_bytes=dense_bytes, applying=applying)
+    pricing = Pricing(
+        tables=listed,
+        schedule=schedule,
+        hardware=hardware,
+        dense_bytes=dense_bytes,
+        applying=applying,
+        handling=handling,
+        codecs=tuple(map(Codec, codecs)),
+    )
     flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
     found = [(*_best(pricing, local_aggregation=flag), flag) for flag in flags]
     seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
-    tables_ = tuple(table.route(way) for table, way in zip(listed, ways, strict=True))
+    coded = pricing.codecs_of(ways, local_aggregation=local)
+    tables_ = tuple(table.route(way, codec) for table, way, codec in zip(listed, ways, coded, strict=True))
     routes = Routes(tables=tables_, local_aggregation=local, average=average) if tables_ else Routes()
     replace(schedule, strategy=replace(schedule.strategy, what=routes), certificate=None)  # refuses what cannot be
     costs = _alternatives(pricing, ways, local_aggregation=local)
-    reasons = [_reason(table, way, costs[table.parameter]) for table, way in zip(listed, ways, strict=True)]
+    reasons = []
+    for table, route in zip(listed, tables_, strict=True):
+        saved = pricing.saved(table, route, local_aggregation=local, beside_gathered=Way.GATHER in ways)
+        reasons.append(_reason(table, route, costs[table.parameter], saved))
     if len(flags) > 1 and any(way is not Way.DENSE for way in ways):
         other = pricing.seconds(ways, local_aggregation=not local)
         reasons.append(_local_reason(seconds, other, is_local=local))
@@ -309,9 +390,9 @@ def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: b
     return result
 
 
-def _reason(table: Table, way: Way, costs: dict[Way, Cost]) -> str:
-    """One line: the table, what of it is touched, its way, and what the others would take."""
-    shares = table.touched
+def _reason(table: Table, route: Route, costs: dict[Way, Cost], saved: Cost) -> str:
+    """One line: the table, what of it is touched, its way, what its codec saves, and what the others would take."""
+    shares, way = table.touched, route.way
     seen = "what a step touches is unknown"
     if shares is not None:
         seen = f"a worker touches {shares.worker:.2%} of its rows in a step, "
@@ -323,7 +404,8 @@ def _reason(table: Table, way: Way, costs: dict[Way, Cost]) -> str:
     if barred:
         rule = table.because or "its optimizer sees touched rows only"
         why += f" (not {' or '.join(barred)}: {rule})"
-    return f"{about}: {way}, {_took(costs[way])} a step{why}"
+    less = f", {_took(saved)} less than as it is" if route.codec.rounds else ""
+    return f"{about}: {route.in_words}, {_took(costs[way])} a step{less}{why}"
 
 
 def _took(cost: Cost) -> str:

@@ -17,7 +17,7 @@ from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.averaging.weights import unit_weights
 from preduce.runtime.transport.background import Background
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from preduce.runtime.transport.waiting import GoneError, OwnWork
+from preduce.runtime.transport.waiting import GoneError, LimitedWork
 from preduce.topo.errors import UnavailableError
 from preduce.topo.phase import Group
 
@@ -186,7 +186,7 @@ class PeerReduction(Reduction):
         self.heard: dict[tuple[int, int], list[torch.Tensor]] = {}
 
 
-class _InThread(OwnWork):
+class _InThread(LimitedWork):
     """Several point-to-point works as one that can be polled."""
 
     def __init__(self, works: Sequence[RunningWork]) -> None:

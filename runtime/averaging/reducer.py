@@ -21,7 +21,7 @@ from preduce.runtime.averaging.reduction import Reduction
 from preduce.runtime.averaging.riders import load_riders
 from preduce.runtime.averaging.verdicts import Verdicts
 from preduce.runtime.transport.tags import TAG_LENGTH, sums_agree, tag_of
-from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Lookout, OwnWork, pause_after
+from preduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, Lookout, wait_a_while
 from preduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
 from preduce.topo.phase import Group
 
@@ -351,7 +351,7 @@ class Reducer:
         self.verdicts.close()
         self.recorder.end(operation, f"failed: {error}")
         self.heartbeat.note("failed", f"gave up in {operation}")
-        reason = str(error) if isinstance(error, GoneError) else self._why(operation, error)
+        reason = str(error) if isinstance(error, GoneError) else self.verdicts.why or self._why(operation, error)
         where = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}"
         if (store_lost := self.heartbeat.store_lost()) is not None:
             return StoreLostError(f"{where}: {store_lost}")
@@ -432,9 +432,6 @@ class Reducer:
         self.heartbeat.doing(f"entered {operation}", members)
         lookout = Lookout(self.heartbeat, members)
         end = start + self.timeout
-        own = (
-            work if isinstance(work, OwnWork) else None
-        )  # asked once: it is not cheap, and a wait looks hundreds of times
         while not work.is_completed():
             now = time.monotonic()
             if lookout.is_due():
@@ -448,10 +445,7 @@ class Reducer:
                 end = start + self.timeout + DIAGNOSE_SECONDS
                 if now > end or self.heartbeat.sees_silence(members):
                     raise GoneError(self.heartbeat.waits_for(members, self.timeout))
-            if own is not None:
-                own.ended_within(max(0.0, lookout.next - now))
-            else:
-                time.sleep(pause_after(now - start))
+            wait_a_while(work, max(0.0, lookout.next - now), now - start)
         work.wait()
 
     def _why(self, operation: Operation, error: Exception) -> str:

@@ -9,7 +9,8 @@ others do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -54,16 +55,14 @@ class Call:
 
     def numbers(self) -> torch.Tensor:
         """As int64 [LENGTH]."""
-        numbers = [self.kind, self.step, self.table, self.copy, self.trains, self.has_problem, 0, 0]
-        message = torch.tensor([int(number) for number in numbers])
-        message[-1:] = torch.tensor([self.value], dtype=torch.float64).view(torch.int64)
-        return message
+        (value,) = struct.unpack("q", struct.pack("d", self.value))
+        return torch.tensor([self.kind, self.step, self.table, self.copy, self.trains, self.has_problem, 0, value])
 
     @classmethod
     def read(cls, message: torch.Tensor) -> Call:
         """The call that was sent as these numbers."""
-        kind, step, table, copy, trains, problem, _, _ = message.tolist()
-        value = float(message[-1:].view(torch.float64))
+        kind, step, table, copy, trains, problem, _, number = message.tolist()
+        (value,) = struct.unpack("d", struct.pack("q", number))
         return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
 
     def means_as(self, other: Call) -> bool:
@@ -86,7 +85,7 @@ class Call:
         }[self.kind] + f" in step {self.step}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Met:
     """What all members of a group said."""
 
@@ -97,15 +96,19 @@ class Met:
     """Their counts for this worker, int64 [members, tables]."""
     ids: torch.Tensor | None = None
     """The rows that they ask this worker for, member by member; None where these travel by themselves."""
+    agreed: Call | None = field(init=False)
+    """What all do, `ANY` where nobody has data left; None if they differ."""
+
+    def __post_init__(self) -> None:
+        """See what they agree on, once."""
+        self.agreed = self._agreed()
 
     @property
     def calls(self) -> Mapping[int, Call]:
         """Their calls, by rank."""
         return {rank: Call.read(row) for rank, row in zip(self.members, self.said, strict=True)}
 
-    @property
-    def agreed(self) -> Call | None:
-        """What all do, `ANY` where nobody has data left; None if they differ."""
+    def _agreed(self) -> Call | None:
         first = self.said[0]
         if bool((self.said[:, :SAME] == first[:SAME]).all()):
             return Call.read(first)

@@ -3,12 +3,17 @@
 Each operation is one message from all to all (see `calls`) and then the rows; where rows are coalesced per node, the
 same is done inside the node first: there the collector of a row asks, or sums, for all of its node. Nothing is changed
 before everything has arrived.
+
+Where a table has a codec (`row_code`), an owner codes the rows that it hands out, and a collector hands their codes on
+as they came; who brings gradients across codes them, which is after they were summed in the node. Everybody decodes,
+the owner its own, too. Who has numbers that do not fit says so to all: beside the rows that it hands out, in four bytes
+that collectors pass on; of gradients before the next operation, which comes before a row changes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preduce.runtime.sharding.layout import Layout
+    from preduce.runtime.sharding.row_code import RowCode
     from preduce.runtime.sharding.wire import Wire
     from preduce.runtime.transport.communicators import Communicator
 
@@ -30,19 +36,23 @@ if TYPE_CHECKING:
     """The layout of a lookup, and how this worker answers it."""
 
 ID = torch.int32
-"""How row numbers travel."""
+"""How row numbers travel, and ranks."""
 Parts = dict[int, Part]
 """Rows by the index of their table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an exchange has to know of a table: its name, an empty array like its rows, and its layout where sharded."""
+    """What an exchange has to know of a table: its name and an empty array like its rows.
+
+    And its layout where it is sharded, and the code in which its rows cross, if they have one.
+    """
 
     name: str
     like: torch.Tensor
     """[0, columns]"""
     layout: Layout | None
+    code: RowCode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +79,11 @@ class Exchange:
     def __init__(self, wire: Wire, shapes: Sequence[Shape], round_: Callable[[], int]) -> None:
         self.wire, self.shapes, self.round = wire, shapes, round_
         self._names = [shape.name for shape in shapes]
-        self.collectors = wire.collectors()
+        self.collectors, self._places = wire.collectors(), wire.places_among_owners()
         self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
         self._num_problems = 0
+        self._problem = ""
+        """What was wrong with gradients that this worker brought, until all have heard of it."""
 
     def perform(
         self,
@@ -93,39 +105,71 @@ class Exchange:
             InputError: workers do different things, or one found a mistake; the same line on all of them.
             PeerLostError: a worker is gone.
         """
-        call = replace(call, has_problem=bool(problem))
-        if problem:
-            self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
+        call = self._with_problem(call, problem or self._problem)
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
-        bring = parts or {} if inside is None else inside.bring
-        counts, ordered, orders = self.addressed(self.wire.everyone, bring, self._owners(bring, source, call, inside))
-        met = self.wire.meet(self.wire.everyone, call, counts, self.round(), asked_in(ordered))
+        bring, doing, mates = (parts or {}, call, None) if inside is None else (inside.bring, inside.doing, inside.met)
+        if doing.kind is Kind.REDUCE:
+            bring = self._coded(bring)
+        owners = self.wire.owners
+        counts, ordered, orders = self.addressed(owners, bring, self._owners(bring, source, doing))
+        met = self.wire.meet(owners, call, counts, self.round(), asked_in(ordered), mates=mates)
         did = self._agreed(met)
         if did.kind in (Kind.LOOKUP, Kind.WHOLE):
-            rows = self._answered(did, ordered, counts, met, source)
+            rows, odd = self._answered(did, ordered, counts, met, source)
             if did.table in orders:
                 rows = restored(rows, orders[did.table])
             if inside is not None:
-                rows = inside.handed_out(did, rows)
-            return Outcome(did, met, rows=rows)
+                rows, odd = inside.handed_out(did, rows, odd)
+            if odd is not None:
+                self._stop(odd)
+            code = self.code_of_rows(did)
+            return Outcome(did, met, rows=rows if code is None else code.decode(rows))
         if did.kind is Kind.REDUCE:
             return Outcome(did, met, parts=self._brought(did, bring, ordered, counts, met.counts))
         return Outcome(did, met)
 
-    def _owners(
-        self,
-        bring: Parts,
-        source: Source,
-        call: Call,
-        inside: _Inside | None,
-    ) -> dict[int, torch.Tensor | None]:
-        """The worker that each row goes to; None for rows that go to all."""
-        doing = call if inside is None else inside.doing
+    def _with_problem(self, call: Call, problem: str) -> Call:
+        """The call of a worker that has found a mistake of its user, or none."""
+        if problem:
+            self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
+        return replace(call, has_problem=bool(problem))
+
+    def _stop(self, rank: int) -> NoReturn:
+        """Stop for what another worker, or this one, has found.
+
+        Raises:
+            InputError: always.
+        """
+        text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
+        self._num_problems, self._problem = self._num_problems + 1, ""
+        raise InputError(f"worker {rank}: {text}")
+
+    def _coded(self, bring: Parts) -> Parts:
+        """Gradients as they cross; what is wrong with numbers that do not fit is kept for the next operation."""
+        coded = dict(bring)
+        for table, part in bring.items():
+            shape = self.shapes[table]
+            if shape.code is not None and part.rows is not None:
+                rows = shape.code.encode(part.rows)
+                coded[table] = Part(part.ids, rows)
+                problem = shape.code.problem(shape.name, "a gradient that it brings", part.rows, rows)
+                self._problem = self._problem or problem
+        return coded
+
+    def code_of_rows(self, did: Call) -> RowCode | None:
+        """How rows that are handed out travel: those of a lookup coded, whole tables as they are."""
+        return self.shapes[did.table].code if did.kind is Kind.LOOKUP else None
+
+    def _owners(self, bring: Parts, source: Source, doing: Call) -> dict[int, torch.Tensor | None]:
+        """The place of the owner that each row goes to; None for rows that go to all."""
         if doing.kind in (Kind.LOOKUP, Kind.WHOLE):
             layout = source(doing)[0]
-            return {table: layout.owner_of(part.ids) for table, part in bring.items()}
+            return {table: self._places[layout.owner_of(part.ids)] for table, part in bring.items()}
         layouts = {table: self.shapes[table].layout for table in bring}
-        return {t: None if (one := layouts[t]) is None else one.owner_of(part.ids) for t, part in bring.items()}
+        return {
+            table: None if (one := layouts[table]) is None else self._places[one.owner_of(part.ids)]
+            for table, part in bring.items()
+        }
 
     def addressed(
         self, group: Communicator, parts: Parts, targets: Mapping[int, torch.Tensor | None]
@@ -154,9 +198,7 @@ class Exchange:
         """
         rank, did = met.with_problem, met.agreed
         if rank is not None:
-            text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
-            self._num_problems += 1
-            raise InputError(f"worker {rank}: {text}")
+            self._stop(rank)
         if did is None:
             raise InputError(f"tables: {met.difference(self._names)}")
         return did
@@ -168,20 +210,46 @@ class Exchange:
         counts: torch.Tensor,
         met: Met,
         source: Source,
-    ) -> torch.Tensor:
-        """Ask the owners unless they know, answer who asks, and return the rows in order of owners."""
+    ) -> tuple[torch.Tensor, int | None]:
+        """Ask the owners unless they know, answer who asks, and return the rows, or their codes, in order of owners.
+
+        And the first worker that said that its rows do not fit their codec.
+        """
         layout, answer = source(did)
         sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
         receives = (met.counts[:, did.table] - 1).clamp(min=0).tolist()
         wanted = met.ids
-        wire, everyone = self.wire, self.wire.everyone
+        wire, owners = self.wire, self.wire.owners
         name, moment = self.shapes[did.table].name, (did.step, self.round())
         if wanted is None:
             ids = asked[did.table].ids if did.table in asked else torch.empty(0, dtype=torch.int64)
             what = f"rows asked for of {name}"
-            wanted = wire.swap(what, everyone, ids.to(ID), sends, receives, moment=moment).long()
+            wanted = wire.swap(what, owners, ids.to(ID), sends, receives, moment=moment).long()
         rows = answer(layout.place_of(wanted))
-        return wire.swap(f"rows of {name}", everyone, rows, receives, sends, moment=moment)
+        code, odd = self.code_of_rows(did), None
+        if code is not None:
+            plain, rows = rows, code.encode(rows)
+            problem = code.problem(name, "a row that it hands out", plain, rows)
+            odd = wire.rank if self._with_problem(did, problem).has_problem else None
+        return self.handed(did, owners, rows, (receives, sends), odd)
+
+    def handed(
+        self, did: Call, group: Communicator, rows: torch.Tensor, counts: tuple[list[int], list[int]], odd: int | None
+    ) -> tuple[torch.Tensor, int | None]:
+        """Hand a lookup's rows to a group, so many to each member and from each; with codes goes who has odd rows.
+
+        Returns:
+            Theirs, and the lowest rank that was heard of.
+        """
+        what = f"rows of {self.shapes[did.table].name}{' in a node' if group is self.wire.node else ''}"
+        moment = did.step, self.round()
+        if self.code_of_rows(did) is None:
+            return self.wire.swap(what, group, rows, *counts, moment=moment), None
+        # Everybody has to know, also who asks for nothing here.
+        rows, said = self.wire.swap_with_word(
+            what, group, rows, *counts, word=-1 if odd is None else odd, moment=moment
+        )
+        return rows, min((rank for rank in said if rank >= 0), default=None)
 
     def _brought(
         self, did: Call, bring: Parts, ordered: Parts, counts: torch.Tensor, said: torch.Tensor
@@ -194,13 +262,13 @@ class Exchange:
         to_all = [t for t, shape in enumerate(self.shapes) if some[t] and shape.layout is None]
         mine = (counts - 1).clamp(min=0)
         if to_owners:
-            parts = [ordered.get(t) or self.nothing(t) for t in to_owners]
-            came = self.swapped(self.wire.everyone, did, parts, mine[:, to_owners], theirs[:, to_owners])
-            sums |= {t: part.coalesced() for t, part in zip(to_owners, came, strict=True)}
+            parts = [ordered.get(t) or self._nothing_coded(t) for t in to_owners]
+            came = self.swapped(self.wire.owners, did, parts, mine[:, to_owners], theirs[:, to_owners])
+            sums |= {t: self._decoded(t, part).coalesced() for t, part in zip(to_owners, came, strict=True)}
         if to_all:
-            parts = [bring.get(t) or self.nothing(t) for t in to_all]
+            parts = [bring.get(t) or self._nothing_coded(t) for t in to_all]
             came = self._gathered(did, parts, theirs[:, to_all])
-            sums |= {t: part.coalesced() for t, part in zip(to_all, came, strict=True)}
+            sums |= {t: self._decoded(t, part).coalesced() for t, part in zip(to_all, came, strict=True)}
         return sums
 
     def swapped(
@@ -236,6 +304,15 @@ class Exchange:
         """No rows of a table."""
         return Part(torch.empty(0, dtype=torch.int64), self.shapes[table].like)
 
+    def _nothing_coded(self, table: int) -> Part:
+        """No rows of a table, as its gradients cross."""
+        return self._coded({table: self.nothing(table)})[table]
+
+    def _decoded(self, table: int, part: Part) -> Part:
+        """Rows as they are, of what crossed."""
+        code = self.shapes[table].code
+        return part if code is None or part.rows is None else Part(part.ids, code.decode(part.rows))
+
 
 class _Inside:
     """The first half of an operation, inside a node: its collectors learn what all of the node ask for or bring."""
@@ -260,7 +337,7 @@ class _Inside:
             collector = part.ids % node.size if layout is None else exchange.collectors[layout.owner_of(part.ids)]
             targets[table] = collector
         counts, ordered, self._orders = exchange.addressed(node, parts, targets)
-        met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
+        self.met = met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
         self._counts, self._theirs = (counts - 1).clamp(min=0), (met.counts - 1).clamp(min=0)
         if met.agreed is None or met.with_problem is not None:
             return  # everybody hears of it when all workers meet
@@ -283,19 +360,15 @@ class _Inside:
             ids, self._inverse = torch.unique(came[0].ids, return_inverse=True)
             self.bring = {tables[0]: Part(ids)}
 
-    def handed_out(self, did: Call, rows: torch.Tensor) -> torch.Tensor:
-        """The rows that this worker asked for, from the collectors of its node; it hands out what it collected."""
+    def handed_out(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
+        """The rows that this worker asked for, from the collectors of its node; it hands out what it collected.
+
+        And the first worker whose rows do not fit, of which this one or another of the node has heard.
+        """
         exchange = self._exchange
         mine, theirs = self._counts[:, did.table].tolist(), self._theirs[:, did.table].tolist()
-        rows = exchange.wire.swap(
-            f"rows of {exchange.shapes[did.table].name} in a node",
-            self._node,
-            rows[self._inverse],
-            theirs,
-            mine,
-            moment=(did.step, exchange.round()),
-        )
-        return restored(rows, self._orders[did.table]) if did.table in self._orders else rows
+        rows, odd = exchange.handed(did, self._node, rows[self._inverse], (theirs, mine), odd)
+        return restored(rows, self._orders[did.table]) if did.table in self._orders else rows, odd
 
 
 def asked_in(parts: Parts) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
+from preduce.runtime.sharding.columns import dealt, put_together, width_of
 from preduce.runtime.transport.waiting import GoneError
 from preduce.topo.errors import UnavailableError
 from preduce.topo.timing.tables import ROOM
@@ -40,9 +41,10 @@ class Wire:
         reducer: knows the others' signs of life, and ends the run where one of them is gone.
         cluster: which worker is on which node.
         coalesces: whether a node's workers first agree on the rows that several of them touch.
+        gathers: whether a table is gathered, from all workers by all.
     """
 
-    def __init__(self, reducer: Reducer, cluster: Cluster, *, coalesces: bool) -> None:
+    def __init__(self, reducer: Reducer, cluster: Cluster, *, coalesces: bool, gathers: bool = False) -> None:
         self.reducer = reducer
         world, rank = reducer.world, reducer.world.rank
         self.rank = rank
@@ -53,8 +55,17 @@ class Wire:
         self.coalesces = coalesces and 1 < max(sizes) < world.size
         self.node = _made(world, mates) if self.coalesces and len(mates) > 1 else None
         """The workers of this node; None where rows are not coalesced, or it is alone on its node."""
+        self._places = _places_on_nodes(self.nodes)
+        self.owners = self.everyone
+        """Those from whom this worker asks rows, and to whom it brings gradients: all workers. Where the nodes are
+        equally large and coalesce, a collector and the owners for whom it collects have the same place on their nodes,
+        and only they talk: 3 messages instead of 15 for 4 nodes of 4."""
+        if self.coalesces and len(sizes) == 1 and not gathers:
+            self.owners = _made(world, tuple(r for r in range(world.size) if self._places[r] == self._places[rank]))
+        of_nodes = [[r for r, node in enumerate(self.nodes) if node == self.nodes[m]] for m in self.owners.members]
+        self._spoken_for = torch.tensor([r for mates in of_nodes for r in mates]).argsort()
+        """Where each worker's call stands among those that `owners` pass on, int64 [workers]; one of each node does."""
         self._rooms: dict[tuple[int, ...], _Room] = {}
-        self._far = [node != self.nodes[rank] for node in self.nodes]
         self.bytes_inside = self.bytes_across = 0
         """What this worker sent so far, to others on its node and on other nodes."""
 
@@ -65,15 +76,24 @@ class Wire:
         has fewer workers they are dealt anew.
         """
         size = 1 if self.node is None else self.node.size
-        seen: dict[int, int] = {}
-        places = []
-        for node in self.nodes:
-            places.append(seen.get(node, 0))
-            seen[node] = places[-1] + 1
-        return torch.tensor(places) % size
+        return torch.tensor(self._places) % size
+
+    def places_among_owners(self) -> torch.Tensor:
+        """The place in `owners` of each worker, as far as rows of it go through this worker, int64 [workers]."""
+        if self.owners is self.everyone:
+            return torch.arange(len(self.nodes))
+        on_node = {self.nodes[member]: place for place, member in enumerate(self.owners.members)}
+        return torch.tensor([on_node[node] for node in self.nodes])
 
     def meet(
-        self, group: Communicator, call: Call, counts: torch.Tensor, round_: int, asked: torch.Tensor | None = None
+        self,
+        group: Communicator,
+        call: Call,
+        counts: torch.Tensor,
+        round_: int,
+        asked: torch.Tensor | None = None,
+        *,
+        mates: Met | None = None,
     ) -> Met:
         """Tell all members of a group what this worker does, and hear what they do.
 
@@ -83,19 +103,24 @@ class Wire:
             counts: for each member and table 0, or 1 more than its rows, int64 [members, tables].
             round_: for reports.
             asked: the rows that this worker asks for in a lookup, of one table, in order of members.
+            mates: what the workers of this node said before, who do not all talk to this group themselves.
 
         Raises:
             PeerLostError: a member is gone.
         """
         room = self._rooms.setdefault(group.members, _Room())
-        told = LENGTH + counts.shape[1]
+        said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
+        said[:, LONGEST] = 0
+        calls = said.numel()
+        told = calls + counts.shape[1]
         mine = counts.new_zeros(group.size, told + room.size // 2)
-        mine[:, :LENGTH], mine[:, LENGTH:told] = call.numbers(), counts
+        mine[:, calls:told] = counts
         if asked is not None:
             each = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=0)
-            mine[:, LONGEST] = longest = each.max()
+            said[0, LONGEST] = longest = each.max()
             if len(asked) and int(longest) <= room.size:
                 mine.view(torch.int32)[:, 2 * told :][room.used_by(each)] = asked.to(torch.int32)
+        mine[:, :calls] = said.view(-1)
         theirs = torch.empty_like(mine)
         sizes = [mine.shape[1]] * group.size
         self._run(
@@ -106,7 +131,7 @@ class Wire:
             num_bytes=mine.nbytes,
         )
         self._count(group, [8 * mine.shape[1]] * group.size)
-        met = Met(group.members, theirs[:, :LENGTH], theirs[:, LENGTH:told])
+        met = self._heard(group, theirs[:, :calls].reshape(-1, LENGTH), theirs[:, calls:told])
         did, ids = met.agreed, None
         if did is not None and did.kind is Kind.LOOKUP:
             most = int(met.said[:, LONGEST].max())
@@ -116,7 +141,14 @@ class Wire:
             room.longest[did.table] = most
         elif did is not None and did.kind is Kind.STEP:
             room.fit()
-        return Met(group.members, met.said, met.counts, ids)
+        met.ids = ids
+        return met
+
+    def _heard(self, group: Communicator, said: torch.Tensor, counts: torch.Tensor) -> Met:
+        """The calls of all for whom the members of a group spoke, by rank, and the members' counts."""
+        if len(said) == group.size:
+            return Met(group.members, said, counts)
+        return Met(self.everyone.members, said[self._spoken_for], counts)
 
     def swap(
         self,
@@ -140,6 +172,29 @@ class Wire:
         self._run(what, group, moment, lambda: group.all_to_all(target, source, back, out), num_bytes=rows.nbytes)
         self._count(group, out)
         return theirs
+
+    def swap_with_word(
+        self,
+        what: str,
+        group: Communicator,
+        rows: torch.Tensor,
+        sends: Sequence[int],
+        receives: Sequence[int],
+        *,
+        word: int,
+        moment: Moment,
+    ) -> tuple[torch.Tensor, list[int]]:
+        """The same, with a number of four bytes before the rows for each member; returns theirs, and their numbers.
+
+        Raises:
+            PeerLostError: a member is gone.
+        """
+        columns = [torch.full((group.size, 1), word, dtype=torch.int32), rows]
+        message, out = dealt(columns, torch.tensor([[1, count] for count in sends]))
+        counts = torch.tensor([[1, count] for count in receives])
+        back = (counts * torch.tensor([width_of(column) for column in columns])).sum(1).tolist()
+        words, theirs = put_together(self.swap(what, group, message, out, back, moment=moment), counts, columns)
+        return theirs, words.view(-1).tolist()
 
     def broadcast(self, array: torch.Tensor) -> None:
         """Copy worker 0's array into everybody's.
@@ -173,9 +228,8 @@ class Wire:
         return [part[:length] for part, length in zip(gathered.view(group.size, longest), lengths, strict=True)]
 
     def _count(self, group: Communicator, sent: Sequence[int]) -> None:
-        across = 0
-        if group is self.everyone:
-            across = sum(num_bytes for num_bytes, far in zip(sent, self._far, strict=True) if far)
+        here = self.nodes[self.rank]
+        across = sum(size for size, member in zip(sent, group.members, strict=True) if self.nodes[member] != here)
         self.bytes_across += across
         self.bytes_inside += sum(sent) - across - sent[group.place]
 
@@ -215,6 +269,16 @@ class _Room:
         needed = max((one for one in self.longest.values() if one <= ROOM), default=0)
         if not needed <= self.size <= 4 * needed:
             self.size = min(ROOM, (needed + needed // 4 + 15) // 16 * 16)
+
+
+def _places_on_nodes(nodes: Sequence[int]) -> list[int]:
+    """Of each worker how many of its node come before it."""
+    seen: dict[int, int] = {}
+    places = []
+    for node in nodes:
+        places.append(seen.get(node, 0))
+        seen[node] = places[-1] + 1
+    return places
 
 
 def _made(world: World, members: tuple[int, ...]) -> Communicator:

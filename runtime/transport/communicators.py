@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from preduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, sum_options
+from preduce.runtime.transport.waiting import LimitedWork
 from preduce.topo.errors import MissingFeatureError, UnavailableError
 from preduce.topo.phase import Group
 from preduce.topo.strategies.axes import Where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import timedelta
 
     import torch
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from preduce.runtime.transport.staged import StagedSums
     from preduce.runtime.transport.torch_api import Work
     from preduce.runtime.transport.waiting import RunningWork
+
+SHORTEST_WAIT = 1e-3
+"""Seconds; torch counts whole milliseconds."""
 
 
 class Communicator:
@@ -69,7 +73,7 @@ class Communicator:
             work: Work = self._live().allreduce([tensor], sum_options(self.timeout))
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-        return work
+        return _limited(work, tensor)
 
     def _coded(self, tensor: torch.Tensor, coding: Coding) -> RunningWork:
         """A sum of coded numbers."""
@@ -84,7 +88,8 @@ class Communicator:
         if dtype is None or dtype is tensor.dtype:
             return self.all_reduce(tensor)
         short = tensor.detach().to(dtype)
-        return ShortWork(tensor, short, self.all_reduce(short))
+        work = self.all_reduce(short)
+        return (LimitedShortWork if isinstance(work, LimitedWork) else ShortWork)(tensor, short, work)
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
@@ -109,17 +114,16 @@ class Communicator:
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
 
-    def broadcast(self, tensor: torch.Tensor) -> Work:
+    def broadcast(self, tensor: torch.Tensor) -> RunningWork:
         """Start a copy from the lowest rank to the others, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
-        work: Work = self._live().broadcast([tensor], options)
-        return work
+        return _limited(self._live().broadcast([tensor], options), tensor)
 
     def all_to_all(
         self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
-    ) -> Work:
+    ) -> RunningWork:
         """Start handing out pieces of `source`, one to each member in order, and collecting theirs in `target`.
 
         Args:
@@ -138,9 +142,9 @@ class Communicator:
             work: Work = self._live().alltoall_base(target, source, list(receives), list(sends), options)
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-        return work
+        return _limited(work, target)
 
-    def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
+    def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> RunningWork:
         """Start collecting equally long tensors of all members in `target`, in order of their places.
 
         Raises:
@@ -153,7 +157,7 @@ class Communicator:
             work: Work = self._live()._allgather_base(target, source, options)  # noqa: SLF001 - as torch.distributed
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-        return work
+        return _limited(work, target)
 
     def _live(self) -> Any:  # noqa: ANN401 - a ProcessGroup or a Backend, which share no typed base
         if self._backend is None:
@@ -166,6 +170,34 @@ class Communicator:
         if self.eight_bits is not None:
             self.eight_bits.close()
         return [backend]
+
+
+class HostWork(LimitedWork):
+    """A running collective of numbers on the host: gloo's, whose own wait sleeps until it ends and may have a limit."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._work.is_completed()
+
+    def ended_within(self, seconds: float) -> bool:
+        """Wait until it has ended, at most so long but a millisecond at least: to torch, none means without end."""
+        try:
+            self._work.wait(timedelta(seconds=max(SHORTEST_WAIT, seconds)))
+        except RuntimeError:
+            return self._work.is_completed()  # its time is over; or it failed, which `wait` raises
+        return True
+
+    def wait(self) -> None:
+        """Wait until it has ended, and raise what went wrong."""
+        self._work.wait()
+
+
+def _limited(work: Work, tensor: torch.Tensor) -> RunningWork:
+    """The operation as one whose wait has a limit, where it is gloo's."""
+    return HostWork(work) if tensor.device.type == "cpu" else work
 
 
 class ShortWork:
@@ -185,6 +217,16 @@ class ShortWork:
         if not self._decoded:
             self._decoded = True
             self._tensor.detach().copy_(self._short)
+
+
+class LimitedShortWork(ShortWork, LimitedWork):
+    """The same on the host."""
+
+    _work: LimitedWork
+
+    def ended_within(self, seconds: float) -> bool:
+        """Wait until the sum is there, at most so long."""
+        return self._work.ended_within(seconds)
 
 
 def first_line(error: BaseException) -> str:

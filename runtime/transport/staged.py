@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from preduce.runtime.transport.background import Background
-from preduce.runtime.transport.waiting import OwnWork, pause_after
+from preduce.runtime.transport.waiting import LimitedWork, wait_a_while
 
 if TYPE_CHECKING:
     from preduce.runtime.codecs.coding import Coding
     from preduce.runtime.transport.waiting import RunningWork
 
+CLOSING_SECONDS = 0.05
+"""Between two looks whether the group was destroyed."""
 
-class StagedWork(OwnWork):
+
+class StagedWork(LimitedWork):
     """A running sum of a group's thread."""
 
     def __init__(self) -> None:
@@ -93,7 +96,7 @@ class Stages(ABC):
         while not work.is_completed():
             if self.closed:
                 raise RuntimeError("the group was destroyed while its sum was running")
-            time.sleep(pause_after(time.monotonic() - start))
+            wait_a_while(work, CLOSING_SECONDS, time.monotonic() - start)
         work.wait()
 
 

@@ -1,7 +1,9 @@
-"""Waiting for others: how long to sleep between two looks at a running operation, and what ends a wait early.
+"""Waiting for others: inside the library for a while, or by looks with pauses between them, and what ends a wait early.
 
-Looking is what is left: to be called by the operation's own thread (its future's callbacks), or to wait inside the
-library, is to be in C++ frames when the interpreter ends, and an operation that ends in that moment aborts the process.
+A wait inside the library costs nothing while it lasts, and ends at once; it has to be a short one, since nothing else
+ends it: neither a note that somebody died nor Ctrl-C. Operations whose wait has no limit (point to point over gloo,
+where a limit breaks the connection; everything over NCCL) are looked at. To be called by the operation's own thread,
+its future's callbacks, would be to be in C++ frames when the interpreter ends, which aborts the process.
 """
 
 from __future__ import annotations
@@ -99,8 +101,8 @@ class RunningWork(Protocol):
         """Wait until it has ended, and raise what went wrong."""
 
 
-class OwnWork(ABC):
-    """An operation that a thread of ours carries out, with the face of a torch work and a wait that has a limit."""
+class LimitedWork(ABC):
+    """A running operation with the face of a torch work, and a wait that has a limit."""
 
     @abstractmethod
     def is_completed(self) -> bool:
@@ -113,6 +115,20 @@ class OwnWork(ABC):
     @abstractmethod
     def wait(self) -> None:
         """Wait until it has ended, and raise what went wrong."""
+
+
+def wait_a_while(work: RunningWork, seconds: float, waited: float) -> None:
+    """Wait for an operation, at most so long, or for a moment only where its wait has no limit.
+
+    Args:
+        work: the operation.
+        seconds: until the next look at the others.
+        waited: how long it has been waited for.
+    """
+    if isinstance(work, LimitedWork):
+        work.ended_within(seconds)
+    else:
+        time.sleep(pause_after(waited))
 
 
 def pause_after(waited: float) -> float:

@@ -36,6 +36,8 @@ class Case:
     backwards: int = 1
     clip: float | None = None
     dtype: torch.dtype = torch.float32
+    codec: str = "none"
+    """In which the rows of both tables cross."""
     moving: bool = False
     """Whether moving averages of the model are kept and evaluated."""
     using: dict = field(default_factory=dict)
@@ -124,8 +126,9 @@ def schedule_of(case):
         gradient=gradient,
         partitions=case.partitions,
         hosts=case.hosts if sharded else (),
+        codec=case.codec,
     )
-    bags = Route(parameter="bag.weight", rows=BAGS, columns=WIDTH, way=case.way, gradient=gradient)
+    bags = Route(parameter="bag.weight", rows=BAGS, columns=WIDTH, way=case.way, gradient=gradient, codec=case.codec)
     what = Routes(tables=(words, bags), local_aggregation=case.coalesces, average=case.average)
     return replace(schedule, strategy=replace(schedule.strategy, what=what))
 

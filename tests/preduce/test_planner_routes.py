@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from preduce.console import seconds as in_seconds
 from preduce.planner.routes import Pricing, Table, choose_routes
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, ScheduleError
@@ -81,6 +82,43 @@ def test_few_touched_rows_are_sharded_and_a_table_of_which_all_is_touched_goes_a
     every = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=10**6, applying=0.0)
     assert every.routes.tables[0].way is Way.DENSE
     assert every.dense_bytes == 10**6 + 50_000 * 128 * 4
+
+
+def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all():
+    schedule = Schedule("s", CLUSTERS[0], AllReduce())
+    fast, table = Hardware(inside=Link(1e-6, 1e-11), nic=Link(1e-5, 1e-10)), words(0.3, 0.5, 0.7)
+
+    def way(**members):
+        return choose_routes([table], schedule, fast, dense_bytes=10**6, **members).routes.tables[0].way
+
+    assert (way(handling=0.0), way()) == (Way.SHARDED, Way.DENSE)
+    with pytest.raises(InputError, match="s per row; all are numbers >= 0"):
+        way(handling=float("inf"))
+
+
+def test_rows_are_coded_only_where_that_is_allowed_and_pays():
+    schedule, table = Schedule("s", CLUSTERS[0], AllReduce()), words(0.008, 0.02, 0.05)
+
+    def chosen(hardware, *codecs):
+        return choose_routes([table], schedule, hardware, dense_bytes=10**6, codecs=codecs)
+
+    exact, coded = chosen(SLOW, Codec.NONE), chosen(SLOW, Codec.NONE, Codec.FLOAT16)
+    assert exact.routes == choose_routes([table], schedule, SLOW, dense_bytes=10**6).routes
+    assert coded.routes.tables[0].codec is Codec.FLOAT16
+    assert coded.routes.tables[0].way is Way.SHARDED
+    assert coded.seconds < exact.seconds
+    assert coded.reasons[0].split(": ")[1].startswith("sharded in float16, ")
+    saved = f"{in_seconds(exact.seconds - coded.seconds)} and "
+    assert f" a step, {saved}" in coded.reasons[0]
+    assert " out of a node less than as it is; " in coded.reasons[0]
+    assert coded.to_json()["codecs"] == {"words.weight": "float16"}
+    assert chosen(SLOW, *Codec).routes.tables[0].codec is Codec.INT8
+    fast = Hardware(inside=Link(1e-5, 1e-13), nic=Link(1e-4, 1e-13))
+    assert chosen(fast, *Codec).routes.tables[0].codec is Codec.NONE
+    dense = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=0, applying=0.0, codecs=tuple(Codec))
+    assert {route.codec for route in dense.routes.tables if route.way is Way.DENSE} <= {Codec.NONE}
+    with pytest.raises(InputError, match="no codec is allowed"):
+        chosen(SLOW)
 
 
 def test_reasons_name_the_table_what_is_touched_and_what_the_other_ways_take():

@@ -78,6 +78,20 @@ def test_every_optimizer_and_clipping_are_as_on_one_device(ranks, case):
     assert max(found.values()) < 2e-6, found
 
 
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [
+        (Case("adagrad", "3,1", hosts=(2, 0), weighted=True, moving=True, max_norm=1.0, codec="float16"), 0.01),
+        (Case("sparseadam", "2x2", sparse=True, padding=2, codec="int8"), 0.05),
+        (Case("momentum", "2x2", way=Way.GATHER, clip=0.25, backwards=2, codec="bfloat16"), 0.05),
+    ],
+    ids=lambda case: words_of(case) if isinstance(case, Case) else "",
+)
+def test_with_a_codec_training_stays_near_one_device(ranks, case, most):
+    found = differences(case, ranks)
+    assert 0 < max(found.values()) < most, found
+
+
 def test_training_moves_the_tables():
     before, after = Model(Case()), on_one_device(Case())[0]
     assert all(not torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))

@@ -10,7 +10,7 @@ import preduce
 from preduce.runtime.sharding.calls import LENGTH
 from preduce.topo.hardware import Hardware
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
-from preduce.topo.timing.tables import Touched, exchange
+from preduce.topo.timing.tables import Touched, exchange, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -37,8 +37,13 @@ def sent(ranks, schedule, rows_of):
     each = ranks.run(schedule.num_workers, step)
     cluster, (route,) = schedule.cluster, schedule.routes.tables
     told = 3 if route.way is Way.SHARDED else 2  # at the lookup, for the gradients, at the end of the step
-    elsewhere = [cluster.num_workers - len(cluster.workers_of(int(node))) for node in cluster.node_of()]
-    rows = [count - told * CALL * others for count, others in zip(each, elsewhere, strict=True)]
+    fits = 4 * int(route.way is Way.SHARDED and route.codec.rounds)  # of each owner: whether its rows fit their codec
+    call, elsewhere = CALL, [cluster.num_workers - len(cluster.workers_of(int(node))) for node in cluster.node_of()]
+    if schedule.routes.local_aggregation and in_pairs(cluster, gathers=route.way is Way.GATHER):
+        # To one worker of each other node, for all of this node.
+        mates = cluster.num_workers // cluster.num_nodes
+        call, elsewhere = 8 * (mates * LENGTH + 1), [cluster.num_nodes - 1] * cluster.num_workers
+    rows = [count - (told * call + fits) * others for count, others in zip(each, elsewhere, strict=True)]
     return [sum(rows[rank] for rank in cluster.workers_of(node)) for node in range(cluster.num_nodes)]
 
 
@@ -69,8 +74,8 @@ def test_later_steps_send_the_numbers_in_the_room_of_the_calls_and_nothing_else_
     assert ranks.run(4, run) == [[numbers_apart, in_the_room, too_many]] * 4
 
 
-def schedule_of(cluster, way, *, local=True, hosts=()):
-    route = Route(parameter="0.weight", rows=ROWS, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, hosts=hosts)
+def schedule_of(cluster, way, *, local=True, **members):
+    route = Route(parameter="0.weight", rows=ROWS, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, **members)
     plain = preduce.design(cluster, using="allreduce")
     what = Routes(tables=(route,), local_aggregation=local)
     return replace(plain, strategy=replace(plain.strategy, what=what))
@@ -93,6 +98,11 @@ def priced(schedule, touched):
         ("2x2", Way.GATHER, {}),
         ("2x2", Way.GATHER, {"local": False}),
         ("4x1", Way.GATHER, {}),
+        ("2x2", Way.SHARDED, {"codec": "float16"}),
+        ("2x2", Way.SHARDED, {"codec": "int8", "local": False}),
+        ("3,1", Way.SHARDED, {"codec": "int8", "hosts": (3, 1)}),
+        ("2x2", Way.GATHER, {"codec": "bfloat16"}),
+        ("4x1", Way.GATHER, {"codec": "int8"}),
     ],
     ids=str,
 )
@@ -108,9 +118,10 @@ def test_if_all_rows_are_touched_as_many_bytes_leave_a_node_as_are_priced_and_pr
 
 @pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
 @pytest.mark.parametrize("local", [True, False])
-def test_of_shares_with_overlap_the_price_is_the_mean_over_nodes(ranks, way, local):
+@pytest.mark.parametrize("codec", ["none", "float16"])
+def test_of_shares_with_overlap_the_price_is_the_mean_over_nodes(ranks, way, local, codec):
     """Workers of a node share half of their rows; every worker's are spread over all owners."""
-    schedule = schedule_of("2x2", way, local=local)
+    schedule = schedule_of("2x2", way, local=local, codec=codec)
     rows = {0: range(16), 1: range(8, 24), 2: range(24, 40), 3: range(32, 48)}
     found = sent(ranks, schedule, lambda rank: torch.tensor(rows[rank]))
     assert sum(found) / 2 == pytest.approx(priced(schedule, Touched(16 / 48, 24 / 48, 1.0)))

@@ -90,15 +90,15 @@ def test_a_file_that_is_neither_schedule_nor_cluster_is_one_line(tmp_path, text)
         preduce.parallelize(Plain(), torch.optim.SGD(Plain().parameters()), file)
 
 
-def test_saving_on_one_worker_after_the_end_says_that_all_take_part(ranks):
+def test_evaluating_on_one_worker_after_the_end_says_that_all_take_part(ranks):
     def run(world):
         model, optimizer = start(CASE, world)
         optimizer.finish()
         if world.rank:
             world.abandon()
             return None
-        with pytest.raises(PeerLostError) as caught:
-            model.state_dict()
+        with torch.no_grad(), pytest.raises(PeerLostError) as caught:
+            model.words(torch.tensor([1]))
         return str(caught.value)
 
     line = ranks.run(4, run)[0]

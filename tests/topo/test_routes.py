@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preduce.topo.cluster import Cluster
+from preduce.topo.codec_numbers import row_bytes
 from preduce.topo.document.canonical import canonical_bytes, schedule_sha256
 from preduce.topo.document.schedule import dump_schedule, parse_schedule
 from preduce.topo.document.writer import schedule_text
 from preduce.topo.errors import DocumentError, ScheduleError
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Generated, Gradient, Pairwise, Quorum, Route, Routes, Server, Way
-from preduce.topo.strategies.axes import Late, Pipeline
+from preduce.topo.strategies.axes import Codec, Late, Pipeline
 from preduce.verify import checker
 
 CLUSTER = Cluster.regular(2, 2)
@@ -42,7 +43,8 @@ def routes(draw, num_workers):
             own["partitions"] = draw(st.none() | st.integers(least, rows)) if least <= rows else None
         gradient = draw(st.sampled_from(Gradient)) if way is not Way.DENSE else Gradient.DENSE
         columns = draw(st.integers(1, 9))
-        tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient, **own))
+        codec = draw(st.sampled_from(Codec)) if way is not Way.DENSE else Codec.NONE
+        tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient, codec=codec, **own))
     settings_ = {"local_aggregation": draw(st.booleans()), "average": draw(st.booleans())} if tables else {}
     return Routes(tables=tuple(tables), **settings_)
 
@@ -61,7 +63,7 @@ def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(w
             "tables": [
                 {"parameter": route.parameter, "rows": route.rows, "columns": route.columns}
                 | {"way": route.way.value, "gradient": route.gradient.value}
-                | {"hosts": list(route.hosts), "partitions": route.partitions}
+                | {"hosts": list(route.hosts), "partitions": route.partitions, "codec": route.codec.value}
                 for route in what.tables
             ],
         }
@@ -70,6 +72,7 @@ def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(w
     read = checker.read_schedule(json.loads(full))
     assert read.sha256 == schedule_sha256(schedule)
     for route, table in zip(what.tables, read.tables.listed, strict=True):
+        assert table.row_bytes == row_bytes(route.codec.value, route.columns)
         owners = [table.hosts[row % table.partitions % len(table.hosts)] for row in range(route.rows)]
         assert owners == [what.owner(route, row, 4) for row in range(route.rows)]
 
@@ -113,6 +116,8 @@ def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
         ({"tables": [WORDS | {"partitions": 11}]}, "and at most one for each of 10 rows"),
         ({"tables": [WORDS | {"way": "gather", "hosts": [1]}]}, "way gather has no hosts and no partitions"),
         ({"tables": [WORDS | {"way": "dense", "gradient": "sparse"}]}, "strategy.what.tables[0].gradient: is sparse"),
+        ({"tables": [WORDS | {"codec": "float8"}]}, 'strategy.what.tables[0].codec: is "float8"; it must be'),
+        ({"tables": [WORDS | {"way": "dense", "codec": "int8"}]}, "strategy.what.tables[0].codec: is int8; way dense"),
         ({"tables": [WORDS], "average": 1}, "strategy.what.average: is 1; it must be true or false"),
         ({"average": False}, "strategy.what.average: is false; there is no table that it could be for"),
     ],

@@ -1,13 +1,14 @@
 """What a table's exchange puts on the links: counted by hand, as an exchange of equal pieces, and as the papers say."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError
-from preduce.topo.hardware import Hardware, Link, Switch
+from preduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from preduce.topo.phase import Phase
 from preduce.topo.strategies import Route, Routes, Way
 from preduce.topo.timing import loads
@@ -31,25 +32,42 @@ def table(**members):
 def counted(route, touched, cluster, *, aggregates):
     """Bytes out of the busiest NIC, message by message between workers, for rows that are spread evenly."""
     n, node_of, hosts = cluster.num_workers, cluster.node_of(), route.hosts or range(cluster.num_workers)
-    sizes = cluster.node_sizes()
+    sizes, row = cluster.node_sizes(), {"none": ROW, "float16": ROW / 2, "int8": ROW / 4 + 4}[route.codec]
     asks = {w: touched.node * ROWS / sizes[node_of[w]] if aggregates else touched.worker * ROWS for w in range(n)}
     out = np.zeros(cluster.num_nodes)
     for asking, host in itertools.product(range(n), hosts):
         if node_of[asking] != node_of[host]:
             rows = asks[asking] / len(hosts)
-            out[node_of[asking]] += rows * (2 * NUMBER_BYTES + ROW)  # numbers, and gradients with theirs later
-            out[node_of[host]] += rows * ROW
+            out[node_of[asking]] += rows * (2 * NUMBER_BYTES + row)  # numbers, and gradients with theirs later
+            out[node_of[host]] += rows * row
     return out.max()
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
 @pytest.mark.parametrize("hosts", [(), (0,), (1, 4, 6)])
 @pytest.mark.parametrize("aggregates", [True, False])
-def test_bytes_of_a_sharded_table_are_those_counted_message_by_message(name, hosts, aggregates):
-    cluster, touched, route = CLUSTERS[name], Touched(0.01, 0.02, 0.05), table(hosts=hosts)
+@pytest.mark.parametrize("codec", ["none", "float16", "int8"])
+def test_bytes_of_a_sharded_table_are_those_counted_message_by_message(name, hosts, aggregates, codec):
+    cluster, touched, route = CLUSTERS[name], Touched(0.01, 0.02, 0.05), table(hosts=hosts, codec=codec)
     found = exchange(route, touched, cluster, HARDWARE, local_aggregation=aggregates)
     many = aggregates and name != "16x1"
     assert found.nic_bytes == pytest.approx(counted(route, touched, cluster, aggregates=many))
+
+
+@pytest.mark.parametrize("way", [Way.SHARDED, Way.GATHER])
+def test_a_codec_saves_seconds_on_slow_links_and_costs_some_where_only_coding_takes_time(way):
+    touched, cluster = Touched(0.01, 0.02, 0.05), CLUSTERS["4x4"]
+    slow = [exchange(table(way=way, codec=codec), touched, cluster, HARDWARE) for codec in ("none", "float16", "int8")]
+    assert slow[0].seconds > slow[1].seconds > slow[2].seconds
+    assert len({one.meetings for one in slow}) == 1, "latencies are the same"
+    # Per byte of float32: 200 rows a worker; at the owner a sixteenth of the 800 that nodes ask for, or all of them.
+    coding = replace(HARDWARE, nic=Link(0.0, 1e-15), inside=Link(), codec=(("float16", CodecSeconds(2e-9, 1e-9)),))
+    plain, coded = (exchange(table(way=way, codec=codec), touched, cluster, coding) for codec in ("none", "float16"))
+    brought, gathered = ROW * 50, ROW * 800
+    expected = 2e-9 * brought + 1e-9 * gathered
+    if way is Way.SHARDED:
+        expected = 2e-9 * (gathered / 16 + brought) + 1e-9 * (ROW * 100 + gathered / 16)
+    assert coded.seconds - plain.seconds == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_reference_s_factors_on_16_workers():
@@ -101,7 +119,7 @@ def test_tables_are_exchanged_one_after_the_other_and_must_be_known():
     what, touched = Routes(tables=(table(), other)), Touched(0.01, 0.02, 0.05)
     both = {"words.weight": touched, "tags.weight": touched}
     whole = exchanges(what, both, CLUSTERS["4x4"], HARDWARE)
-    parts = [exchange(route, touched, CLUSTERS["4x4"], HARDWARE) for route in what.tables]
+    parts = [exchange(route, touched, CLUSTERS["4x4"], HARDWARE, beside_gathered=True) for route in what.tables]
     shared = [dict(part.meetings) for part in parts]
     both_share = sum(shared[0][name] for name in shared[0].keys() & shared[1].keys())
     assert both_share > 0

@@ -24,7 +24,7 @@ COUNT = int(os.environ.get("PREDUCE_TEST_FORGERIES", "300"))
 CASES = entries_by_kind()
 PAYLOADS = ("pipeline", "coded-rule", "coded", "tables", "tables-apart")
 """Schedules for what they send, whose groups are those of others."""
-TABLES = ("one-route", "one-owner", "table-order", "nic-bytes")
+TABLES = ("one-route", "one-owner", "table-order", "nic-bytes", "row-error")
 """Claims of a few numbers, each of which is computed anew."""
 # STEADY: the checks take milliseconds, so fewer of them are made here, and more in test_steady_state_claims.py.
 

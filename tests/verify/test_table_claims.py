@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, TABLES, random_allreduce, random_schedule, with_tables
 from benchmarks.forgery.tables import JUDGES
+from helpers.claims import said
 from preduce.topo.cluster import Cluster
+from preduce.topo.codec_numbers import UNDERFLOW, rounding_error
 from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, Way
-from preduce.verify import checker
 from preduce.verify.base import Status
 from preduce.verify.prove import prove
 from preduce.verify.tables import prove_tables
-
-
-def said(raw, entry):
-    """What the checker says against one entry, None if it holds."""
-    try:
-        checker.CLAIMS[entry["claim"]].check(checker.read_schedule(json.loads(json.dumps(raw))), entry, "here")
-    except checker.Refusal as refusal:
-        return refusal.sentence
-    return None
 
 
 def others(value):
@@ -57,14 +50,15 @@ def test_prover_checker_and_counting_agree_on_random_schedules():
 
 def test_they_are_essential_where_they_are_due():
     proof = prove(SCHEDULES["tables"])
-    assert proof.essential >= {"one-route", "one-owner", "table-order"}
+    assert proof.essential >= {"one-route", "one-owner", "table-order", "row-error"}
     assert proof.verdict is Status.PROVED
-    assert [entry["claim"] for entry in proof.certificate["claims"]][-4:] == list(JUDGES)
+    assert [entry["claim"] for entry in proof.certificate["claims"]][-5:] == list(JUDGES)
     dense_only = Routes(tables=(Route(parameter="words", rows=5, columns=2, way=Way.DENSE),))
     plain = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=dense_only)))
     assert "one-route" in plain.essential
     assert "one-owner" not in plain
     assert "table-order" not in plain
+    assert "row-error" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=TABLES_OF_4)))
     assert "one-route" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce()))
 
 
@@ -110,6 +104,21 @@ def test_numbers_by_hand_on_4x4():
         lookup, gradients = 75_000 * 4 + 75_000 * 64, 75_000 * 68
         assert proof["nic-bytes"].entry["tables"] == [["words", times * lookup, times * gradients]]
         assert proof["one-owner"].entry["tables"] == [["words", 16, 6250, 6250]]
+
+
+@pytest.mark.parametrize(("codec", "row"), [("float16", 32), ("bfloat16", 32), ("int8", 20)])
+def test_numbers_by_hand_with_a_codec(codec, row):
+    """A row of 16 numbers in its codec; gradients are added by fours, rounded once, and the nodes' four added."""
+    words = Route(parameter="words", rows=100_000, columns=16, codec=codec)
+    proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(what=Routes(tables=(words,)))))
+    lookup, gradients = 75_000 * 4 + 75_000 * row, 75_000 * (row + 4)
+    assert proof["nic-bytes"].entry["tables"] == [["words", lookup, gradients]]
+    ((_, relative, absolute),) = proof["row-error"].entry["rows"]
+    assert float(Fraction(relative)) == pytest.approx(float(rounding_error(codec)), rel=1e-6)
+    assert Fraction(absolute) == UNDERFLOW[codec]
+    ((_, relative, absolute),) = proof["row-error"].entry["gradients"]
+    assert float(Fraction(relative)) == pytest.approx(float(rounding_error(codec)) + 6 * 2.0**-24, rel=1e-4)
+    assert UNDERFLOW[codec] * 4 <= Fraction(absolute) <= UNDERFLOW[codec] * 8
 
 
 def test_a_million_workers_take_no_longer_than_their_list():

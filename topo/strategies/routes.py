@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from preduce.topo.errors import ScheduleError
 from preduce.topo.fields import Choice, Closed, Count, Index, Title
+from preduce.topo.strategies.axes import Codec
 
 
 class Way(Choice):
@@ -42,6 +43,10 @@ class Route(Closed):
 
     Sharded: row r lies in part r mod `partitions`, and part p on worker `hosts[p mod len(hosts)]`; without hosts on all
     workers, without `partitions` as many as hosts. So neighbouring rows (frequent words come first) are spread.
+
+    `codec` is for what crosses between those who hand a row out, or bring its gradient, and those who get it: each
+    number is rounded once. Rows and optimizer state stay as they are where they live. With local aggregation gradients
+    are added inside nodes as they are, before they are coded. int8 has one scale for each row.
     """
 
     parameter: Title
@@ -51,6 +56,12 @@ class Route(Closed):
     gradient: Gradient = Gradient.DENSE
     hosts: tuple[Index, ...] = ()
     partitions: Count | None = None
+    codec: Codec = Codec.NONE
+
+    @property
+    def in_words(self) -> str:
+        """Its way, and its codec where it has one."""
+        return f"{self.way} in {self.codec}" if self.codec.rounds else str(self.way)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +86,9 @@ class Routes(Closed):
     @property
     def in_words(self) -> str:
         """How many tables go which way, but for those that go densely; in a few words."""
-        ways = [route.way for route in self.apart]
-        return ", ".join(f"{ways.count(way)} {way}" for way in (Way.SHARDED, Way.GATHER) if way in ways)
+        ways = [(route.way, route.in_words) for route in self.apart]
+        words = sorted(set(ways), key=lambda one: (one[0] is Way.GATHER, ways.index(one)))
+        return ", ".join(f"{ways.count(one)} {one[1]}" for one in words)
 
     @property
     def apart(self) -> tuple[Route, ...]:
@@ -131,6 +143,11 @@ def _check_route(route: Route, where: str, num_workers: int) -> None:
         raise ScheduleError(
             f"{where}.gradient: is {route.gradient}; way dense averages all rows and hands the optimizer all of them; "
             "leave it out, or choose gather"
+        )
+    if route.way is Way.DENSE and route.codec.rounds:
+        raise ScheduleError(
+            f"{where}.codec: is {route.codec}; way dense is averaged with everything else, for which how.codec is; "
+            "leave it out"
         )
     for host in route.hosts:
         if not 0 <= host < num_workers:

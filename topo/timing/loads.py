@@ -123,11 +123,12 @@ def of_pieces(
     wanted: npt.NDArray[np.float64],
     held: npt.NDArray[np.float64],
     workers: npt.NDArray[np.int64],
+    others: int | None = None,
 ) -> Loads:
     """The loads of an all_to_all over all workers in which everybody asks some of them for pieces.
 
     A link works in both directions at once, so handing out costs what handing back the same bytes costs. A message goes
-    to every other worker, however little is in it. O(num_nodes · levels of switches).
+    to every other worker, or to `others` on other nodes, however little is in it. O(num_nodes · levels of switches).
 
     Args:
         cluster: of the workers.
@@ -135,8 +136,10 @@ def of_pieces(
         wanted: bytes that each node's workers ask for together, shape (num_nodes,).
         held: the share of all that the workers of each node hand out, shape (num_nodes,).
         workers: how many of them do, shape (num_nodes,).
+        others: to how many workers of other nodes each sends a message; to all workers where it is not said.
     """
-    n, sizes, links = cluster.num_workers, cluster.node_sizes().astype(float), Links.of(cluster, hardware)
+    messages = cluster.num_workers - 1 if others is None else others
+    sizes, links = cluster.node_sizes().astype(float), Links.of(cluster, hardware)
     nodes, one = np.arange(cluster.num_nodes), np.zeros(cluster.num_nodes, dtype=np.int64)
 
     def through(asked: npt.NDArray[np.float64], share: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -144,8 +147,7 @@ def of_pieces(
         return larger
 
     crossing = through(wanted, held)
-    others = np.maximum(sizes - 1, 0) / sizes
-    within = wanted * held * others
+    within = wanted * held * np.maximum(sizes - 1, 0) / sizes
     inside = np.max(within / np.maximum(workers, 1) * links.inside_inverse, initial=0.0)
     worst_inside = np.max(links.inside_latency * (sizes > 1), initial=0.0)
     way_up, besides = links.nic_latency, []
@@ -156,11 +158,11 @@ def of_pieces(
         below = [(links.uplinks.above == switch).any(axis=0) for switch in found.switch]
         shared = np.array([through(wanted[nodes_].sum(), held[nodes_].sum()) for nodes_ in below])
     across = np.max(way_up, initial=0.0) if cluster.num_nodes > 1 else 0.0
-    latency += (n - 1) * max(across, worst_inside)
+    latency += messages * (max(across, worst_inside) if others is None else across)
     if links.uplinks is not None:
         besides.append(_shared_once(latency, found.group, found.switch, shared, links.uplinks.inverse[found.switch]))
     if links.bus != Link():
-        busy = sizes * (n - 1) * links.bus.latency + (crossing + within) * links.bus.seconds_per_byte
+        busy = sizes * messages * links.bus.latency + (crossing + within) * links.bus.seconds_per_byte
         besides.append(_shared_once(np.zeros(1), one, nodes, busy, np.ones(len(busy))))
     used = nodes if cluster.num_nodes > 1 else nodes[:0]
     return Loads(

@@ -1,7 +1,8 @@
 """The α–β cost of tables' exchanges in a step, by the ways that they go, from how many of their rows a step touches.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`Touched`, as shares of the table).
-A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each.
+A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each. With a codec b is that
+of the row's code, but for gradients inside nodes, which are added there as they are; and to code takes time.
 
     way                       at a lookup                           end of backward                 rows out of a NIC
     dense                     –                                     part of the strategy's payload  –
@@ -11,12 +12,13 @@ A row has b bytes, and 4 for its number, by which it is asked for. n workers, N 
     sharded, aggregated       in the nodes; all_to_all of u_node    in the nodes; all_to_all        2(N−1)/N·u_node
 
 With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
-15 against 1.9. Before each exchange all workers tell each other what they do and how much follows, which is a latency
-more, and so they do when a step is over. At a lookup the numbers travel in that message where no worker asks another
-for more than `ROOM` of them; it has room then for a few more than were asked for, for which no bytes are charged. At
-the end of backward that is done once for all tables, whose gradients then travel together; so tables share these
-latencies (`Exchange.meetings`). What the strategy sends for a dense table, `topo.timing.cost` says: its bytes are added
-to the model's.
+15 against 1.9. Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
+those of its own place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
+tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
+lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
+for a few more than were asked for, for which no bytes are charged. At the end of backward that is done once for all
+tables, whose gradients then travel together; so tables share these latencies (`Exchange.meetings`). What the strategy
+sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's.
 
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
 links nor aggregation, are `parallax_per_gpu` and `parallax_per_machine`.
@@ -29,10 +31,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.topo.codec_numbers import row_bytes
 from preduce.topo.errors import InputError
 from preduce.topo.phase import Phase
+from preduce.topo.strategies.axes import How
 from preduce.topo.strategies.routes import Way
 from preduce.topo.timing import loads
+from preduce.topo.timing.coding import Coding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -121,19 +126,26 @@ def exchange(
     *,
     local_aggregation: bool = True,
     element_bytes: int = ELEMENT_BYTES,
+    beside_gathered: bool = False,
 ) -> Exchange:
-    """What a step of one table takes, all workers being ready, with one lookup. O(num_workers)."""
+    """What a step of one table takes, all workers being ready, with one lookup. O(num_workers).
+
+    `beside_gathered` says whether another table is gathered, so that all workers talk to all.
+    """
     if route.way is Way.DENSE:
         return Exchange()
-    row = route.columns * element_bytes
+    exact = route.columns * element_bytes
+    row = row_bytes(route.codec.value, route.columns, element_bytes=element_bytes)
     aggregates = local_aggregation and aggregates_in(cluster)
     sizes = cluster.node_sizes().astype(float)
     own, together = touched.worker * route.rows, touched.node * route.rows
     wanted = np.full(cluster.num_nodes, together) if aggregates else sizes * own  # rows of each node
     held, hosts = _held(route, cluster)
+    gathers = beside_gathered or route.way is Way.GATHER
+    others = cluster.num_nodes - 1 if aggregates and in_pairs(cluster, gathers=gathers) else cluster.num_workers - 1
 
     def across(each: int) -> float:
-        one = loads.of_pieces(cluster, hardware, wanted=wanted * each, held=held, workers=hosts)
+        one = loads.of_pieces(cluster, hardware, wanted=wanted * each, held=held, workers=hosts, others=others)
         return float(one.seconds().max(initial=0.0))
 
     def within(each: int) -> float:
@@ -141,21 +153,26 @@ def exchange(
 
     latency, local = across(0), within(0)
     meetings = (("step", latency + local), ("gradients", latency + 2 * local))
-    inside = within(row + NUMBER_BYTES) - local
+    inside = within(exact + NUMBER_BYTES) - local
+    brought = together / float(sizes.max()) if aggregates else own  # rows of which a worker codes the gradients
+    coding = Coding.of(How(codec=route.codec), hardware).seconds
+    encode, decode = coding.encode * 4 * route.columns, coding.decode * 4 * route.columns  # seconds per row
     if route.way is Way.GATHER:
         # A node lets through everything but what its last worker has: in a ring, all but one worker's rows.
         rows = cluster.num_nodes * together if aggregates else cluster.num_workers * own
-        least = together / float(sizes.max()) if aggregates else own
         ring = _ring(rows * (row + NUMBER_BYTES), cluster, hardware)
         start = _ring(0, cluster, hardware)
-        out = (rows - least) * (row + NUMBER_BYTES) if cluster.num_nodes > 1 else 0.0
-        return Exchange(0.0, inside + ring - start, out, (*meetings, ("to all", start)))
+        out = (rows - brought) * (row + NUMBER_BYTES) if cluster.num_nodes > 1 else 0.0
+        coded = encode * brought + decode * rows
+        return Exchange(0.0, inside + ring - start + coded, out, (*meetings, ("to all", start)))
     told = _apart(own, together if aggregates else own, int(hosts.sum()), cluster, (local, latency))
     asked, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
     most = (2 * NUMBER_BYTES * asked + row * (given + asked)).max(initial=0.0)
+    asking = sum(across(part) + within(part) for part in (NUMBER_BYTES, row))
+    at_owner = float((held / np.maximum(hosts, 1)).max() * wanted.sum())  # rows handed out, and gradients that come
     return Exchange(
-        lookups=told + sum(across(part) + within(part) for part in (NUMBER_BYTES, row)),
-        gradients=across(row + NUMBER_BYTES) - latency + inside,
+        lookups=told + asking + encode * at_owner + decode * own,
+        gradients=across(row + NUMBER_BYTES) - latency + inside + encode * brought + decode * at_owner,
         nic_bytes=float(most) if cluster.num_nodes > 1 else 0.0,
         meetings=(*meetings, ("to owners", latency)),
     )
@@ -174,7 +191,7 @@ def exchanges(
     Raises:
         InputError: a table of which it is not said how much is touched.
     """
-    total = Exchange()
+    total, gathers = Exchange(), any(route.way is Way.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
             raise InputError(
@@ -188,6 +205,7 @@ def exchanges(
             hardware,
             local_aggregation=routes.local_aggregation,
             element_bytes=element_bytes,
+            beside_gathered=gathers,
         )
     return total
 
@@ -201,6 +219,11 @@ def _apart(own: float, collected: float, owners: int, cluster: Cluster, latencie
 def aggregates_in(cluster: Cluster) -> bool:
     """Whether there is anything to agree on before rows cross: several nodes, and several workers on one of them."""
     return cluster.num_nodes > 1 and int(cluster.node_sizes().max()) > 1
+
+
+def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
+    """Whether rows that were collected per node go from one worker of a node to one of another, place by place."""
+    return aggregates_in(cluster) and len(set(cluster.node_sizes().tolist())) == 1 and not gathers
 
 
 def _ring(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:

@@ -3,6 +3,7 @@
 Way `sharded`: row r of a table lies in part r mod `partitions`, and part p on the worker `hosts[p mod len(hosts)]`; all
 workers are hosts where none is named, and there are as many parts as hosts where no number is. Every worker holds a
 whole table of way `gather`, and so of way `dense`, which goes by the strategy's own averages as everything else does.
+`codec` says what the numbers of rows are rounded to where they cross, handed out or brought back as gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ LIMIT = 2**31
 """No number of rows, columns or parts reaches this."""
 
 DEFAULTS: dict[str, object] = {"tables": [], "local_aggregation": True, "average": True}
-TABLE: dict[str, object] = {"way": "sharded", "gradient": "dense", "hosts": [], "partitions": None}
+TABLE: dict[str, object] = {"way": "sharded", "gradient": "dense", "hosts": [], "partitions": None, "codec": "none"}
+ELEMENT = {"none": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+"""Bytes of a number as it travels."""
 
 
 class Table(NamedTuple):
@@ -31,6 +34,12 @@ class Table(NamedTuple):
     way: str
     hosts: Sequence[int]
     partitions: int
+    codec: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row as it crosses, without its number; int8 has a scale of 4 bytes for each row."""
+        return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
 
     def rows_of(self, place: int) -> int:
         """Rows on the host at that place of the list: of its parts p, p mod H = place, each has the rows r mod P = p.
@@ -94,8 +103,11 @@ def _read_table(raw: object, num_workers: int, place: str) -> Table:
         partitions = as_integer(members["partitions"], f"{place}.partitions", len(hosts), rows + 1)
     is_plain = not members.get("hosts") and members.get("partitions") is None
     require(way == "sharded" or is_plain, place, "only a sharded table has hosts and partitions")
+    codec = members.get("codec", "none")
+    as_choice(codec, f"{place}.codec", tuple(ELEMENT))
+    require(way != "dense" or codec == "none", f"{place}.codec", "way dense has the strategy's own codec")
     _drop_defaults(members, TABLE)
-    return Table(parameter, rows, columns, str(way), hosts, partitions)
+    return Table(parameter, rows, columns, str(way), hosts, partitions, str(codec))
 
 
 def _drop_defaults(members: dict[str, Any], defaults: dict[str, object]) -> None:

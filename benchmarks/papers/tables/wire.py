@@ -12,6 +12,7 @@ import torch
 
 from preduce.topo.cluster import Cluster
 from preduce.topo.hardware import Hardware, Link
+from preduce.topo.strategies.axes import Codec
 from preduce.topo.strategies.routes import Gradient, Route, Routes, Way
 from preduce.topo.timing.tables import Touched, exchange
 
@@ -43,10 +44,10 @@ def touched(
     }
 
 
-def routes_of(model: WithTables, way: Way, *, aggregated: bool, gradient: str) -> Routes:
+def routes_of(model: WithTables, way: Way, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE) -> Routes:
     """All tables by one way."""
     tables = tuple(
-        Route(parameter=name, rows=rows, columns=columns, way=way, gradient=Gradient(gradient))
+        Route(parameter=name, rows=rows, columns=columns, way=way, gradient=Gradient(gradient), codec=codec)
         for name, (rows, columns) in ((name, parameter.shape) for name, parameter in model.tables().items())
     )
     return Routes(tables=tables, local_aggregation=aggregated)

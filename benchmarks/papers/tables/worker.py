@@ -65,15 +65,18 @@ def _measure(job: Job, rank: int, said: dict[str, Any]) -> None:
         run.steps(1)
     _wait_for_links(job, rank, group)
     end = time.monotonic() + job.options["seconds"]
-    for turn in range(job.options["turns"]):
+    turns = job.options["turns"]
+    for turn in range(max(turns.values(), default=0)):
         for name, run in runs.items():
+            if turn >= turns[name]:
+                continue
             said["doing"] = f"{name}, turn {turn}"
             if meet(group, float(time.monotonic() > end)):
                 break
             run.turn()
         _write(job, rank, said)
     for name, run in runs.items():
-        said["doing"] = f"{name}, turn {job.options['turns']}"
+        said["doing"] = f"{name}, turn {turns[name]}"
         if job.options["judge"] and not run.is_over:
             run.judge()
     said.pop("doing", None)

@@ -76,15 +76,13 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`relative`, `absolute`, `roundings`."""
     confirm(schedule.how["codec"] != "none", "schedule", "how", "a codec")
     sums = [_sum(schedule, *shape) for shape in set(_shapes(schedule))]
-    relative = Fraction(ceil(max(one.relative for one in sums) * 2**32), 2**32)
-    largest = max(one.absolute for one in sums)
-    absolute = next(power for power in (Fraction(2) ** j for j in count(-160)) if power >= largest)
-    confirm_equal(f"{place}.relative", entry["relative"], str(relative))
-    confirm_equal(f"{place}.absolute", entry["absolute"], str(absolute))
+    relative, absolute = rounded_up(*sums)
+    confirm_equal(f"{place}.relative", entry["relative"], relative)
+    confirm_equal(f"{place}.absolute", entry["absolute"], absolute)
     confirm_equal(f"{place}.roundings", entry["roundings"], max(one.roundings for one in sums))
 
 
-class _Sum:
+class FollowedSum:
     """p and q of E on the way of a sum, and how often the codec rounds."""
 
     def __init__(self) -> None:
@@ -101,12 +99,20 @@ class _Sum:
         self.round(0, (count - 1) * relative, Fraction(0))
 
 
-def _sum(schedule: Schedule, inside: int, nodes: int) -> _Sum:
+def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
+    """The largest p as a multiple of 2⁻³² and the largest q as a power of 2, no smaller, as texts."""
+    relative = Fraction(ceil(max(one.relative for one in sums) * 2**32), 2**32)
+    largest = max(one.absolute for one in sums)
+    absolute = next(power for power in (Fraction(2) ** j for j in count(-160)) if power >= largest)
+    return str(relative), str(absolute)
+
+
+def _sum(schedule: Schedule, inside: int, nodes: int) -> FollowedSum:
     """The stages of a group of `inside` members on each of `nodes` nodes; 1 inside where it goes as a ring."""
     how = schedule.how
     codec, size = how["codec"], inside * nodes
     relative, absolute = ROUNDING[codec, how["rounding"]]
-    result = _Sum()
+    result = FollowedSum()
     for _ in range(3):
         result.round(size, SINGLE, SMALLEST_SINGLE)
     if nodes == 1:

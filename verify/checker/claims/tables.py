@@ -1,4 +1,4 @@
-"""Claims about tables that go their own way: `one-route`, `one-owner`, `table-order` and `nic-bytes`.
+"""Claims about tables that go their own way: `one-route`, `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
 `one-route`: `ways` lists every table that `what` names, with its way, in the order of the file.
 
@@ -24,20 +24,31 @@ their nodes, which takes none away from anybody. They travel on communicators th
 the strategy that are in flight meanwhile come between none of them.
 
 `nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
-lookup: `lookup` and `gradients`, for float32. All rows are looked up by all workers then; no step sends more. How many
-rows follow is told beside, which is not counted.
+lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
+step sends more. How many rows follow is told beside, and whether they fit their codec, which is not counted.
 
 *Proof.* Let R_A rows of a table lie on node A, and m_A be the workers there, or 1 where they agree on rows first; M is
-the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most
-(M − m_A)R_A, 4c bytes each for c columns. The gradients of what was asked for go back, each row with its number. The
-rows of a gathered table go around a ring of all workers in the order of their ranks, in n − 1 messages as long as the
-longest of what one of them brings: all R rows; or, where those of a node agree first, the rows r of which the worker at
-place r mod k of k collects all, at most R/k rounded up, k the smallest node. They leave node A as often as a worker of
-A has its successor elsewhere.
+the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most (M −
+m_A)R_A, each of 4c bytes for c columns, 2c in 16 bits, c + 4 in int8. The gradients of what was asked for go back, each
+row with its number. The rows of a gathered table go around a ring of all workers in the order of their ranks, in n − 1
+messages as long as the longest of what one of them brings: all R rows; or, where those of a node agree first, the rows
+r of which the worker at place r mod k of k collects all, at most R/k rounded up, k the smallest node. They leave node A
+as often as a worker of A has its successor elsewhere.
+
+`row-error`: for each table with a codec how far what crosses may be off, as [parameter, relative, absolute]. `rows` are
+those of sharded tables: a number x that a lookup gives is off by at most relative·m + absolute, where m is |x|, or for
+int8 the largest of its row. `gradients`: the sum of what the workers bring for one row is off the exact sum by at most
+relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row.
+
+*Proof.* The file of `codec-error` says what one rounding may take, and how a bound is followed through roundings and
+additions in float32. A row is rounded once. Of gradients each of n workers rounds its own, and n are added; or, where
+the workers of a node agree first, at most k of the largest node are added, one rounds the sum, and those of all nodes
+are added. The largest are rounded up: `relative` to a multiple of 2⁻³², `absolute` to a power of 2.
 
 *The checks are sound because* they compute all numbers from the schedule. *They assume* that all workers run one
 program, which makes the same lookups in the same order (the runtime compares that before rows move, and ends the run
-where it differs), and that the runtime places rows and cuts its operations as said.
+where it differs), that the runtime places rows and cuts its operations as said, and of `row-error` that tables are of
+float32, which keeps subnormal numbers.
 """
 
 from __future__ import annotations
@@ -46,6 +57,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..refusal import confirm, confirm_equal
+from .codec_error import ROUNDING, SINGLE, FollowedSum, rounded_up
 
 if TYPE_CHECKING:
     from ..schedule import Schedule
@@ -91,6 +103,29 @@ def check_nic_bytes(schedule: Schedule, entry: dict[str, Any], place: str) -> No
     confirm_equal(f"{place}.tables", entry["tables"], expected)
 
 
+def check_row_error(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`rows` and `gradients`: [parameter, relative, absolute] of tables with a codec, the first of sharded ones."""
+    coded = [table for table in schedule.tables.listed if table.codec != "none"]
+    confirm(coded, "schedule", "what", "a table with a codec")
+    aggregates = _aggregates(schedule)
+    expected: dict[str, list[list[str]]] = {"rows": [], "gradients": []}
+    for table in coded:
+        rounding = ROUNDING[table.codec, "nearest"]
+        row, total = FollowedSum(), FollowedSum()
+        row.round(1, *rounding)
+        terms = schedule.num_workers
+        if aggregates:
+            total.add(max(map(len, schedule.nodes), default=schedule.node_size), SINGLE)
+            terms = len(schedule.nodes) or terms // schedule.node_size
+        total.round(terms, *rounding)
+        total.add(terms, SINGLE)
+        if table.way == "sharded":
+            expected["rows"].append([table.parameter, *rounded_up(row)])
+        expected["gradients"].append([table.parameter, *rounded_up(total)])
+    for name, listed in expected.items():
+        confirm_equal(f"{place}.{name}", entry[name], listed)
+
+
 def _aggregates(schedule: Schedule) -> bool:
     """Whether the workers of a node agree on rows first: where several nodes are, and several workers on one."""
     sizes = list(map(len, schedule.nodes)) or [schedule.node_size]
@@ -99,7 +134,7 @@ def _aggregates(schedule: Schedule) -> bool:
 
 def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
     """(of a lookup, of gradients) out of the busiest node's NICs."""
-    row, rows, n = 4 * table.columns, table.rows, schedule.num_workers
+    row, rows, n = table.row_bytes, table.rows, schedule.num_workers
     num_nodes = len(schedule.nodes) or n // schedule.node_size
     if num_nodes == 1:
         return 0, 0
