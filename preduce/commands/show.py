@@ -37,17 +37,10 @@ def command(
         return
     from preduce.report.grid import grid_of
     from preduce.report.runs import runs
-    from preduce.topo.errors import InputError
     from preduce.topo.strategies.axes import RING
 
-    strategy = loaded.strategy
-    if not loaded.is_mixing:
-        under = f"when.{strategy.when.word}" if strategy.when.protocol else f"strategy {strategy.kind!r}"
-        raise InputError(
-            f"{schedule}: {under}: who averages with whom is decided while the job runs, so no phases can be drawn; "
-            f"preduce simulate {schedule} -o run.png draws a run of it"
-        )
     grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
+    strategy = loaded.strategy
     if strategy.when.delays_gradients or replace(strategy.how, form=RING.form) != RING:
         words = runs(strategy.pace, strategy.when, strategy.how, what=strategy.what)
         grid = replace(grid, title=f"{grid.title} ({words})")
