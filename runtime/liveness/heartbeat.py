@@ -30,6 +30,10 @@ BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
 """A worker that gave up says why within this time, which is a little longer than it takes to find out."""
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
+TOGETHER = (
+    "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
+    "== 0`; or " + UNEQUAL
+)
 MET = (
     "with a quorum all come to mean_model(), a checkpoint or a load after the same number of step() calls, and load a "
     "state of one such place; where the workers' data lengths differ, meet in finish() or at the end of `join()` alone"
