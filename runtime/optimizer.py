@@ -122,7 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             say_alone(self.schedule)
             reached = agreed.world
         else:
-            _refuse_other_size(self.schedule, agreed.world)
+            refuse_other_size(self.schedule, agreed.world)
             refuse_other_sizes(tables, self.schedule)
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
@@ -441,7 +441,12 @@ def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _refuse_other_size(schedule: Schedule, world: World) -> None:
+def refuse_other_size(schedule: Schedule, world: World) -> None:
+    """Refuse a schedule for another number of workers than there are.
+
+    Raises:
+        InputError: as said.
+    """
     if schedule.num_workers != world.size:
         raise InputError(
             f"schedule {schedule.name!r}: is for {schedule.num_workers} workers and this run has "

@@ -17,8 +17,11 @@ FORMAT = "preduce.certificate"
 VERSION = 1
 
 
-def certificate_of(schedule: Schedule, claims: Iterable[Claim]) -> dict[str, Any]:
-    """The entries of all proved claims under the schedule's canonical SHA-256."""
+def certificate_of(schedule: Schedule, claims: Iterable[Claim], *, period: int) -> dict[str, Any]:
+    """The entries of all proved claims under the schedule's canonical SHA-256.
+
+    `period` is the number of phases or graphs that the file lists.
+    """
     from preduce.topo.document.canonical import schedule_sha256
 
     return {
@@ -26,7 +29,7 @@ def certificate_of(schedule: Schedule, claims: Iterable[Claim]) -> dict[str, Any
         "version": VERSION,
         "schedule_sha256": schedule_sha256(schedule),
         "num_workers": schedule.num_workers,
-        "period": schedule.period if schedule.is_mixing else len(schedule.strategy.graphs),
+        "period": period,
         "claims": [dict(c.entry) for c in claims if c.status is Status.PROVED and c.entry is not None],
     }
 

@@ -64,8 +64,9 @@ def prove(schedule: Schedule) -> Proof:
     claims = prover.claims(schedule)
     is_clashing = any(claim.claim == CONFLICT_FREE and claim.status is not Status.PROVED for claim in claims)
     claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
-    if schedule.is_mixing or prover.is_certified:
-        certificate = certificate_of(schedule, claims)
+    if schedule.is_mixing or prover.certified is not None:
+        period = schedule.period if prover.certified is None else prover.certified(schedule)
+        certificate = certificate_of(schedule, claims, period=period)
     proof = Proof(schedule.name, claims, essential, certificate, budgets(schedule) if schedule.is_mixing else {})
     if not proof.absent:
         return proof
@@ -165,14 +166,14 @@ class Prover:
     """How a kind is proved: its claims, and those without which a schedule of that kind should not be run.
 
     `of_rules` are essential as well where the groups come from rules, and what `more` says of the schedule.
-    `is_certified`: what it proves is confirmed also where rounds are not fixed.
+    `certified`: what it proves is confirmed also where rounds are not fixed, with so many phases or graphs in the file.
     """
 
     claims: Callable[[Schedule], tuple[Claim, ...]]
     essential: frozenset[str]
     of_rules: frozenset[str] = frozenset()
     more: Callable[[Schedule], frozenset[str]] = lambda _: frozenset()
-    is_certified: bool = False
+    certified: Callable[[Schedule], int] | None = None
 
 
 MEANS = frozenset({DOUBLY, "consensus", "deadlock-free"})
@@ -191,11 +192,19 @@ PROVERS: dict[str, Prover] = {
 
 PROVERS_OF_PROTOCOL: dict[str, Prover] = {
     "gap": Prover(
-        _kept_gap_claims, frozenset({"deadlock-free", "queues"}), more=essential_of_kept_gap, is_certified=True
+        _kept_gap_claims,
+        frozenset({"deadlock-free", "queues"}),
+        more=essential_of_kept_gap,
+        certified=lambda schedule: len(schedule.strategy.graphs),
     ),
-    "quorum": Prover(prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"}), is_certified=True),
+    "quorum": Prover(
+        prove_quorum, frozenset({"deadlock-free", "conservation", "equal-replicas"}), certified=lambda _: 0
+    ),
     "quorum-groups": Prover(
-        prove_quorum_of_groups, MEANS | {"conflict-free", "conservation", "mean-preserved"}, frozenset({"membership"})
+        prove_quorum_of_groups,
+        MEANS | {"conflict-free", "conservation", "mean-preserved"},
+        frozenset({"membership"}),
+        certified=lambda schedule: schedule.phased.period,
     ),
 }
 """The prover where the *when* axis says who waits for whom, by a protocol."""

@@ -2,7 +2,8 @@
 
 Which progress a round takes along is decided while the job runs, so what is proved here besides the schedule's own
 matrices are theorems about the protocol, whose object is explored in small systems (docs/explorer.md). Their
-derivation stands in docs/theory/quorum-groups.md.
+derivation stands in docs/theory/quorum-groups.md. Each has an entry in the certificate; the rules that they rest on,
+and the proofs, stand in `verify/checker/claims/quorum_groups.py`.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ from typing import TYPE_CHECKING
 
 from preduce.topo.strategies.axes import LOCKSTEP
 from preduce.topo.strategies.quorum import Quorum, Start
-from preduce.verify.base import Claim, Status, not_proved
+from preduce.verify.base import Claim, Status, not_proved, proved
 from preduce.verify.conflict_free import prove_conflict_free
 from preduce.verify.consensus import prove_consensus
 from preduce.verify.contraction import prove_contraction
 from preduce.verify.exact_consensus import prove_exact
 from preduce.verify.membership import prove_membership
 from preduce.verify.quorum import EXPLORED
-from preduce.verify.stochastic import DOUBLY, prove_doubly_stochastic
+from preduce.verify.stochastic import DOUBLY, explicit_pairs, prove_doubly_stochastic, rule_pairs
+from preduce.verify.view import rule_view
 
 if TYPE_CHECKING:
     from preduce.topo.schedule import Schedule
 
 OF_SHADOWS = "By a quorum this holds of the workers' shadow models, round by round of each worker."
 """What the claims about matrices speak of."""
+
+METHOD = "groups"
+"""Of the claims about the protocol, which are others than where all workers meet in each round."""
 
 
 def prove_quorum_of_groups(schedule: Schedule) -> tuple[Claim, ...]:
@@ -55,25 +60,36 @@ def prove_quorum_of_groups(schedule: Schedule) -> tuple[Claim, ...]:
         first,
         *(() if membership is None else (membership,)),
         *worded,
-        _rounds_in_order(),
-        _deadlock_free(),
+        _rounds_in_order(schedule.num_workers),
+        _deadlock_free(asked_of(lockstep, quorum)),
         _contributors(quorum),
-        _conservation(),
-        _mean_preserved(stochastic),
+        _conservation(schedule.num_workers),
+        _mean_preserved(stochastic, schedule.num_workers),
         _staleness(quorum),
     )
 
 
-def _rounds_in_order() -> Claim:
+def asked_of(schedule: Schedule, quorum: Quorum) -> list[list[int]]:
+    """[members, how many of them a round waits for] of the groups of all rounds, each different one once, in order.
+
+    The prologue is a group of all. O(blocks) for rules, O(groups) for lists.
+    """
+    rule = rule_view(schedule)
+    pairs = rule_pairs(rule) if rule is not None else explicit_pairs(schedule)
+    sizes = {size for size, _ in pairs} | ({schedule.num_workers} if schedule.prologue else set())
+    return [[size, quorum.needed(size)] for size in sorted(sizes)]
+
+
+def _rounds_in_order(n: int) -> Claim:
     text = (
         "each thread enters the rounds 0, 1, 2, … one after the other, is in one group of each, and is done with a "
         "round when all members of its group have entered it: so every group's round is carried out once, whoever "
         "and however many start it, and members of two groups carry these out in the same order."
     )
-    return Claim("rounds-in-order", Status.PROVED, f"{text} {EXPLORED}")
+    return proved("rounds-in-order", f"{text} {EXPLORED}", method=METHOD, threads=n)
 
 
-def _deadlock_free() -> Claim:
+def _deadlock_free(asked: list[list[int]]) -> Claim:
     text = (
         "suppose that no thread moves, no message is on its way, and every training waits for a result, or has ended; "
         "take the least round in which a worker that goes on waits. It has come for it, as have all members of its "
@@ -83,7 +99,7 @@ def _deadlock_free() -> Claim:
         "and the least of those that are not over starts likewise. A full queue holds nobody up for ever: its worker "
         "takes all results when it next calls, which waits for nobody. Assumed: messages arrive, and nobody dies."
     )
-    return Claim("deadlock-free", Status.PROVED, f"{text} {EXPLORED}")
+    return proved("deadlock-free", f"{text} {EXPLORED}", method=METHOD, needed=asked)
 
 
 def _contributors(quorum: Quorum) -> Claim:
@@ -100,19 +116,19 @@ def _contributors(quorum: Quorum) -> Claim:
         "; where fewer go on, because others have ended, of so many as are left. A worker that a round leaves out "
         "comes to it alone. A member that is in an earlier round is waited for: the quorum of that one is not waived."
     )
-    return Claim("quorum", Status.PROVED, f"{text} {EXPLORED}", {"at_least": least})
+    return proved("quorum", f"{text} {EXPLORED}", {"at_least": least}, method=METHOD, at_least=least)
 
 
-def _conservation() -> Claim:
+def _conservation(n: int) -> Claim:
     text = (
         "what a call publishes is in the snapshot that its worker's thread next takes, and in no other round's as "
         "progress; a worker that ends tells everybody which round has the last of it, the last round of all is the "
         "largest of these, and no round beyond it is ever entered: so all end at the same round, and nothing is left."
     )
-    return Claim("conservation", Status.PROVED, f"{text} {EXPLORED}")
+    return proved("conservation", f"{text} {EXPLORED}", method=METHOD, buffers=n)
 
 
-def _mean_preserved(stochastic: Claim) -> Claim:
+def _mean_preserved(stochastic: Claim, n: int) -> Claim:
     if stochastic.status is not Status.PROVED:
         return not_proved("mean-preserved", f"rests on {stochastic.claim}, which is not proved.")
     text = (
@@ -121,7 +137,7 @@ def _mean_preserved(stochastic: Claim) -> Claim:
         "progress only, for every order of arrival, as the mean of all models does in lockstep. A training applies "
         "each correction once, and when all are applied its model is its shadow."
     )
-    return Claim("mean-preserved", Status.PROVED, f"{text} {EXPLORED}")
+    return proved("mean-preserved", f"{text} {EXPLORED}", shadows=n)
 
 
 def _staleness(quorum: Quorum) -> Claim:
@@ -132,4 +148,4 @@ def _staleness(quorum: Quorum) -> Claim:
         f"{rounds} lie between those whose corrections the parameters have with which a call was computed, and the "
         "round that averages its progress, where lockstep has none."
     )
-    return Claim("staleness", Status.PROVED, f"{text} {EXPLORED}", {"rounds": bound})
+    return proved("staleness", f"{text} {EXPLORED}", {"rounds": bound}, method=METHOD, rounds=bound)

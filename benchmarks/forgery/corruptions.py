@@ -171,10 +171,21 @@ def aimed_tables(draw: random.Random, what: dict[str, Any]) -> None:
             table[name] = value
 
 
+def aimed_quorum(draw: random.Random, quorum: dict[str, Any]) -> None:
+    """Another setting for rounds that a quorum starts; it need not go together."""
+    changes: list[tuple[str, Any]] = [("quorum", draw.choice([2, 3, 4, 5, "solo", "majority"]))]
+    changes += [("staleness", draw.randrange(1, 6)), ("missed", draw.choice(["sum", "latest"])), ("count", "call")]
+    changes += [("divide", "contributors"), ("synchronise_every", 3), ("seed", 1), ("grace", 7)]
+    name, value = draw.choice(changes)
+    quorum[name] = value
+
+
 def aimed_axis(draw: random.Random, strategy: dict[str, Any]) -> bool:
     """Perhaps a change of a value beside the kind; whether there was one."""
     if isinstance(strategy.get("when"), dict) and "gap" in strategy["when"] and draw.random() < 0.5:
         aimed_gap(draw, strategy["when"]["gap"])
+    elif isinstance(strategy.get("when"), dict) and "quorum" in strategy["when"] and draw.random() < 0.5:
+        aimed_quorum(draw, strategy["when"]["quorum"])
     elif "what" in strategy and draw.random() < 0.6:
         aimed_tables(draw, strategy["what"])
     elif draw.random() < 0.2 and strategy["kind"] != "neighbor":

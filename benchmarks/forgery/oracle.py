@@ -21,6 +21,18 @@ JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES
 OF_EVENTS = ("gap", "gap-of-pairs", "skip")
 """Claims that are made of workers that keep a gap, and of nothing else."""
 
+OF_MATRICES = (
+    "conflict-free",
+    "membership",
+    "doubly-stochastic",
+    "unit-sums",
+    "consensus",
+    "contraction",
+    "exact-consensus",
+    "exact-consensus-probable",
+)
+"""What holds of the models that groups average, whoever comes late."""
+
 STEADY = ("disagreement", "drift-worker", "drift-node")
 """Claims whose checks take milliseconds."""
 
@@ -47,8 +59,12 @@ class Truth:
         n, name, rules = len(self.matrices[0]), entry["claim"], self.rules
         if self.overlap:
             return False
-        if self.quorum is not None:
+        if self.quorum is not None and self.raw["strategy"]["kind"] == "allreduce":
             return quorums.is_true(entry, self.quorum, n)
+        if self.quorum is not None and name in quorums.OF_GROUPS:
+            return self.listed is not None and quorums.is_true_of_groups(entry, self.raw, self.listed, self.matrices)
+        if self.quorum is not None and name not in OF_MATRICES:
+            return False
         of_events = entry.get("method") == "events" or name in OF_EVENTS
         if rules is not None and (of_events or kept_gaps.is_lossy(rules.gap)):
             return kept_gaps.is_true(entry, self.raw, rules)

@@ -67,7 +67,7 @@ def search(
         from preduce.planner.imbalance import imbalances
         from preduce.report.quorums import draw_quorums
 
-        draw_quorums(planned, imbalances(job), plot)
+        draw_quorums(planned, imbalances(job, planned.options), plot)
     elif plot is not None:
         draw_front(planned, plot)
     if as_json:

@@ -86,7 +86,7 @@ WhenName = Annotated[
     typer.Option(
         "--when",
         help="Whether a round waits: any, lockstep, late by one round, pipeline (All-Reduce's gradients come late), "
-        "gap (workers go on by themselves, neighbours keep a gap), or quorum (All-Reduce of those that have come).",
+        "gap (workers go on by themselves, neighbours keep a gap), or quorum (rounds of those that have come).",
         autocompletion=members(ANY, *_WHENS),
     ),
 ]

@@ -96,7 +96,8 @@ def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] 
         cluster = replace(job.cluster, hardware=replace(hardware, model_bytes=averaged))
         has_tables = bool(chosen.routes.apart)
         gap = False if has_tables and job.gap is None else job.gap
-        beside = replace(job, cluster=cluster, gap=gap, tables=has_tables)
+        quorum = False if tables and job.quorum is None else job.quorum
+        beside = replace(job, cluster=cluster, gap=gap, quorum=quorum, tables=has_tables)
         planned = plan(beside, progress=progress)
         pick = planned.pick.schedule
         chosen = choose_routes(tables, pick, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)

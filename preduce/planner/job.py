@@ -30,6 +30,8 @@ EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
 """Efforts by name, in nominal seconds: about what one quiet core takes."""
 PIPELINE_WIDTH = Pipeline().width
 """Iterations side by side in a pipeline that the planner weighs."""
+MOST_BY_THE_WAY = 256
+"""Workers for which quorums are weighed where nobody asks for them."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
 """The time limit where only an effort is given: so many seconds, and so many times the effort."""
 
@@ -76,9 +78,9 @@ class Job:
     prediction cannot tell it from something simpler. `gap` asks for neighbours that keep a gap, and
     for nothing else (True) or for none (False); None weighs a few of them where step times differ. `max_queues` is the
     most bytes that their queues may take of a worker. `quorum` asks for rounds that a quorum starts, and for nothing
-    else; without it none is weighed. `tables` says that tables go their own way beside it in every
-    step, so that only schedules whose workers have common steps will do. A `pilot` of the user's own job brings the
-    prices of disagreement, drift and lateness that stand in for the shipped ones.
+    else (True) or for none (False); None weighs a few of them where step times differ. `tables` says that tables go
+    their own way beside it in every step, so that only schedules whose workers have common steps will do. A `pilot` of
+    the user's own job brings the prices of disagreement, drift and lateness that stand in for the shipped ones.
     """
 
     cluster: Cluster
@@ -98,7 +100,7 @@ class Job:
     pilot: Pilot | None = None
     gap: bool | None = None
     max_queues: float | None = None
-    quorum: bool = False
+    quorum: bool | None = None
     tables: bool = False
 
     def __post_init__(self) -> None:
@@ -204,6 +206,16 @@ class Job:
     def sends_layers(self) -> bool:
         """Whether gradients may go layer by layer: where the hardware says which layers there are."""
         return self.hardware.layers is not None
+
+    @property
+    def weighs_quorums(self) -> bool:
+        """Whether quorums are candidates: where they are asked for, or nothing is and the steps of workers differ."""
+        from preduce.planner.slowdown import Slowdown
+
+        if self.quorum is not None:
+            return self.quorum
+        is_open = self.when is None and not self.gap and not self.tables and self.objective is Objective.BALANCED
+        return is_open and self.cluster.num_workers <= MOST_BY_THE_WAY and not Slowdown.of(self).is_even
 
     def delayed(self, when: When) -> float:
         """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""

@@ -55,6 +55,8 @@ class QuorumFacts:
     All-Reduce's; `gradients_per_second` is of all. `age` is the mean of their lateness in rounds, `delay` the same in
     whole steps, of as many gradients as there are workers; `bound` the most rounds that are proved. `least_share` is
     what the least heard worker brings, where an even share is 1; `memory_bytes` what a worker keeps beside parameters.
+    `of` names the schedule whose groups start so, where not all workers are one group: then progress is averaged, and
+    `gradients` are steps.
     """
 
     words: str
@@ -66,12 +68,14 @@ class QuorumFacts:
     bound: int
     least_share: float
     memory_bytes: float
+    of: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an option's JSON; null where nothing takes time."""
         rate = self.gradients_per_second
         return {
             "setting": self.words,
+            **({"of": self.of} if self.of else {}),
             "mean_active": self.active,
             "gradients_per_round": self.gradients,
             "gradients_per_second": rate if math.isfinite(rate) else None,
@@ -168,20 +172,23 @@ class Option:
         """The relative error of `stretch` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""
         if self.lateness is Lateness.PIPELINE:
             return self.model.delay_error
-        if self.quorum:
+        if self.quorum and not self.quorum.of:
             return self.model.delay_error * min(1.0, self.quorum.delay)
         if self.schedule.strategy.averages_gradients:
             return 0.0
-        return self.model.error(data, late=self.late)
+        return self.model.error(data, late=self.late or self.quorum is not None)
 
     @property
     def basis(self) -> str:
         """Whose errors `stretch_error` is, as the subject of a sentence."""
-        return "measured pipelines" if self.lateness is Lateness.PIPELINE or self.quorum else self.model.basis
+        of_gradients = self.quorum is not None and not self.quorum.of
+        return "measured pipelines" if self.lateness is Lateness.PIPELINE or of_gradients else self.model.basis
 
     @property
     def num_phases(self) -> int:
-        """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum all workers."""
+        """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum of all 1, these."""
+        if self.quorum and self.quorum.of:
+            return self.schedule.phased.num_distinct_phases(self.schedule.cluster)
         return 1 if self.gap or self.quorum else self.schedule.num_distinct_phases()
 
     @property

@@ -53,9 +53,16 @@ def permitted(options: Sequence[Option], job: Job) -> list[Option]:
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
-        able = [option for option in options if option.lateness in job.whens and (not job.gap or option.gap)]
+        able = [option for option in options if _waits_as(option, job) and (not job.gap or option.gap)]
     able = [option for option in able if _held(option) <= most_queues(job)]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
+
+
+def _waits_as(option: Option, job: Job) -> bool:
+    """Whether what comes late may, in an option that is one kind among others."""
+    if option.quorum:
+        return job.quorum is None and job.when is None
+    return option.lateness in job.whens
 
 
 def _held(option: Option) -> float:
@@ -167,7 +174,7 @@ def _sure(chosen: Option, against: Gain) -> str:
 def _phases(option: Option) -> str:
     if option.is_plain:
         return "one group of all workers"
-    if option.quorum:
+    if option.quorum and not option.quorum.of:
         return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
     if option.gap:
         return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"
@@ -210,7 +217,7 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
         options = [option for option in options if option.quorum]
         least = min((option.quorum.memory_bytes for option in options if option.quorum), default=None)
         if least is None:
-            return "a quorum takes 3 workers, or 2 under solo and majority; leave out --when quorum"
+            return "no quorum was found within the limits; raise --max-group or --period, or leave out --when quorum"
         if least > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {least:.0f}; raise it"
     if job.gap:

@@ -13,6 +13,7 @@ from preduce.planner.competitors import competitors
 from preduce.planner.front import baselines, front
 from preduce.planner.gap_words import gap_cautions, gap_reasons
 from preduce.planner.gaps import gap_options
+from preduce.planner.group_quorums import group_quorum_options
 from preduce.planner.limits import within_limits
 from preduce.planner.measuring import Label
 from preduce.planner.payoff import late_and_small
@@ -49,6 +50,9 @@ RULES_SHARE = 0.5
 
 GAP_SHARE = 0.15
 """Of the time, for neighbours that keep a gap, where they are one kind among others."""
+
+QUORUM_SHARE = 0.15
+"""Of the time, for quorums, where they are one kind among others."""
 
 MEASURE_SHARE = 0.2
 """Of the time, kept at the most for measuring what the search found."""
@@ -147,10 +151,10 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     )
     not_run: list[str] = []
     keeping = _keeping_a_gap(job, clock, not_run, say)
-    keeping += _by_quorum(job, clock, not_run, say)
     searched = NOT_SEARCHED if job.gap or job.quorum else _search(job, clock, options, say)
-    options += keeping
     unmeasured = _measure(searched, job, clock, options)
+    not_started: list[str] = []
+    options += [*keeping, *_by_quorum(job, clock, options, not_started, say)]
     if job.tables:
         options = [option for option in options if not option.schedule.strategy.refuses_tables()]
     rounds = _exact(job, options) if job.objective is Objective.EXACT else None
@@ -175,7 +179,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
             *cautions(chosen, job, answer.ended),
             *quorum_cautions(chosen, job),
             *gap_cautions(chosen, job),
-            *_unmeasured(left_out, not_run, unmeasured, "quorums" if job.quorum else "graphs and settings of a gap"),
+            *_unmeasured(left_out, not_run, not_started, unmeasured),
         ],
         front=kept if any(option is chosen for option in kept) else sorted([*kept, chosen], key=_by_communication),
         baselines=baselines(options),
@@ -196,12 +200,20 @@ def _keeping_a_gap(job: Job, clock: Clock, left_out: list[str], say: Callable[[s
     return gap_options(job, clock, until, left_out.append)
 
 
-def _by_quorum(job: Job, clock: Clock, left_out: list[str], say: Callable[[str], None]) -> list[Option]:
-    """Rounds that a quorum starts, where these are asked for; all of the time but the proof's is theirs."""
-    if not job.quorum:
+def _by_quorum(
+    job: Job, clock: Clock, known: list[Option], left_out: list[str], say: Callable[[str], None]
+) -> list[Option]:
+    """Rounds and groups that a quorum starts, in what is left of the time but for the proof.
+
+    Where nothing else is asked for groups are those of the catalogue, else those of what is `known`.
+    """
+    if not job.weighs_quorums:
         return []
+    until = clock.limit - _for_proof(clock)
     say("letting quorums start rounds in virtual time")
-    return quorum_options(job, clock, clock.limit - _for_proof(clock), left_out.append)
+    options = quorum_options(job, clock, until, left_out.append)
+    say("letting quorums start groups in virtual time")
+    return options + group_quorum_options(job, clock, until, left_out.append, known=() if job.quorum else known)
 
 
 def load_searchers() -> None:
@@ -217,7 +229,7 @@ def _search(job: Job, clock: Clock, options: list[Option], say: Callable[[str], 
     from preduce.schedulers.synthesis.front import MAX_REPORTED, search
 
     each = SETTINGS * clock.position() / max(1, len(options))
-    kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each) + _for_proof(clock)
+    kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each) + _for_proof(clock) + _for_quorums(job, clock)
     # The search is in lockstep; of late ones it takes the phases.
     spoken = (timed(option.schedule, LOCKSTEP, option.pace) for option in front(options))
     hints = tuple({hint.strategy: hint for hint in spoken}.values())
@@ -228,19 +240,24 @@ def _for_proof(clock: Clock) -> float:
     return min(PROOF_SHARE * clock.limit, PROOF_SECONDS)
 
 
+def _for_quorums(job: Job, clock: Clock) -> float:
+    """What the search and its figures leave to quorums."""
+    return QUORUM_SHARE * clock.limit if job.weighs_quorums else 0.0
+
+
 def _measure(searched: Front, job: Job, clock: Clock, options: list[Option]) -> int:
     """Add what the search found to the options, the best first; how many there was no time for."""
-    found = _asked_first(searched)
+    found, kept = _asked_first(searched), _for_quorums(job, clock)
     for index, candidate in enumerate(found):
-        if not _fits(candidate.schedule, job, clock) and index:
+        if not _fits(candidate.schedule, job, clock, kept=kept) and index:
             return len(found) - index
         options += options_of(candidate, job)
     return 0
 
 
-def _fits(schedule: Schedule, job: Job, clock: Clock) -> bool:
-    """Whether there is time for the figures of a schedule before the proof; it is counted as spent."""
-    return payer(clock, clock.limit - _for_proof(clock))(work_of(schedule, job, SETTINGS))
+def _fits(schedule: Schedule, job: Job, clock: Clock, *, kept: float = 0.0) -> bool:
+    """Whether there is time for the figures of a schedule before the proof and what is kept; it is counted as spent."""
+    return payer(clock, clock.limit - _for_proof(clock) - kept)(work_of(schedule, job, SETTINGS))
 
 
 def _pick(options: list[Option], job: Job, searched: Front, clock: Clock, rounds: ExactAnswer | None) -> Option:
@@ -269,12 +286,13 @@ def _asked_first(answer: Front) -> list[Candidate]:
     return rest if answer.best is None else [answer.best, *rest]
 
 
-def _unmeasured(names: list[str], not_run: list[str], found: int, what: str) -> list[str]:
+def _unmeasured(names: list[str], not_run: list[str], not_started: list[str], found: int) -> list[str]:
     said = []
     if names:
         said.append(f"the time did not reach {len(names)} catalogue entries ({', '.join(names)}); more of it does")
-    if not_run:
-        said.append(f"the time did not reach {len(not_run)} {what} ({'; '.join(not_run)})")
+    for missed, what in ((not_run, "graphs and settings of a gap"), (not_started, "quorums")):
+        if missed:
+            said.append(f"the time did not reach {len(missed)} {what} ({'; '.join(missed)})")
     if found:
         said.append(f"the time did not reach the figures of {found} schedules that the search found")
     return said

@@ -9,12 +9,13 @@ are workers, that they are late on average. It was measured for pipelines, where
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.planner.limits import within_limits
 from preduce.planner.measuring import measure
 from preduce.planner.option import QuorumFacts
 from preduce.planner.slowdown import Slowdown
@@ -50,7 +51,11 @@ PER_MESSAGE = 1.7e-5
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run in virtual time: seconds of a round, their relative error, waiting, bytes, and what was in the rounds."""
+    """One run in virtual time: seconds of a round, their relative error, waiting, bytes, and what was in the rounds.
+
+    `calls` (num_rounds, num_workers) is how many each worker had in every round, the first ones as well, and `oldest`
+    the most rounds that any was late.
+    """
 
     seconds: float
     error: float
@@ -60,6 +65,8 @@ class Run:
     gradients: float
     age: float
     least_share: float
+    oldest: int
+    calls: npt.NDArray[np.int64] = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +78,25 @@ class Costs:
 
 
 def quorum_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], None]) -> list[Option]:
-    """All-Reduce under a few quorums, each run in virtual time; none where the job does not ask for them.
+    """All-Reduce under a few quorums, each run in virtual time; none where the job does not weigh them, or All-Reduce.
 
-    The names of those that the time did not reach go to `left_out`; one is measured in any case.
+    The names of those that the time did not reach go to `left_out`; one is measured in any case if nothing else is
+    asked for.
     """
-    if not job.quorum:
+    if not job.weighs_quorums:
         return []
     base, pay = all_reduce(job), payer(clock, until)
+    if not within_limits(base.schedule, job.limits):
+        return []
     seconds = sampled(job.compute_times(), job.cluster.num_workers, seed=job.seed)
     costs = costs_of(base, job)
     count, options = job.cluster.num_workers, []
     runs = [(one, rounds_of(seconds, one, costs)) for one in settings(job, seconds, costs)]
     cheapest = min(runs, key=lambda one: work_of_run(one[0], count, one[1]))
-    affordable = [one for one in runs if pay(work_of_run(one[0], count, one[1]))] or [cheapest]
+    affordable = [one for one in runs if pay(work_of_run(one[0], count, one[1]))] or [cheapest] * bool(job.quorum)
     for setting, rounds in runs:
         if (setting, rounds) in affordable:
-            options.append(_option(base, setting, job, run(base, setting, job, job.compute_times(), rounds)))
+            options.append(_option(base, setting, job, run(by(base, setting), job, job.compute_times(), rounds)))
         else:
             left_out(words_of(setting, count))
     return options
@@ -115,13 +125,17 @@ def settings(job: Job, seconds: npt.NDArray[np.float64], costs: Costs) -> list[Q
 
 
 def _queue(setting: Quorum, job: Job, seconds: npt.NDArray[np.float64], costs: Costs) -> int:
-    period = balance(seconds, setting, word=costs.word, sum_seconds=costs.sum_seconds).seconds
-    longest = float(np.quantile(seconds, 1 - 1 / (4 * seconds.shape[1])))  # of which each worker has one in 4n
-    wanted = min(MOST_LATE, ceil(longest / period) + 1) if period else 1
+    wanted = queue_for(seconds, balance(seconds, setting, word=costs.word, sum_seconds=costs.sum_seconds).seconds)
     if job.max_queues is not None:
         while wanted > 1 and _memory(replace(setting, staleness=wanted), job) > job.max_queues:
             wanted -= 1
     return max(1, wanted)
+
+
+def queue_for(seconds: npt.NDArray[np.float64], period: float) -> int:
+    """Results that come during the longest of such calls (samples, num_workers), rounds taking `period` each."""
+    longest = float(np.quantile(seconds, 1 - 1 / (4 * seconds.shape[1])))  # of which each worker has one in 4n
+    return min(MOST_LATE, ceil(longest / period) + 1) if period else 1
 
 
 def _memory(setting: Quorum, job: Job) -> float:
@@ -142,7 +156,11 @@ def words_of(setting: Quorum, num_workers: int) -> str:
 
 def rounds_of(seconds: npt.NDArray[np.float64], setting: Quorum, costs: Costs) -> int:
     """Rounds of a run in which the slowest worker has some steps."""
-    period = balance(seconds, setting, word=costs.word, sum_seconds=costs.sum_seconds).seconds
+    return rounds_for(seconds, balance(seconds, setting, word=costs.word, sum_seconds=costs.sum_seconds).seconds)
+
+
+def rounds_for(seconds: npt.NDArray[np.float64], period: float) -> int:
+    """The same where rounds take `period` each."""
     wanted = SLOW_STEPS * float(seconds.mean(axis=0).max()) / period if period else 0.0
     return int(min(MOST_ROUNDS, max(LEAST_ROUNDS, wanted)))
 
@@ -153,12 +171,19 @@ def work_of_run(setting: Quorum, num_workers: int, num_rounds: int) -> float:
     return PER_MESSAGE * num_rounds * (messages + 4 * num_workers)
 
 
-def run(base: Option, setting: Quorum, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
+def by(base: Option, setting: Quorum) -> Option:
+    """The same schedule under a quorum, before anything is known of it."""
+    strategy = replace(base.schedule.strategy, when=setting)
+    return replace(base, schedule=replace(base.schedule, strategy=strategy, certificate=None))
+
+
+def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
     """One run in virtual time."""
     from preduce.runtime.virtual_time.simulate import simulate
 
-    schedule = replace(base.schedule, strategy=replace(base.schedule.strategy, when=setting), certificate=None)
-    timeline = simulate(schedule, job.hardware, compute=times, num_rounds=num_rounds, seed=job.seed, form=base.form)
+    timeline = simulate(
+        option.schedule, job.hardware, compute=times, num_rounds=num_rounds, seed=job.seed, form=option.form
+    )
     observed = timeline.observed
     assert observed is not None, "a run under a quorum is observed"
     record = observed.quorum
@@ -177,6 +202,8 @@ def run(base: Option, setting: Quorum, job: Job, times: ComputeTimes, num_rounds
         gradients=float(kept.sum()) / len(kept),
         age=float(record.ages[counted].mean()),
         least_share=float(kept.sum(axis=0).min() / kept.sum() * kept.shape[1]),
+        oldest=int(record.ages.max()),
+        calls=record.gradients,
     )
 
 

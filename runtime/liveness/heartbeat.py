@@ -30,6 +30,10 @@ BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
 """A worker that gave up says why within this time, which is a little longer than it takes to find out."""
 UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
+TOGETHER = (
+    "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
+    "== 0`; or " + UNEQUAL
+)
 MET = (
     "with a quorum all come to mean_model(), a checkpoint or a load after the same number of step() calls, and load a "
     "state of one such place; where the workers' data lengths differ, meet in finish() or at the end of `join()` alone"
@@ -49,6 +53,8 @@ class Heartbeat:
         self._closed, self._lifelines = closed_notes(store, key), lifelines
         self.unequal = UNEQUAL
         """Why workers end after different numbers of rounds, and the way out."""
+        self._together = ""
+        """What this worker does that is no round, and all have to do; empty in rounds."""
         self._doing = "has not started a round"
         self._waits: tuple[int, ...] = ()
         self._changes = 0
@@ -163,6 +169,18 @@ class Heartbeat:
             return counted is not None and int(counted) >= self._exchanges
         return None
 
+    @contextlib.contextmanager
+    def together(self, advice: str) -> Iterator[None]:
+        """Around what all workers do together beside the rounds: who has ended is missing here for `advice`'s reason.
+
+        Without it such a worker would be said to have had less data.
+        """
+        self._together = advice
+        try:
+            yield
+        finally:
+            self._together = ""
+
     def read(self, kind: str, rank: int) -> str | None:
         """Another worker's note, if it left one."""
         return self._get(self._notes, f"{kind}/{rank}")
@@ -202,7 +220,7 @@ class Heartbeat:
                 continue
             been = self._has_been_here(rank)
             if int(ended) <= round_ if been is None else not been:
-                return f"worker {rank} finished after {ended} rounds: {self.unequal}"
+                return f"worker {rank} finished after {ended} rounds: {self._together or self.unequal}"
         for rank in others:
             if (closed := self._get(self._closed, str(rank))) is not None and self.read("failed", rank) is None:
                 return f"worker {rank} {closed}"
@@ -219,7 +237,7 @@ class Heartbeat:
             if noted is not None:
                 number, reached, what, advice = json.loads(noted)
                 if number > self._gatherings and reached <= round_ and not self._has_been_here(rank):
-                    return f"worker {rank} waits for all in {what} after {reached} rounds: {advice}"
+                    return f"worker {rank} waits for all in {what} after {reached} rounds: {self._together or advice}"
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:

@@ -23,6 +23,7 @@ from .claims import (
     memory,
     queues,
     quorum,
+    quorum_groups,
     rounds,
     spectral_gap,
     staleness,
@@ -44,9 +45,10 @@ FORMAT = "preduce.certificate"
 class Claim(NamedTuple):
     """The check of one kind of claim, and the members that its entry must, or may, have.
 
-    `of_events`: it speaks about workers that keep a gap, and about nothing else; `of_quorum`: likewise about rounds
-    that a quorum starts. `of_rounds`: it speaks about rounds in which all meet. `of_any`: it needs no matrix that is
-    known before the job runs, as all others do.
+    `of_events`: it speaks about workers that keep a gap, and about nothing else; `of_quorum`: likewise about rounds of
+    all that a quorum starts, and `of_quorum_groups` about groups that one starts. `of_matrices`: it speaks about what
+    the matrices of a period do, one after the other, at whatever times. `of_rounds`: it speaks about rounds in which
+    all meet. `of_any`: it needs no matrix that is known before the job runs, as all others do.
     """
 
     check: Callable[[Schedule, dict[str, Any], str], None]
@@ -55,12 +57,16 @@ class Claim(NamedTuple):
     of_events: bool = False
     of_rounds: bool = False
     of_quorum: bool = False
+    of_quorum_groups: bool = False
+    of_matrices: bool = False
     of_any: bool = False
 
     def fits(self, schedule: Schedule) -> bool:
         """Whether it can be claimed of a schedule at all."""
-        if schedule.quorum is not None or self.of_quorum:
-            return schedule.quorum is not None and self.of_quorum
+        if schedule.quorum is not None:
+            return (self.of_matrices or self.of_quorum_groups) if schedule.phases else self.of_quorum
+        if self.of_quorum or self.of_quorum_groups:
+            return False
         if schedule.gap is None:
             return not self.of_events
         return not self.of_rounds and (self.of_events or self.of_any or schedule.has_matrices)
@@ -70,15 +76,15 @@ DRIFT_MEMBERS = ("at_most", "squared", "bits", "state")
 GAP_MEMBERS = ("at_least", "less_than", "measure")
 
 CLAIMS: dict[str, Claim] = {
-    "conflict-free": Claim(conflict_free.check, ("phases",)),
-    "membership": Claim(membership.check, ("digits", "across", "steps", "answers")),
-    "doubly-stochastic": Claim(stochastic.check_doubly_stochastic, ("smallest_weight",)),
-    "unit-sums": Claim(stochastic.check_unit_sums, ("smallest_weight",)),
-    "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
+    "conflict-free": Claim(conflict_free.check, ("phases",), of_matrices=True),
+    "membership": Claim(membership.check, ("digits", "across", "steps", "answers"), of_matrices=True),
+    "doubly-stochastic": Claim(stochastic.check_doubly_stochastic, ("smallest_weight",), of_matrices=True),
+    "unit-sums": Claim(stochastic.check_unit_sums, ("smallest_weight",), of_matrices=True),
+    "consensus/trees": Claim(consensus.check_by_trees, ("trees",), of_matrices=True),
     "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), of_any=True),
     "consensus/degrees": Claim(without_backup.check_by_degrees, (), of_events=True),
     "consensus/search": Claim(without_backup.check_by_search, (), of_events=True),
-    "consensus/power": Claim(consensus.check_by_power, ("periods", "squared", "classes", "pivots")),
+    "consensus/power": Claim(consensus.check_by_power, ("periods", "squared", "classes", "pivots"), of_matrices=True),
     "deadlock-free": Claim(deadlock_free.check, ("ticks", "height", "prologue"), of_rounds=True),
     "deadlock-free/events": Claim(apart.check_live, ("ticks",), of_events=True),
     "deadlock-free/quorum": Claim(quorum.check_live, ("needed",), of_quorum=True),
@@ -87,17 +93,27 @@ CLAIMS: dict[str, Claim] = {
     "conservation": Claim(quorum.check_conservation, ("buffers",), of_quorum=True),
     "staleness/quorum": Claim(quorum.check_staleness, ("rounds",), of_quorum=True),
     "equal-replicas/quorum": Claim(quorum.check_equal_replicas, ("of", "every"), of_quorum=True),
+    "rounds-in-order/groups": Claim(quorum_groups.check_rounds, ("threads",), of_quorum_groups=True),
+    "deadlock-free/groups": Claim(quorum_groups.check_live, ("needed",), of_quorum_groups=True),
+    "quorum/groups": Claim(quorum_groups.check_contributors, ("at_least",), of_quorum_groups=True),
+    "conservation/groups": Claim(quorum_groups.check_conservation, ("buffers",), of_quorum_groups=True),
+    "mean-preserved": Claim(quorum_groups.check_mean, ("shadows",), of_quorum_groups=True),
+    "staleness/groups": Claim(quorum_groups.check_staleness, ("rounds",), of_quorum_groups=True),
     "end": Claim(end.check, ("steps", "behind")),
-    "contraction/pivots": Claim(contraction.check_by_pivots, ("squared", "classes", "pivots", "operator")),
-    "contraction/factor": Claim(contraction.check_by_factor, ("squared", "operator")),
-    "contraction/norms": Claim(contraction.check_by_norms, ("squared", "one", "infinity", "operator")),
+    "contraction/pivots": Claim(
+        contraction.check_by_pivots, ("squared", "classes", "pivots", "operator"), of_matrices=True
+    ),
+    "contraction/factor": Claim(contraction.check_by_factor, ("squared", "operator"), of_matrices=True),
+    "contraction/norms": Claim(
+        contraction.check_by_norms, ("squared", "one", "infinity", "operator"), of_matrices=True
+    ),
     "limit": Claim(limit.check, ("weights", "error", "rate", "form", "floor")),
     "disagreement": Claim(disagreement.check, ("at_most", "bits", "covariance")),
     "drift-worker": Claim(drift.check, DRIFT_MEMBERS),
     "drift-node": Claim(drift.check, DRIFT_MEMBERS),
-    "exact-consensus/product": Claim(exact_consensus.check_by_product, ("classes",)),
-    "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
-    "exact-consensus-probable": Claim(exact_consensus.check_probable, ("trials",)),
+    "exact-consensus/product": Claim(exact_consensus.check_by_product, ("classes",), of_matrices=True),
+    "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels"), of_matrices=True),
+    "exact-consensus-probable": Claim(exact_consensus.check_probable, ("trials",), of_matrices=True),
     "rounds": Claim(rounds.check, ("group", "bound", "at_least", "prime")),
     "staleness": Claim(staleness.check, ("late", "steps", "reach", "age", "age_steps")),
     "lag": Claim(lag.check, ("lag", "warm_up", "idle", "in_flight", "left_out")),
@@ -152,7 +168,7 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
         place = f"{place} ({name[:60]})"
         is_known = "/" not in claim and name in CLAIMS and claim not in proved
         require(is_known, place, "is unknown or repeated")
-        has_ground = proved or schedule.form == "graph" or schedule.quorum is not None or name == "conflict-free"
+        has_ground = proved or not schedule.phases or name == "conflict-free"
         confirm(has_ground, place, name, "conflict-free, on which all else rests")
         fits = CLAIMS[name].fits(schedule)
         confirm(fits, place, name, f"a claim about {schedule.kept}")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .axes import HOW, read_how, read_when
 from .kept_gap import event_graph, require_own_weights
+from .quorum import require_in_groups
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text
 from .tables import Tables, read_what
@@ -73,12 +74,12 @@ class Edge(NamedTuple):
 class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
 
-    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` starts
-    rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is 0
-    where nodes are unequal. `paces` holds one number, or one a worker. Where it `averages_gradients` these come late in
-    a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round late where `is_late`. `nodes` are the
-    nodes as the file lists them, empty where it says only that each has `node_size` workers, in the order of ranks.
-    `gap` is what workers keep that go on by themselves, None in rounds. `tables` go their own way in each step.
+    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` of all
+    starts rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
+    0 where nodes are unequal. `paces` holds one number, or one a worker. Where it `averages_gradients` these come late
+    in a `pipeline` (empty in lockstep); elsewhere parameters are averaged, a round late where `is_late`. `nodes` are
+    the nodes as the file lists them, empty where it says only that each has `node_size` workers, in the order of
+    ranks. `gap` is what workers keep that go on by themselves, None in rounds. `tables` go their own way in each step.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -110,7 +111,7 @@ class Schedule:
     def kept(self) -> str:
         """What claims may speak about."""
         if self.quorum is not None:
-            return "rounds that a quorum starts"
+            return "groups that a quorum starts" if self.phases else "rounds that a quorum starts"
         return "workers that keep such a gap" if self.gap is not None else "rounds"
 
     @cached_property
@@ -216,7 +217,10 @@ def read_schedule(document: object) -> Schedule:
     parts = _read_strategy(raw["strategy"], cluster)
     options = _read_options(raw["strategy"], cluster)
     if options.quorum is not None:
-        parts["phases"] = []  # what a round sums is decided as the job runs
+        if raw["strategy"]["kind"] == "allreduce":
+            parts["phases"] = []  # what a round sums is decided as the job runs
+        else:
+            require_in_groups(raw["strategy"], options.quorum, parts["phases"], parts.get("radices", []))
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     schedule = Schedule(
         num_workers=cluster.num_workers,
@@ -306,7 +310,8 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> _Options:
     as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
     is_late, pipeline, gap, quorum = read_when(raw, cluster.num_workers)
     averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late
-    require(averages_gradients or not (pipeline or quorum), "strategy.when", "goes with allreduce at pace 1")
+    fits = averages_gradients or not (pipeline or (quorum and raw["kind"] != "static"))
+    require(fits, "strategy.when", "goes with allreduce at pace 1, a quorum with static as well")
     how = read_how(raw, averages_gradients=averages_gradients)
     is_whole = how["codec"] == "none" and how["sending"] == "whole"
     require(quorum is None or is_whole, "strategy.how", "what a quorum sums goes as it is, when it is whole")

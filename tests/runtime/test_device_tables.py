@@ -1,0 +1,177 @@
+"""Tables of their own route on a pretended device: rows and their numbers go over the host, everything else stays."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import preduce
+from benchmarks.gpu import table_cells
+from benchmarks.gpu.cells import RANKS, run_cell
+from benchmarks.gpu.simulated import Fault, Shared, run_ranks
+from benchmarks.gpu.table_cells import TABLE_CELLS, compare, prepare
+from preduce.runtime.sharding import found, staging, tables
+from preduce.runtime.sharding.columns import Part
+from preduce.runtime.sharding.staging import Staging
+from preduce.runtime.sharding.table import Table
+from preduce.runtime.transport.streams import streams_of
+from preduce.topo.errors import InputError, PeerLostError
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+BY_NAME = {cell.name: cell for cell in TABLE_CELLS}
+LATE = 0.02
+SPARSE, AGGREGATED = BY_NAME["sharded, sparse SGD"], BY_NAME["sharded, Adam, aggregated, weighted bags, int8"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("cell", TABLE_CELLS, ids=lambda cell: cell.name)
+def test_a_device_that_is_late_changes_no_bit_of_rows_and_states(cell):
+    place = ("fill", "commit", "sum")[TABLE_CELLS.index(cell) % 3]
+    assert compare(cell, "pretended", place=place, seconds=LATE) == 0
+
+
+def test_without_waiting_for_copies_other_rows_are_asked_for_and_sent(monkeypatch):
+    monkeypatch.setattr(staging, "await_mark", lambda _: None)
+    assert compare(AGGREGATED, "pretended", place="fill", seconds=LATE) > 1e-3
+
+
+def test_without_waiting_for_gradients_owners_get_others(monkeypatch):
+    def taken(table):
+        brought, table.pending = table.pending, []
+        return Part(brought[0][0], brought[0][1].values) if brought else None
+
+    monkeypatch.setattr(Table, "taken", taken)
+    assert compare(SPARSE, "pretended", place="fill", seconds=LATE) > 1e-3
+
+
+def test_rows_that_stay_on_the_host_are_refused_as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(Staging, "to_device", lambda _staging, values, _device: values)
+    with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
+        compare(SPARSE, "pretended")
+
+
+def test_a_sum_that_never_ends_is_noticed_though_hosts_wait_for_rows_behind_it():
+    def act(cell, world, prepared):
+        try:
+            table_cells.train(cell, prepared, world.pretended.device, world)
+        except PeerLostError as error:
+            return {"said": str(error)}
+        return {"said": ""}
+
+    fault = Fault("never complete", 1)
+    results = run_cell(SPARSE, "pretended", fault=fault, timeout=1, prepare=prepare, action=act)
+    assert all("round 1" in result["said"] and "did not finish on the device" in result["said"] for result in results)
+
+
+def test_checkpoints_and_state_dicts_hold_the_rows_of_a_device_and_deal_them_out_anew(tmp_path):
+    def act(cell, world, prepared):
+        model, optimizer = table_cells.wrapped(cell, prepared[0], world.pretended.device, world)
+        inner, tables = optimizer.optimizer, [model.words.weight, model.bag.weight]
+        words, bags, targets = prepared[1][0]
+        torch.nn.functional.mse_loss(model(words, bags), targets).backward()
+        optimizer.step()
+        preduce.save_checkpoint(optimizer, tmp_path / "checkpoint")
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        world.pretended.settle()  # which torch.save does itself, of a device that it knows
+        if world.rank == 0:
+            torch.save(state, tmp_path / "state.pt")
+        model.state_dict()  # all do it together, so that the others find the file
+
+        def load_state_dicts():
+            with ThreadPoolExecutor(1) as beside:  # the pretended device knows nothing of files
+                loaded = beside.submit(torch.load, tmp_path / "state.pt", weights_only=True, mmap=True).result()
+            model.load_state_dict(loaded["model"])
+            optimizer.load_state_dict(loaded["optimizer"])
+
+        live = [*tables, *(inner.state[table]["exp_avg"] for table in tables)]
+        saved, same = [array.detach().clone() for array in live], []
+        for load in (
+            load_state_dicts,
+            lambda: preduce.load_checkpoint(optimizer, tmp_path / "checkpoint"),
+            lambda: preduce.load_checkpoint(optimizer, tmp_path / "checkpoint", other_run=True),
+        ):
+            with torch.no_grad():
+                for array in live:
+                    array.zero_()
+            load()
+            live[2:] = [inner.state[table]["exp_avg"] for table in tables]
+            same.append([torch.equal(a, b) and bool(a.any()) for a, b in zip(live, saved, strict=True)])
+        return {"same": same}
+
+    results = run_cell(AGGREGATED, "pretended", place="fill", seconds=LATE / 4, prepare=prepare, action=act)
+    assert [result["same"] for result in results] == [[[True] * 4] * 3] * RANKS
+
+
+class ToDevice(torch.autograd.Function):
+    """What `.to(device)` is between two memories; both are the CPU's here."""
+
+    @staticmethod
+    def forward(ctx, rows, world):
+        ctx.world = world
+        return world.streams(rows.device).stage(rows, rows.device)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Staging(ctx.world.streams).to_host(gradient), None
+
+
+def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_without_one(monkeypatch):
+    cell = table_cells.TableCell("mixed", clip=0.02)
+    monkeypatch.setattr(tables, "Staging", lambda _streams: Staging(streams_of))  # the tables' device is the host
+
+    def train(world):
+        device, (model, batches) = world.pretended, prepared[world.rank]
+        is_ahead = world.streams(device.device).runs_ahead
+        if is_ahead:
+            device.note_host([model.words.weight, model.bag.weight, [batch[:2] for batch in batches]])
+        model, optimizer = table_cells.wrapped(cell, model, device.device, world)
+        for words, bags, targets in batches:
+            optimizer.zero_grad()
+            pooled = model.bag(bags.view(-1), torch.arange(0, bags.numel(), bags.shape[1]))
+            both = torch.cat([model.words(words).sum(1), pooled], dim=1)
+            outputs = model.last(ToDevice.apply(both, world) if is_ahead else both)
+            torch.nn.functional.mse_loss(outputs.squeeze(1), targets).backward()
+            preduce.clip_grad_norm_(model.parameters(), cell.clip)
+            optimizer.step()
+        optimizer.finish()
+        device.settle()
+        values = [parameter.detach().clone() for parameter in model.parameters()]
+        device.settle()
+        return values
+
+    ended = []
+    for kind in ("plain", "pretended"):
+        prepared = [prepare(cell, rank) for rank in range(RANKS)]
+        ended.append(run_ranks(kind, RANKS, train, Shared()))
+    for mine, theirs in zip(*ended, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
+
+
+def test_a_table_on_a_device_of_another_kind_is_refused(monkeypatch):
+    monkeypatch.setattr(found, "DEVICES", ("cuda",))
+    model = prepare(SPARSE, 0)[0]
+    with pytest.raises(
+        InputError, match=r"parameter 'words.weight': lies on cpu; rows of tables travel from the CPU and"
+    ):
+        preduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, SPARSE.schedule, world=object())
+
+
+def test_indices_on_another_device_than_the_table_are_named_by_all(ranks):
+    cell = table_cells.TableCell("indices elsewhere")
+
+    def act(world):
+        model, batches = prepare(cell, world.rank)
+        model, _ = table_cells.wrapped(cell, model, torch.device("cpu"), world)
+        words = batches[0][0].to("meta" if world.rank == 2 else "cpu")
+        model.words(words)
+
+    said = ranks.run(4, act, catch=InputError)
+    line = "lies on cpu and is looked up with indices on meta; look up with indices.to('cpu')"
+    assert {str(error) for error in said} == {f"worker 2: parameter 'words.weight': {line}"}

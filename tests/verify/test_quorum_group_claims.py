@@ -1,0 +1,146 @@
+"""Claims about groups that a quorum starts: prover, checker and the played rules agree; nothing else is accepted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.forgery import oracle, quorums
+from benchmarks.forgery.attempt import certified, objection
+from benchmarks.forgery.dense import dense
+from benchmarks.forgery.schedules import SCHEDULES, explicit, in_nodes_then_all
+from preduce.topo.document.canonical import schedule_sha256
+from preduce.topo.document.schedule import dump_schedule, parse_schedule
+from preduce.topo.errors import PreduceError
+from preduce.topo.strategies import Lockstep, Quorum
+from preduce.topo.strategies.base import Averaging
+from preduce.verify import Status, checker, prove
+
+NUMBERS = ("threads", "at_least", "buffers", "shadows", "rounds")
+SETTINGS = [
+    {"quorum": start, "staleness": late, **more}
+    for start, late, more in itertools.product(
+        ("solo", "majority", 2, 3, 4),
+        (1, 9),
+        ({}, {"missed": "sum"}, {"missed": "latest"}, {"count": "call"}, {"divide": "contributors"}, {"grace": 3}),
+    )
+]
+KINDS = ["quorum-groups", "quorum-groups-exact", "quorum-groups-relaxed"]
+
+
+def written(members, **strategy):
+    """The document of a setting for nodes and then all, with every member spelt out."""
+    raw = dump_schedule(in_nodes_then_all(Quorum(quorum="solo")))
+    raw["strategy"] |= {"when": {"quorum": dict(members)}, **strategy}
+    return json.loads(json.dumps(raw))
+
+
+def is_read(raw):
+    try:
+        checker.read_schedule(raw)
+    except checker.Refusal:
+        return False
+    return True
+
+
+def is_schedule(raw):
+    try:
+        parse_schedule(json.dumps(raw).encode())
+    except PreduceError:
+        return False
+    return True
+
+
+def test_the_checker_reads_exactly_the_settings_that_there_are():
+    for members in SETTINGS:
+        assert is_read(written(members)) == is_schedule(written(members)), members
+    assert sum(is_read(written(members)) for members in SETTINGS) == 16
+    for strategy in (
+        {"averaging": "step-normalised"},
+        {"pace": [1, 2, 3, 1]},
+        {"pace": 3, "prologue": 2},
+        {"how": {"codec": "float16"}},
+        {"how": {"form": "hierarchical"}},
+        {"how": {"sending": "layers"}},
+        {"phases": [[{"local": [0, 1], "across": []}]]},
+    ):
+        for members in ({"quorum": "solo"}, {"quorum": 2}):
+            assert is_read(written(members, **strategy)) == is_schedule(written(members, **strategy)), strategy
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_proved_is_confirmed_and_true_and_no_other_number_is(name):
+    schedule = SCHEDULES[name]
+    raw, certificate = certified(schedule)
+    read = checker.read_schedule(json.loads(json.dumps(raw)))
+    assert read.sha256 == schedule_sha256(schedule)
+    assert objection(read, certificate) is None
+    claimed = {entry["claim"]: entry for entry in certificate["claims"]}
+    assert set(quorums.OF_GROUPS) < set(claimed)
+    assert set(claimed) == {claim.claim for claim in prove(schedule).claims if claim.status is Status.PROVED}
+    first = certificate["claims"][0]
+    for entry in certificate["claims"]:
+        assert oracle.is_true(entry, raw), entry
+        for number in set(NUMBERS) & set(entry):
+            for other in (entry[number] - 1, entry[number] + 1, str(entry[number])):
+                forged = {**certificate, "claims": [first, {**entry, number: other}]}
+                assert objection(read, forged) is not None, forged
+    needed = claimed["deadlock-free"]["needed"]
+    for forged in ([], needed[1:], [*needed, [9, 2]], [[size, size] for size, _ in needed], [[2, 0], *needed[1:]]):
+        entry = {**claimed["deadlock-free"], "needed": forged}
+        assert (objection(read, {**certificate, "claims": [first, entry]}) is None) == (forged == needed)
+
+
+def test_claims_of_other_rounds_are_refused_and_all_rest_on_disjoint_groups():
+    raw, certificate = certified(SCHEDULES["quorum-groups-exact"])
+    read = checker.read_schedule(json.loads(json.dumps(raw)))
+    strategy = SCHEDULES["quorum-groups-exact"].strategy
+    lockstep = replace(SCHEDULES["quorum-groups-exact"], strategy=replace(strategy, when=Lockstep()))
+    shape = {"schedule_sha256": read.sha256, "num_workers": read.num_workers, "period": read.period}
+    kept = {entry["claim"] for entry in certificate["claims"]} - set(quorums.OF_GROUPS)
+    refused = set()
+    for entry in certified(lockstep)[1]["claims"]:
+        claims = [certificate["claims"][0], entry][entry["claim"] == "conflict-free" :]
+        if objection(read, {**certificate, **shape, "claims": claims}) is not None:
+            refused.add(entry["claim"])
+        else:
+            assert entry["claim"] in kept
+    assert refused >= {"deadlock-free", "disagreement", "drift-worker", "staleness", "end", "memory", "rounds"}
+    assert not refused & kept
+    for name in ("quorum", "allreduce"):
+        for entry in certified(SCHEDULES[name])[1]["claims"][-5:]:
+            claims = [certificate["claims"][0], entry]
+            assert objection(read, {**certificate, "claims": claims}) is not None, entry
+    for entry in certificate["claims"][1:]:
+        assert "conflict-free, on which all else rests" in objection(read, {**certificate, "claims": [entry]})
+    of_all = checker.read_schedule(dump_schedule(SCHEDULES["quorum"]))
+    shape = {"schedule_sha256": of_all.sha256, "num_workers": of_all.num_workers, "period": of_all.period}
+    for entry in certificate["claims"]:
+        assert objection(of_all, {**certificate, **shape, "claims": [entry]}) is not None, entry
+
+
+def test_the_judge_says_no_to_what_is_false():
+    raw, _ = certified(SCHEDULES["quorum-groups-exact"])
+    listed, matrices = dense(raw)
+
+    def judged(claim, **entry):
+        return quorums.is_true_of_groups({"claim": claim, **entry}, raw, listed, matrices)
+
+    assert not judged("staleness", rounds=3), "its queue holds 4"
+    assert not judged("quorum", at_least=2)
+    assert not judged("deadlock-free", needed=[[2, 2], [4, 1]])
+    leaking = [matrices[0], matrices[1] - np.eye(4) / 10]
+    entry = {"claim": "mean-preserved", "shadows": 4}
+    assert quorums.is_true_of_groups(entry, raw, listed, matrices)
+    assert not quorums.is_true_of_groups(entry, raw, listed, leaking)
+
+
+def test_averaging_and_overlaps_have_no_certificate_of_their_own():
+    with pytest.raises(PreduceError, match="averaging"):
+        explicit(3, [[0, 1, 2]], when=Quorum(quorum=2), averaging=Averaging.STEP_NORMALISED)
+    proof = prove(explicit(4, [[0, 1, 2], [2, 3]], when=Quorum(quorum="solo")))
+    assert proof.certificate["claims"] == []
