@@ -35,7 +35,8 @@ class Imbalances:
     `waits` (factors,) is All-Reduce's step without its sum over a usual one, which is how an imbalance is told; `own`
     is the job's. `speeds` has a row (factors,) for each quorum that was run, of those of groups for the best. For every
     number of workers, from solo on, `free` and `steps` are gradients a second over All-Reduce's where workers come
-    independently, and where they begin rounds together (`topo.timing.quorum`).
+    independently, and where they begin rounds together (`topo.timing.quorum`). `lockstep` is the seconds of
+    All-Reduce's step at the job's own imbalance.
     """
 
     waits: npt.NDArray[np.float64]
@@ -43,6 +44,7 @@ class Imbalances:
     speeds: dict[str, npt.NDArray[np.float64]]
     free: npt.NDArray[np.float64]
     steps: npt.NDArray[np.float64]
+    lockstep: float
 
 
 def imbalances(job: Job, options: Sequence[Option] = ()) -> Imbalances:
@@ -85,7 +87,7 @@ def imbalances(job: Job, options: Sequence[Option] = ()) -> Imbalances:
         for many in (balance, in_step)
     ]
     free, steps = np.array(both) / usual
-    return Imbalances(np.array(waits), _waits(as_is), speeds, free, steps)
+    return Imbalances(np.array(waits), _waits(as_is), speeds, free, steps, base.step_seconds)
 
 
 def _of_groups(option: Option, job: Job, seconds: npt.NDArray[np.float64], lockstep: float) -> dict[str, float]:

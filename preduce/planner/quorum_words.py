@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from preduce.planner.gain import gain
 from preduce.planner.job import Data
 from preduce.planner.pick import permitted
+from preduce.planner.quorums import all_reduce
 from preduce.planner.slowdown import Slowdown
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _beside(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
 def recommended(chosen: Option, options: Sequence[Option], job: Job) -> str:
     """Which quorum pays for which imbalance, against All-Reduce in lockstep."""
     usual = [option for option in options if option.is_plain and option.pace == 1 and not option.late]
+    usual = usual or [all_reduce(job)]  # the limits may leave it out
     base = min(usual, key=lambda option: (option.time, option.name))
     ratio, what = gain(chosen, base, job.data), _imbalance(job)
     assert chosen.quorum is not None, "asked before"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from preduce.planner.limits import within_limits
 from preduce.planner.measuring import measure
 from preduce.planner.option import QuorumFacts
 from preduce.planner.slowdown import Slowdown
@@ -77,7 +78,7 @@ class Costs:
 
 
 def quorum_options(job: Job, clock: Clock, until: float, left_out: Callable[[str], None]) -> list[Option]:
-    """All-Reduce under a few quorums, each run in virtual time; none where the job does not weigh them.
+    """All-Reduce under a few quorums, each run in virtual time; none where the job does not weigh them, or All-Reduce.
 
     The names of those that the time did not reach go to `left_out`; one is measured in any case if nothing else is
     asked for.
@@ -85,6 +86,8 @@ def quorum_options(job: Job, clock: Clock, until: float, left_out: Callable[[str
     if not job.weighs_quorums:
         return []
     base, pay = all_reduce(job), payer(clock, until)
+    if not within_limits(base.schedule, job.limits):
+        return []
     seconds = sampled(job.compute_times(), job.cluster.num_workers, seed=job.seed)
     costs = costs_of(base, job)
     count, options = job.cluster.num_workers, []

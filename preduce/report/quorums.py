@@ -78,14 +78,13 @@ def _by_number(axis: Axes, planned: Plan, found: Imbalances) -> None:
     by_time = sorted((option for option in planned.options if option.quorum), key=lambda option: option.time)
     of_groups = [option for option in by_time if option.quorum and option.quorum.of][:1]
     measured = [option for option in by_time if option.quorum and not option.quorum.of] + of_groups
-    base = next(option for option in planned.options if option.is_plain and option.pace == 1 and not option.late)
     for index, (words, look) in enumerate((("gradients a second, run", style(0)), ("speed to a loss", style(1)))):
         points = []
         for option in measured:
             facts = option.quorum
             assert facts is not None, "kept above"
-            rate = facts.gradients_per_second * base.step_seconds / option.schedule.num_workers
-            points.append((facts.active, base.time / option.time if index else rate))
+            rate = facts.gradients_per_second * found.lockstep / option.schedule.num_workers
+            points.append((facts.active, found.lockstep / option.time if index else rate))
         axis.plot(
             *zip(*points, strict=True), look.marker, linestyle="none", ms=7, mfc=look.colour, mec="black", mew=0.6,
             label=words,
@@ -95,7 +94,7 @@ def _by_number(axis: Axes, planned: Plan, found: Imbalances) -> None:
         assert facts is not None, "kept above"
         short = f"{facts.words.partition(' each')[0]} each group" if facts.of else facts.words
         axis.annotate(
-            short, (facts.active, base.time / option.time), xytext=(0, -14), textcoords="offset points",
+            short, (facts.active, found.lockstep / option.time), xytext=(0, -14), textcoords="offset points",
             ha="center", fontsize=8, color=INK, fontweight="bold" if option is planned.pick else "normal",
         )  # fmt: skip
     axis.axhline(1.0, color=PALE, linewidth=1.2)

@@ -19,8 +19,10 @@ from preduce.planner.work import payer
 from preduce.runtime.virtual_time.simulate import simulate
 from preduce.schedulers.registry import build
 from preduce.schedulers.synthesis.clock import Clock
+from preduce.schedulers.synthesis.problem import Limits
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.writer import write_schedule
+from preduce.topo.errors import UnknownError
 from preduce.topo.figures import disagreement, drift
 from preduce.topo.hardware import Hardware, Link
 from preduce.topo.phase import Group, Phase
@@ -144,6 +146,16 @@ def test_without_time_or_room_nothing_is_run_and_that_is_said():
     tight = replace(asked, max_queues=3.9 * THIN.model_bytes)
     assert group_quorums.group_quorum_options(tight, clock, 1.0, left_out.append) == []
     assert clock.position() < 0.5, "figures cost time as well"
+
+
+def test_limits_hold_for_quorums_too():
+    asked = job("2x2", STEADY, effort=0.6)
+    found = plan(replace(asked, limits=Limits(max_group=2)))
+    assert all(option.quorum.of for option in found.options if option.quorum)
+    line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
+    assert "as fast as All-Reduce in every step" in line, "which the limits leave out"
+    with pytest.raises(UnknownError, match="no quorum was found within the limits; raise --max-group"):
+        plan(replace(asked, limits=Limits(max_group=2), max_queues=1.0))
 
 
 def test_figures_are_those_of_the_matrices_with_what_came():
