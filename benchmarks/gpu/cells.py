@@ -13,6 +13,8 @@ import torch
 from benchmarks.gpu.simulated import Fault, Shared, run_ranks
 from preduce.runtime.averaging import neighbor_reducer, reducer
 from preduce.runtime.optimizer import DistributedOptimizer
+from preduce.runtime.sharding.staging import Staging
+from preduce.runtime.sharding.table import Table
 from preduce.runtime.strategies import gradient_means, group_means, pipeline
 from preduce.runtime.transport import updates
 from preduce.topo.cluster import Cluster
@@ -226,11 +228,13 @@ def late(place: str, seconds: float) -> Iterator[None]:
         before(reducer.Reducer, "_launch")
         before(neighbor_reducer.PeerReducer, "_load")
         before(updates.UpdateSender, "_take")
+        before(Staging, "begin")
     elif place == "commit":
         for name in ("commit_mean", "commit_delayed"):
             before(group_means, name)
         before(gradient_means, "commit_gradients")
         before(pipeline, "commit_gradients")
+        before(Table, "add")
     try:
         yield
     finally:
@@ -249,13 +253,14 @@ def _sleep_here(seconds: float) -> None:
 
 
 def run_cell(
-    cell: Cell,
+    cell: Any,  # noqa: ANN401 - a Cell, or whatever `prepare` and `action` take
     kind: str,
     *,
     place: str = "",
     seconds: float = 0.0,
     fault: Fault | None = None,
     timeout: float = 30.0,
+    prepare: Callable[[Any, int], object] = model_and_data,
     action: Callable[..., dict[str, Any]] = train,
     **options: Any,  # noqa: ANN401 - of the action
 ) -> list[dict[str, Any]]:
@@ -265,7 +270,7 @@ def run_cell(
         _host.device = world.pretended
         return action(cell, world, prepared[world.rank], **options)
 
-    prepared = [model_and_data(cell, rank) for rank in range(RANKS)]
+    prepared = [prepare(cell, rank) for rank in range(RANKS)]
 
     shared = Shared(delay=seconds if place == "sum" else 0.0, fault=fault)
     with late(place, seconds):

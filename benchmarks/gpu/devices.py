@@ -5,6 +5,10 @@ queued in the current stream and runs later in a thread of that stream, in order
 waits for a mark of another; the host runs ahead until it asks for a value. What a stream has not been made to wait for
 is really too late, or too early, and the numbers come out wrong. It is made of a dispatch mode below autograd, so the
 code under test is the code that runs on a GPU, down to `torch.where(..., out=...)`.
+
+Both memories are the CPU's, so the pretended device keeps account of what is the host's: arrays that are made without
+naming a device, as torch makes them on the CPU then, and what comes of operations on these alone, which are done at
+once.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -97,6 +102,11 @@ class PretendedDevice:
         """How often the host asked for a value and had to wait for the device."""
         self.gone = threading.Event()
         """Set when this rank aborts its groups: whatever waits for others goes on."""
+        self._host: dict[int, torch.UntypedStorage] = {}
+        """The host's arrays by the addresses of storages; kept to the end of a run, so that none is used again."""
+        self._numbers: dict[int, torch.UntypedStorage] = {}
+        """Likewise, arrays of one number that the device's operations made."""
+        self._thread = 0
         self._streams: list[PretendedStream] = []
         self.user = self.current = self.stream("user")
 
@@ -160,8 +170,14 @@ class PretendedDevice:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Inside, the calling thread is this rank's host: its operations are queued."""
+        self._thread = threading.get_ident()
         with _Reads(self), _Queued(self):
             yield
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is this rank's host; gloo's threads take its modes along, for work on the host."""
+        return self._thread == threading.get_ident()
 
     def streams(self) -> Streams:
         """What the run-time asks for."""
@@ -172,12 +188,32 @@ class PretendedDevice:
         self.host_waits += 1
         self.mark().passed.wait()
 
+    def note_host(self, value: object) -> None:
+        """Note that arrays are the host's."""
+        for tensor in tree_flatten(value)[0]:
+            if isinstance(tensor, torch.Tensor) and _has_memory(tensor):
+                storage = tensor.untyped_storage()
+                self._host[storage._cdata] = storage
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Whether an array is the host's."""
+        return _has_memory(tensor) and tensor.untyped_storage()._cdata in self._host
+
+    def _is_number(self, tensor: torch.Tensor) -> bool:
+        """Whether an array is one number that no operation of the device has made."""
+        return tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._numbers
+
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - an operation
-        """One operation of the host's: views at once, everything else later."""
+        """One operation of the host's: views, and what it does with its own arrays, at once; everything else later."""
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-        if func is torch.ops.aten._local_scalar_dense.default:
-            if not getattr(args[0], "is_host", False):
-                self.ask()
+        # What is indexed says where: a list of places becomes an array that nobody has seen, as a number becomes one.
+        stored = [tensor for tensor in (tensors[:1] if func in _INDEXING else tensors) if _has_memory(tensor)]
+        if any(map(self.is_host, stored)) and all(self.is_host(one) or self._is_number(one) for one in stored):
+            result = func(*args, **kwargs)
+            self.note_host(result)
+            return result
+        if func is torch.ops.aten._local_scalar_dense.default or _waits(func, tensors):
+            self.ask()
             return func(*args, **kwargs)
         returns = func._schema.returns
         views = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
@@ -192,6 +228,9 @@ class PretendedDevice:
         zeros, named_zeros = tree_map_only(torch.Tensor, _zeros, (args, kwargs))
         shapes = func(*zeros, **named_zeros)
         results = tree_map_only(torch.Tensor, _room, shapes)
+        for room in tree_flatten(results)[0]:
+            if isinstance(room, torch.Tensor) and room.dim() == 0:
+                self._numbers[room.untyped_storage()._cdata] = room.untyped_storage()
 
         def task() -> None:
             made = func(*now, **named)
@@ -203,16 +242,30 @@ class PretendedDevice:
         return results
 
 
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta
+
+
+def _waits(func: Any, tensors: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 - an operation
+    """Whether the host waits for the device in it: how much comes out depends on numbers, or arrays are sparse."""
+    if func in _INDEXING:
+        return any(tensor.dtype is torch.bool for tensor in tensors[1:])
+    is_sparse = "sparse_coo" in str(func) or any(tensor.layout is not torch.strided for tensor in tensors)
+    return is_sparse or func in _SIZED
+
+
+_INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
+_SIZED = {torch.ops.aten._unique2.default, torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default}
 _VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
     last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size)
-    return torch.zeros(last + 1, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
+    return torch.zeros(last + 1, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.size(), tensor.stride())
 
 
 def _room(shape: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
+    return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - tensors or None
@@ -237,9 +290,13 @@ class _Queued(TorchDispatchMode):
         self.pretended = device
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        if not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler":
+        plain = not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler"
+        if plain or not self.pretended.is_current:
             return func(*args, **(kwargs or {}))
         return self.pretended.call(func, args, kwargs or {})
+
+
+_TO_HOST = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu)
 
 
 class _Reads(TorchFunctionMode):
@@ -250,9 +307,30 @@ class _Reads(TorchFunctionMode):
         self.pretended = device
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        if func in (torch.Tensor.tolist, torch.Tensor.numpy) and not getattr(args[0], "is_host", False):
+        if func in _TO_HOST and not self.pretended.is_host(args[0]):
             self.pretended.ask()
-        return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.backward:
+            return self._backward(args[0], **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func in _device_constructors() and (kwargs or {}).get("device") is None:
+            self.pretended.note_host(result)
+        return result
+
+    def _backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: None = None,  # noqa: ARG002 - all parameters get their gradients
+    ) -> None:
+        """As torch does it, but noticing: a mode is off inside of what it was asked about, and hooks read, too."""
+        seed = torch.ones_like(loss) if gradient is None else gradient
+        retain = create_graph if retain_graph is None else retain_graph
+        engine = torch.autograd.Variable._execution_engine
+        options = {"allow_unreachable": True, "accumulate_grad": True}
+        with self:
+            engine.run_backward((loss,), (seed,), retain, create_graph, (), **options)
 
 
 class _PretendedStreams(Streams):
@@ -278,24 +356,17 @@ class _PretendedStreams(Streams):
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         """See Streams."""
-        return torch.tensor(numbers, dtype=dtype).clone()
+        return self.stage(torch.tensor(numbers, dtype=dtype), self._device.device)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
         """See Streams."""
-        host = torch.empty(values.shape, dtype=values.dtype)
-        host.is_host = True  # type: ignore[attr-defined]
-        host.copy_(values)
-        return host
+        host = torch.zeros(values.shape, dtype=values.dtype)  # which is what a host sees that does not wait
+        return host.copy_(values)
 
-    def host_room(self, num_bytes: int) -> torch.Tensor:
+    def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
         """See Streams."""
-        host = super().host_room(num_bytes)
-        host.is_host = True  # type: ignore[attr-defined]
-        return host
-
-    def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:  # noqa: ARG002 - there is one
-        """See Streams."""
-        return values.clone()
+        pinned = values.clone()  # at once, if it is the host's
+        return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(pinned)
 
     def mark(self, *, timed: bool = False) -> Marker:  # noqa: ARG002 - all are
         """See Streams."""

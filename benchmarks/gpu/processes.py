@@ -1,4 +1,4 @@
-"""One worker process of stages 7 and 8: trains a small model on the GPU and checks its result."""
+"""One worker process of stages 3c, 7 and 8: trains small models on the GPU and checks the results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 import torch
 
-from benchmarks.gpu.cells import RANKS, Cell, model_and_data, optimizer_of
+from benchmarks.gpu import table_cells
+from benchmarks.gpu.cells import RANKS, Cell, distance, model_and_data, optimizer_of
 from preduce.runtime.optimizer import DistributedOptimizer
 from preduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from preduce.topo.cluster import Cluster
@@ -17,6 +18,8 @@ from preduce.topo.strategies.pairwise import Pairwise
 from preduce.topo.strategies.server import Server
 
 STEPS = 6
+CLOSE = 2e-4
+"""What another order of additions may change of float32."""
 
 
 def schedule_of(kind: str, workers: int) -> Schedule:
@@ -29,11 +32,31 @@ def schedule_of(kind: str, workers: int) -> Schedule:
     return Cell("gpu static").schedule if workers == RANKS else Schedule("gpu two", cluster, AllReduce())
 
 
+def tables(rank: int, device: torch.device) -> None:
+    """All cells with tables, each on the CPU and then on the GPU; the results must be close, and lie where they should.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    gaps = {}
+    for cell in table_cells.TABLE_CELLS:
+        wanted = table_cells.train(cell, table_cells.prepare(cell, rank), torch.device("cpu"))
+        got = table_cells.train(cell, table_cells.prepare(cell, rank), device)
+        away = [name for name in ("words.weight", "bag.weight") if (v := got.get(name)) is not None and not v.is_cuda]
+        assert not away, f"{cell.name}: {away} are not on {device}"
+        gaps[cell.name] = distance([{"values": got}], [{"values": wanted}])
+        assert gaps[cell.name] <= CLOSE, f"{cell.name}: {gaps[cell.name]:.3g} from the CPU's"
+    sys.stdout.write(f"largest relative difference {max(gaps.values()):.3g}\n")
+
+
 def main(kind: str, folder: str) -> None:
     """One worker."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", 0 if os.environ.get("PREDUCE_ONE_GPU") else rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    if kind == "tables":
+        tables(rank, device)
+        return
     model, batches = model_and_data(Cell("process"), rank)
     model.to(device)
     optimizer = DistributedOptimizer(

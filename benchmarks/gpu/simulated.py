@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from benchmarks.gpu.devices import Mark, PretendedDevice, device_of, unversioned
 from preduce.runtime.transport.communicators import Communicator
+from preduce.runtime.transport.gloo import GlooWorld
 from preduce.runtime.transport.needed_groups import member_sets
 from preduce.runtime.transport.tags import TAG_LENGTH
 from preduce.runtime.transport.worlds import GroupTable
@@ -217,6 +218,7 @@ class SimulatedWorld(GroupTable):
         self.messages: dict[tuple[int, int], int] = {}
         self.payloads = 0
         self._own_streams = device.streams()
+        self._on_host: GlooWorld | None = None
 
     def prepare(self, schedule: Schedule) -> None:
         """Make the groups of this rank."""
@@ -235,9 +237,18 @@ class SimulatedWorld(GroupTable):
         """This rank's."""
         return self._own_streams
 
+    def on_host(self) -> GlooWorld:
+        """The same ranks over gloo, as beside NCCL."""
+        if self._on_host is None:
+            self._on_host = GlooWorld(self.store, self.rank, self.size, self.timeout)
+            self._on_host.signs = self.signs
+        return self._on_host
+
     def abandon(self) -> None:
         """Abort what this rank waits for."""
         self.pretended.gone.set()
+        if self._on_host is not None:
+            self._on_host.abandon()
         super().abandon()
 
 

@@ -28,7 +28,7 @@ NEEDED = ("torch", "numpy", "pydantic", "annotated_types", "lazy_loader")
 """What the run-time imports; zmq and safetensors are only needed by servers, pairs and checkpoints."""
 LATE = 0.05
 PRETENDED = "PREDUCE_GPU_PRETENDED"
-"""Set by `--pretended`: stages 3, 3b and 5 run on the CPU's pretended device instead."""
+"""Set by `--pretended`: stages 3, 3b, 3c and 5 run on the CPU's pretended device instead."""
 
 
 def kind() -> str:
@@ -111,6 +111,12 @@ def nccl_alone() -> dict[str, Any]:
 def _against_cpu(cells: list[Any], *, places: tuple[str, ...]) -> dict[str, Any]:
     from benchmarks.gpu.cells import compare, tolerance
 
+    return _compared(cells, places, compare, lambda cell: tolerance(cell, kind()))
+
+
+def _compared(
+    cells: list[Any], places: tuple[str, ...], compare: Callable[..., float], tolerance: Callable[[Any], float]
+) -> dict[str, Any]:
     gaps, wrong = {}, []
     for cell in cells:
         for place in places:
@@ -120,7 +126,7 @@ def _against_cpu(cells: list[Any], *, places: tuple[str, ...]) -> dict[str, Any]
             except Exception as error:  # noqa: BLE001 - the other cells still run
                 wrong.append(f"{name}: {type(error).__name__}: {error}"[:300])
                 continue
-            if not gaps[name] <= tolerance(cell, kind()):
+            if not gaps[name] <= tolerance(cell):
                 wrong.append(f"{name}: {gaps[name]:.3g} from the CPU's")
     assert not wrong, f"{len(wrong)} of {len(gaps) + len(wrong)}: " + "; ".join(wrong)
     return {"cells": len(gaps), "largest relative difference": max(gaps.values())}
@@ -131,6 +137,18 @@ def simulated_ranks() -> dict[str, Any]:
     from benchmarks.gpu.cells import CELLS, CUDA_CELLS, PLACES
 
     return _against_cpu([*CELLS, *([] if os.environ.get(PRETENDED) else CUDA_CELLS)], places=("", *PLACES))
+
+
+def tables() -> dict[str, Any]:
+    """3c: embeddings of their own route: every table cell against the CPU, on a GPU by four processes that share it."""
+    from benchmarks.gpu.cells import PLACES, RANKS
+    from benchmarks.gpu.table_cells import TABLE_CELLS, compare
+
+    if kind() == "pretended":
+        return _compared(TABLE_CELLS, ("", *PLACES), compare, lambda _cell: 0.0)
+    ended = _launch(RANKS, "tables", "-", environment={"PREDUCE_CUDA_OVER_GLOO": "1"})
+    assert all(code == 0 for code, _ in ended), " | ".join(text.strip()[-300:] for _, text in ended)
+    return {"cells": len(TABLE_CELLS), "said": ended[0][1].strip().splitlines()[-1]}
 
 
 def mends_taken_out() -> dict[str, Any]:
@@ -318,6 +336,7 @@ STAGES: dict[str, tuple[Callable[[], dict[str, Any]], float, dict[str, str]]] = 
     "2 NCCL alone": (nccl_alone, 120, {}),
     "3 simulated ranks": (simulated_ranks, 240, {}),
     "3b a mend taken out": (mends_taken_out, 60, {}),
+    "3c tables": (tables, 180, {}),
     "4 no synchronising": (no_synchronising, 90, {}),
     "5 faults": (faults, 180, {}),
     "6 idioms": (idioms, 180, {}),

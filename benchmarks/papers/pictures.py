@@ -110,7 +110,7 @@ def _labels(plot: str) -> _Labels:
         over = ("milliseconds from one worker's call to the next one's", "skew of all over the time of a sum")
         return _Labels(what="times as fast", over=over, along="log", legend="upper left")
     if "held out" in plot:
-        return _Labels(what="loss of samples held out", over=over)
+        return _Labels(what="loss of samples held out", over=over, scale="linear")
     return _Labels(over=over)
 
 

@@ -44,14 +44,18 @@ def command(
     if strategy.when.delays_gradients or replace(strategy.how, form=RING.form) != RING:
         words = runs(strategy.pace, strategy.when, strategy.how, what=strategy.what)
         grid = replace(grid, title=f"{grid.title} ({words})")
+    plain, note = grid, _without_matrix(loaded, loaded.phased.period)
+    grid = replace(grid, note=". ".join(filter(None, [grid.note, note])))
     if as_json:
         emit_json(_document(grid, loaded.name))
     elif output is None:
         from preduce.report.terminal import terminal_tables
 
         screen = console()
-        for part in terminal_tables(grid, screen.width):
+        for part in terminal_tables(plain, screen.width):
             screen.print(part)
+        if note:  # not below the table, which may be a few columns wide
+            screen.print(note, style="dim")
     else:
         from preduce.report.picture import draw_schedule, save
 
@@ -79,12 +83,22 @@ def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
 
     parts = [
         page.paragraph(
-            f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.period}. Members "
-            "of one group share letter and colour; a blank cell is a worker that skips the step."
+            f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.phased.period}. "
+            "Members of one group share letter and colour; a blank cell is a worker that skips the step."
         ),
         page.picture(figure, grid.note or "All workers and phases."),
     ]
     return page.page(schedule.name, parts)
+
+
+def _without_matrix(schedule: "Schedule", period: int) -> str:
+    """That what a round averages is no fixed matrix, in a line; empty where it is one."""
+    if schedule.is_mixing:
+        return ""
+    return (
+        f"Period {period}, {schedule.strategy.when.in_words}: which updates a round averages is decided while the job "
+        "runs, so no round has a mixing matrix, and the schedule no figures"
+    )
 
 
 def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:
@@ -109,6 +123,8 @@ def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, ma
             for target, sources in sorted(into.items()):
                 partners.add(str(target), ", ".join(sources))
             console().print(partners)
+        if note := _without_matrix(schedule, len(schedule.strategy.graphs)):
+            console().print(note, style="dim")
         return
     from preduce.report.graph import draw_rounds
     from preduce.report.page import page, picture

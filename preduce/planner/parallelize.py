@@ -94,7 +94,7 @@ def parallelize(
     reasons: tuple[str, ...] = ()
     if not is_alone(world) and not schedule.strategy.what and embeddings_of(model):
         uses = OtherUses(model)
-        reached = world or default_world(torch.device("cpu"), timedelta(seconds=timeout), lambda _s, _r, _n: None)
+        reached = world or default_world(_device_of(model), timedelta(seconds=timeout), lambda _s, _r, _n: None)
         decision = _decided(
             reached,
             timeout,
@@ -146,6 +146,13 @@ def _is_schedule(path: Path) -> bool:
         return path.is_file() and "strategy" in json.loads(path.read_text())
     except (OSError, ValueError):
         return False
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    """Where the parameters lie that are averaged, or will be: DistributedOptimizer takes the same world then."""
+    tables = {parameter for parameter, _ in embeddings_of(model).values()}
+    dense = (one for one in model.parameters() if one.requires_grad and one not in tables)
+    return next((parameter.device for parameter in dense), torch.device("cpu"))
 
 
 def _seen(

@@ -1,8 +1,9 @@
 """The way of every table: by rows, gathered, or as all else, whatever takes the least time in a step.
 
 A step's seconds are those of the exchanges of the tables that go their own way, of the strategy's own averages over
-everything else, and of what an optimizer does to rows that no other worker has to look at: a table of which every
-worker holds a copy is swept by every worker, a sharded one by its owners, each its part.
+everything else, of what an optimizer does to rows that no other worker has to look at (a table of which every worker
+holds a copy is swept by every worker, a sharded one by its owners, each its part), and of handing rows on: on fast
+links it is this that makes a table of which a step touches much go as everything else does.
 
 Rows travel as they are unless codecs are allowed; then in the finest one, unless a coarser one saves enough of what the
 table takes beside the strategy, since it changes numbers.
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 APPLYING = 5e-10
 """Seconds that gradient and optimizer take per byte of the rows that they visit, where nobody measured it: about what
 SGD with `sparse=False` took on one ordinary core, zeros included; momentum took 7e-10, Adagrad 1.5e-9, Adam 2.8e-9."""
+
+HANDLING = 3e-7
+"""Seconds that a worker takes to find, sort, copy and add up one row each time that it hands the row on, where nobody
+measured it: about what it took for rows of 128 numbers on one ordinary core; for rows of 32 numbers half of that."""
 
 MAX_COMBINATIONS = 3**7
 """Ways of all tables together, up to which each is tried; of more, tables change theirs one by one."""
@@ -101,6 +106,17 @@ class Table:
         seen = self.shares.everyone if self.gradient is Gradient.SPARSE else 1.0
         return seen * self.num_bytes / (num_workers if way is Way.SHARDED else 1)
 
+    def handled(self, way: Way, cluster: Cluster, *, local_aggregation: bool) -> float:
+        """How many rows a worker hands on in a step: asks for, answers, brings and takes, or gets from everybody."""
+        own, most = self.shares.worker * self.rows, int(cluster.node_sizes().max())
+        together = self.shares.node * self.rows
+        aggregates = local_aggregation and aggregates_in(cluster)
+        if way is Way.SHARDED:
+            return 4 * (own + together / most) if aggregates else 4 * own
+        if way is Way.GATHER:
+            return 2 * own + cluster.num_nodes * together if aggregates else own + cluster.num_workers * own
+        return 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -149,6 +165,7 @@ class Pricing:
     hardware: Hardware
     dense_bytes: int
     applying: float = APPLYING
+    handling: float = HANDLING
     codecs: tuple[Codec, ...] = (Codec.NONE,)
     _own: dict[tuple[str, Way, bool, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
@@ -175,9 +192,11 @@ class Pricing:
         """What one table takes beside the strategy, in its codec; what is visited of it counts as gradients."""
         return self._coded(table, way, local_aggregation, beside_gathered)[1]
 
-    def codec(self, table: Table, way: Way, *, local_aggregation: bool, beside_gathered: bool) -> Codec:
-        """The codec in which a table's rows travel if it goes this way."""
-        return self._coded(table, way, local_aggregation, beside_gathered)[0]
+    def codecs_of(self, ways: Sequence[Way], *, local_aggregation: bool) -> list[Codec]:
+        """The codecs in which the tables' rows travel if they go these ways."""
+        gathers = Way.GATHER in ways
+        going = zip(self.tables, ways, strict=True)
+        return [self._coded(table, way, local_aggregation, gathers)[0] for table, way in going]
 
     def _coded(self, table: Table, way: Way, local_aggregation: bool, beside_gathered: bool) -> tuple[Codec, Exchange]:
         """The codec that pays, and what the table takes in it beside the strategy; kept."""
@@ -185,21 +204,33 @@ class Pricing:
         if key not in self._own:
             kept: tuple[Codec, Exchange] | None = None
             for codec in self.codecs if way is not Way.DENSE else (Codec.NONE,):
-                sent = exchange(
-                    table.route(way, codec),
-                    table.shares,
-                    self.cluster,
-                    self.hardware,
-                    local_aggregation=local_aggregation,
-                    element_bytes=table.element_bytes,
-                    beside_gathered=beside_gathered,
-                )
+                sent = self._sent(table, way, codec, local_aggregation, beside_gathered)
                 if kept is None or sent.seconds < kept[1].seconds * (1 - WORTH):
                     kept = codec, sent
             assert kept is not None, "there is a codec, if only none"
             visits = self.applying * table.visited(way, self.cluster.num_workers)
+            visits += self.handling * table.handled(way, self.cluster, local_aggregation=local_aggregation)
             self._own[key] = kept[0], Exchange(gradients=visits) + kept[1]
         return self._own[key]
+
+    def _sent(self, table: Table, way: Way, codec: Codec, local_aggregation: bool, beside_gathered: bool) -> Exchange:
+        return exchange(
+            table.route(way, codec),
+            table.shares,
+            self.cluster,
+            self.hardware,
+            local_aggregation=local_aggregation,
+            element_bytes=table.element_bytes,
+            beside_gathered=beside_gathered,
+        )
+
+    def saved(self, table: Table, route: Route, *, local_aggregation: bool, beside_gathered: bool) -> Cost:
+        """What a table's codec saves of a step."""
+        exact, coded = (
+            self._sent(table, route.way, codec, local_aggregation, beside_gathered)
+            for codec in (Codec.NONE, route.codec)
+        )
+        return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
     def cost(self, ways: Sequence[Way | None], *, local_aggregation: bool) -> Cost:
         """Of a step's exchanges, averages and visits, if the tables go these ways; None leaves a table out."""
@@ -223,6 +254,7 @@ def choose_routes(
     *,
     dense_bytes: int,
     applying: float = APPLYING,
+    handling: float = HANDLING,
     average: bool = True,
     codecs: Sequence[Codec] = (Codec.NONE,),
 ) -> Chosen:
@@ -237,6 +269,7 @@ def choose_routes(
         hardware: links of that cluster.
         dense_bytes: of everything else.
         applying: seconds per byte that gradient and optimizer visit.
+        handling: seconds per row that a worker hands on.
         average: whether a table's gradient is the workers' mean, or their sum.
         codecs: that rows may travel in where that pays, the finest first.
 
@@ -248,8 +281,10 @@ def choose_routes(
     names = [table.parameter for table in listed]
     if len(set(names)) < len(names):
         raise InputError(f"tables: {sorted({name for name in names if names.count(name) > 1})} stand there twice")
-    if dense_bytes < 0 or not 0 <= applying < float("inf"):
-        raise InputError(f"tables: {dense_bytes} dense bytes and {applying} s per byte; both are numbers >= 0")
+    if dense_bytes < 0 or not all(0 <= seconds < float("inf") for seconds in (applying, handling)):
+        raise InputError(
+            f"tables: {dense_bytes} dense bytes, {applying} s per byte and {handling} s per row; all are numbers >= 0"
+        )
     if not codecs:
         raise InputError("tables: no codec is allowed, not even none")
     pricing = Pricing(
@@ -258,21 +293,21 @@ def choose_routes(
         hardware=hardware,
         dense_bytes=dense_bytes,
         applying=applying,
+        handling=handling,
         codecs=tuple(map(Codec, codecs)),
     )
     flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
     found = [(*_best(pricing, local_aggregation=flag), flag) for flag in flags]
     seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
-    gathers = Way.GATHER in ways
-    coded = [
-        pricing.codec(table, way, local_aggregation=local, beside_gathered=gathers)
-        for table, way in zip(listed, ways, strict=True)
-    ]
+    coded = pricing.codecs_of(ways, local_aggregation=local)
     tables_ = tuple(table.route(way, codec) for table, way, codec in zip(listed, ways, coded, strict=True))
     routes = Routes(tables=tables_, local_aggregation=local, average=average) if tables_ else Routes()
     replace(schedule, strategy=replace(schedule.strategy, what=routes), certificate=None)  # refuses what cannot be
     costs = _alternatives(pricing, ways, local_aggregation=local)
-    reasons = [_reason(table, route, costs[table.parameter]) for table, route in zip(listed, tables_, strict=True)]
+    reasons = []
+    for table, route in zip(listed, tables_, strict=True):
+        saved = pricing.saved(table, route, local_aggregation=local, beside_gathered=Way.GATHER in ways)
+        reasons.append(_reason(table, route, costs[table.parameter], saved))
     if len(flags) > 1 and any(way is not Way.DENSE for way in ways):
         other = pricing.seconds(ways, local_aggregation=not local)
         reasons.append(_local_reason(seconds, other, is_local=local))
@@ -336,8 +371,8 @@ def _alternatives(pricing: Pricing, ways: Sequence[Way], *, local_aggregation: b
     return result
 
 
-def _reason(table: Table, route: Route, costs: dict[Way, Cost]) -> str:
-    """One line: the table, what of it is touched, its way, and what the others would take."""
+def _reason(table: Table, route: Route, costs: dict[Way, Cost], saved: Cost) -> str:
+    """One line: the table, what of it is touched, its way, what its codec saves, and what the others would take."""
     shares, way = table.touched, route.way
     seen = "what a step touches is unknown"
     if shares is not None:
@@ -350,7 +385,8 @@ def _reason(table: Table, route: Route, costs: dict[Way, Cost]) -> str:
     if barred:
         rule = table.because or "its optimizer sees touched rows only"
         why += f" (not {' or '.join(barred)}: {rule})"
-    return f"{about}: {route.in_words}, {_took(costs[way])} a step{why}"
+    less = f", {_took(saved)} less than as it is" if route.codec.rounds else ""
+    return f"{about}: {route.in_words}, {_took(costs[way])} a step{less}{why}"
 
 
 def _took(cost: Cost) -> str:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.report.palette import ALARM, COMPUTE, DIVERGING, GREY, GRID, INK, MESSAGE, PALE
-from preduce.report.picture import new_figure
+from preduce.report.over_time import clock, draw_workers, panels, plain, write
+from preduce.report.palette import ALARM, COMPUTE, DIVERGING, INK, MESSAGE, PALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from preduce.runtime.virtual_time.gap_record import GapRecord
 
-MAX_ROWS = 512
 INSTANTS = 400
 
 
@@ -26,33 +25,18 @@ def draw_gaps_over_time(
 
     Beside them the share of edges at each gap. `over_edges` and `over_pairs` are the proved bounds, where known.
     """
-    count = record.finish.shape[1]
-    rows = np.arange(count) if count <= MAX_ROWS else np.unique(np.linspace(0, count - 1, MAX_ROWS).astype(int))
     seen, shares = record.over_time(INSTANTS), record.distribution(INSTANTS)
     end = float(seen.seconds[-1]) or 1.0
-    scale, unit = (1.0, "s") if end >= 2 else (1e3, "ms")
-    figure = new_figure(11, 6.4)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-    grid = figure.add_gridspec(3, 2, width_ratios=(5, 1.35), height_ratios=(2.2, 1, 1))
+    scale, unit = clock(end)
+    figure, grid = panels(title)
     leads, edges = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
     pairs, share = figure.add_subplot(grid[2, 0], sharex=edges), figure.add_subplot(grid[0, 1])
 
     steps = record.steps_at(seen.seconds)  # (instants, num_workers)
-    lead = (steps - steps.mean(axis=1, keepdims=True))[:, rows].T
+    lead = steps - steps.mean(axis=1, keepdims=True)
     most = float(np.abs(lead).max()) or 1.0
-    place = (0.0, end * scale, len(rows) - 0.5, -0.5)
-    image = leads.imshow(
-        lead, aspect="auto", cmap=DIVERGING, vmin=-most, vmax=most, extent=place, interpolation="nearest"
-    )
-    leads.set_ylabel("worker" if len(rows) == count else f"{len(rows)} of {count} workers", color=INK)
+    draw_workers(figure, leads, lead, end=end * scale, colours=DIVERGING, limits=(-most, most))
     leads.set_title("steps ahead of the mean (blue), or behind it (red)", loc="left", fontsize=9, color=PALE)
-    leads.tick_params(labelbottom=False, colors=PALE, labelsize=8)
-    if len(rows) <= 24:
-        leads.set_yticks(range(len(rows)))
-    elif len(rows) < count:
-        marks = np.linspace(0, len(rows) - 1, 5).astype(int)
-        leads.set_yticks(marks, [str(rows[mark]) for mark in marks])
-    figure.colorbar(image, cax=leads.inset_axes((1.012, 0.0, 0.014, 1.0))).ax.tick_params(labelsize=8, colors=PALE)
 
     seconds = seen.seconds * scale
     _lines(edges, "over an edge", over_edges, int(seen.edge_largest.max()))
@@ -72,7 +56,7 @@ def draw_gaps_over_time(
     if len(shares) <= 12:
         share.set_yticks(gaps)
     plain(share)
-    _words(figure.add_subplot(grid[1:, 1]), record)
+    write(figure.add_subplot(grid[1:, 1]), _words(record))
     return figure
 
 
@@ -88,22 +72,10 @@ def _lines(axis: Axes, what: str, bound: int | None, seen: int) -> None:
     plain(axis)
 
 
-def plain(axis: Axes) -> None:
-    """The frame that panels over one clock share: two sides, a pale grid behind what is drawn."""
-    axis.grid(color=GRID, linewidth=0.6)
-    axis.set_axisbelow(True)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axis.spines[side].set_color(GREY)
-    axis.tick_params(colors=PALE, labelsize=8)
-
-
-def _words(axis: Axes, record: GapRecord) -> None:
-    """A few numbers in the corner that is left."""
-    axis.axis("off")
+def _words(record: GapRecord) -> list[str]:
+    """A few numbers for the corner that is left."""
     steps = record.finish.size
-    lines = [
+    return [
         f"largest over an edge: {record.largest_over_edges()}",
         f"between any two: {record.largest_over_pairs()}",
         f"skipped: {int(record.skipped.sum()) / steps:.1%} of all steps",
@@ -111,7 +83,6 @@ def _words(axis: Axes, record: GapRecord) -> None:
         f"waiting for updates: {_share(record.for_updates, record):.0%}",
         f"waiting for tokens: {_share(record.for_tokens, record):.0%}",
     ]
-    axis.text(0, 0.5, "\n".join(lines), fontsize=8, color=INK, va="center", linespacing=1.7, transform=axis.transAxes)
 
 
 def _share(waited: np.ndarray, record: GapRecord) -> float:

@@ -143,8 +143,8 @@ def _note(schedule: Schedule, nodes: list[int], workers: int, period: int) -> st
     if workers < schedule.num_workers:
         runs = _runs(nodes)
         parts.append(f"{workers} of {schedule.num_workers} workers (nodes {runs} of {schedule.cluster.num_nodes})")
-    if period < schedule.period:
-        parts.append(f"the first {period} of {schedule.period} phases")
+    if period < (whole := schedule.phased.period):
+        parts.append(f"the first {period} of {whole} phases")
     return "Shown: " + " and ".join(parts) if parts else ""
 
 

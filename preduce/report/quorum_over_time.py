@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preduce.report.gaps_over_time import plain
+from preduce.report.over_time import clock, draw_workers, panels, plain, write
 from preduce.report.palette import ALARM, COMPUTE, INK, MESSAGE, PALE, SEQUENTIAL
-from preduce.report.picture import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     from preduce.runtime.virtual_time.quorum_record import QuorumRecord
 
-MAX_ROWS = 512
 INSTANTS = 600
 SHOWN = 80
 """Rounds of which a curve can show each; of more it shows every few as one."""
@@ -32,10 +30,8 @@ def draw_quorum_over_time(
     """
     count = record.gradients.shape[1]
     begun, end = record.summed[0], float(record.summed[1, -1]) or 1.0
-    scale, unit = (1.0, "s") if end >= 2 else (1e3, "ms")
-    figure = new_figure(11, 6.4)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-    grid = figure.add_gridspec(3, 2, width_ratios=(5, 1.35), height_ratios=(2.2, 1, 1))
+    scale, unit = clock(end)
+    figure, grid = panels(title)
     active = figure.add_subplot(grid[1, 0])
     _who(figure, figure.add_subplot(grid[0, 0]), record, end * scale)
     _rounds(active, begun * scale, record.active.astype(float), MESSAGE)
@@ -57,36 +53,18 @@ def draw_quorum_over_time(
     if len(shares) <= 12:
         share.set_yticks(np.arange(len(shares)))
     plain(share)
-    _words(figure.add_subplot(grid[1:, 1]), record)
+    write(figure.add_subplot(grid[1:, 1]), _words(record))
     return figure
 
 
 def _who(figure: Figure, axis: Axes, record: QuorumRecord, end: float) -> None:
     """Each worker's gradients in the round that was begun last at an instant, up to `end` on the axis."""
-    count, most = record.gradients.shape[1], max(1, int(record.gradients.max()))
-    rows = np.arange(count) if count <= MAX_ROWS else np.unique(np.linspace(0, count - 1, MAX_ROWS).astype(int))
+    most = max(1, int(record.gradients.max()))
     seconds = (np.arange(INSTANTS) + 0.5) / INSTANTS * float(record.summed[1, -1])
     last = np.clip(np.searchsorted(record.summed[0], seconds, side="right") - 1, 0, None)
-    image = axis.imshow(
-        record.gradients[last][:, rows].T,  # (workers, instants)
-        aspect="auto",
-        cmap=SEQUENTIAL,
-        vmin=0,
-        vmax=most,
-        extent=(0.0, end, len(rows) - 0.5, -0.5),
-        interpolation="nearest",
-    )
-    axis.set_ylabel("worker" if len(rows) == count else f"{len(rows)} of {count} workers", color=INK)
-    axis.set_title("gradients of a worker in the round that was begun last", loc="left", fontsize=9, color=PALE)
-    axis.tick_params(labelbottom=False, colors=PALE, labelsize=8)
-    if len(rows) <= 24:
-        axis.set_yticks(range(len(rows)))
-    elif len(rows) < count:
-        marks = np.linspace(0, len(rows) - 1, 5).astype(int)
-        axis.set_yticks(marks, [str(rows[mark]) for mark in marks])
     ticks = np.unique(np.linspace(0, most, min(most, 4) + 1).round().astype(int))
-    bar = figure.colorbar(image, cax=axis.inset_axes((1.012, 0.0, 0.014, 1.0)), ticks=ticks)
-    bar.ax.tick_params(labelsize=8, colors=PALE)
+    draw_workers(figure, axis, record.gradients[last], end=end, colours=SEQUENTIAL, limits=(0, most), ticks=ticks)
+    axis.set_title("gradients of a worker in the round that was begun last", loc="left", fontsize=9, color=PALE)
 
 
 def _ages(axis: Axes, record: QuorumRecord, seconds: np.ndarray, bound: int | None) -> None:
@@ -118,13 +96,12 @@ def _rounds(
     plain(axis)
 
 
-def _words(axis: Axes, record: QuorumRecord) -> None:
-    """A few numbers in the corner that is left; of all but the first quarter of the rounds."""
-    axis.axis("off")
+def _words(record: QuorumRecord) -> list[str]:
+    """A few numbers for the corner that is left; of all but the first quarter of the rounds."""
     first = len(record.gradients) // 4
     rounds, gradients = record.rates(warm_up=first)
     share = record.gradients.sum(axis=0) / record.gradients.sum() * record.gradients.shape[1]
-    lines = [
+    return [
         f"rounds a second: {rounds:.4g}",
         f"gradients a second: {gradients:.4g}",
         f"active in a round: {record.active[first:].mean():.3g}",
@@ -132,4 +109,3 @@ def _words(axis: Axes, record: QuorumRecord) -> None:
         f"gradients of a worker: {share.min():.2g} to",
         f"{share.max():.2g} of an even share",
     ]
-    axis.text(0, 0.5, "\n".join(lines), fontsize=8, color=INK, va="center", linespacing=1.7, transform=axis.transAxes)

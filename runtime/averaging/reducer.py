@@ -351,7 +351,7 @@ class Reducer:
         self.verdicts.close()
         self.recorder.end(operation, f"failed: {error}")
         self.heartbeat.note("failed", f"gave up in {operation}")
-        reason = str(error) if isinstance(error, GoneError) else self._why(operation, error)
+        reason = str(error) if isinstance(error, GoneError) else self.verdicts.why or self._why(operation, error)
         where = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}"
         if (store_lost := self.heartbeat.store_lost()) is not None:
             return StoreLostError(f"{where}: {store_lost}")

@@ -49,6 +49,8 @@ class Heartbeat:
         self._closed, self._lifelines = closed_notes(store, key), lifelines
         self.unequal = UNEQUAL
         """Why workers end after different numbers of rounds, and the way out."""
+        self._together = ""
+        """What this worker does that is no round, and all have to do; empty in rounds."""
         self._doing = "has not started a round"
         self._waits: tuple[int, ...] = ()
         self._changes = 0
@@ -126,6 +128,18 @@ class Heartbeat:
         finally:
             self._in_gathering = False
 
+    @contextlib.contextmanager
+    def together(self, advice: str) -> Iterator[None]:
+        """Around what all workers do together beside the rounds: who has ended is missing here for `advice`'s reason.
+
+        Without it such a worker would be said to have had less data.
+        """
+        self._together = advice
+        try:
+            yield
+        finally:
+            self._together = ""
+
     def read(self, kind: str, rank: int) -> str | None:
         """Another worker's note, if it left one."""
         return self._get(self._notes, f"{kind}/{rank}")
@@ -161,7 +175,7 @@ class Heartbeat:
                 return f"worker {rank} {left}"
             ended = self.read("finished", rank) if round_ is not None else None
             if ended is not None and round_ is not None and int(ended) <= round_:
-                return f"worker {rank} finished after {ended} rounds: {self.unequal}"
+                return f"worker {rank} finished after {ended} rounds: {self._together or self.unequal}"
         for rank in others:
             if (closed := self._get(self._closed, str(rank))) is not None and self.read("failed", rank) is None:
                 return f"worker {rank} {closed}"
@@ -178,7 +192,7 @@ class Heartbeat:
             if noted is not None:
                 number, reached, what, advice = json.loads(noted)
                 if number > self._gatherings and reached <= round_:
-                    return f"worker {rank} waits for all in {what} after {reached} rounds: {advice}"
+                    return f"worker {rank} waits for all in {what} after {reached} rounds: {self._together or advice}"
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from preduce.runtime.profile.measure import Measurement
     from preduce.topo.cluster import Cluster
+    from preduce.topo.phase import Phase
 
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
 NEGLIGIBLE = 1e-3
@@ -42,7 +43,7 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
     """Fit latency and inverse bandwidth of links inside nodes, of NICs and of the bus, by least squares on logarithms.
 
     Which of a link and the bus explains a figure is only decided by phases with several groups at once, so the
-    measurements should hold such phases. Three starting points; the best result counts.
+    measurements should hold such phases. Four starting points; the best result counts.
 
     Args:
         measurements: of phases whose groups lie inside nodes and, for several nodes, across them.
@@ -51,6 +52,13 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
     """
     across = cluster.num_nodes > 1
     measured = np.log([measurement.median for measurement in measurements])
+
+    def usual(*, crossing: bool) -> float:
+        """The logarithm of the usual seconds per byte of the phases in which groups cross nodes, or do not."""
+        rates = [m.median / m.size for m in measurements if _crosses(m.phase, cluster) == crossing]
+        return float(np.log(np.median(rates) / INVERSE_SCALE)) if rates else 0.0
+
+    inside, nic = usual(crossing=False), usual(crossing=True)
 
     def hardware_of(logs: npt.NDArray[np.float64]) -> Hardware:
         values = np.exp(logs)
@@ -66,6 +74,8 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
 
     count = 6 if across else 4
     starts = [np.zeros(count), np.resize([0.0, -2.0], count), np.resize([-2.0, 0.0, 0.0, -1.0], count)]
+    # A link that nothing waits for has no gradient, so one that is far slower than these would stay where it began.
+    starts.append(np.array([0.0, inside, -2.0, inside - 2.0, 0.0, nic][:count]))
     closest = min(
         (least_squares(residuals, start, loss="soft_l1", bounds=(-12.0, 12.0)) for start in starts),
         key=lambda result: float(result.cost),
@@ -73,6 +83,12 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
     hardware = _without_negligible(hardware_of(closest.x))
     errors = [predicted_seconds(m, cluster, hardware) / m.median - 1 for m in measurements]
     return Fit(hardware, tuple(errors))
+
+
+def _crosses(phase: Phase, cluster: Cluster) -> bool:
+    """Whether any group has members on several nodes."""
+    node_of = cluster.node_of()
+    return any(len(np.unique(node_of[list(group.members)])) > 1 for group in phase)
 
 
 def _without_negligible(hardware: Hardware) -> Hardware:

@@ -79,8 +79,8 @@ def clip_grad_norm_(
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for parameter in given:
         if parameter.grad is not None:
-            parameter.grad.mul_(factor.to(parameter.grad.dtype))
-    return total
+            parameter.grad.mul_(factor.to(parameter.grad.dtype))  # one number of the host, for gradients anywhere
+    return total.to(given[0].device)
 
 
 def _norm_over_all(parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float) -> torch.Tensor:

@@ -107,10 +107,10 @@ class Exchange:
         """
         call = self._with_problem(call, problem or self._problem)
         inside = _Inside(self, call, parts or {}, source) if self.wire.node is not None else None
-        bring, doing = (parts or {}, call) if inside is None else (inside.bring, inside.doing)
+        bring, doing, mates = (parts or {}, call, None) if inside is None else (inside.bring, inside.doing, inside.met)
         if doing.kind is Kind.REDUCE:
             bring = self._coded(bring)
-        owners, mates = self.wire.owners, None if inside is None else inside.met
+        owners = self.wire.owners
         counts, ordered, orders = self.addressed(owners, bring, self._owners(bring, source, doing))
         met = self.wire.meet(owners, call, counts, self.round(), asked_in(ordered), mates=mates)
         did = self._agreed(met)

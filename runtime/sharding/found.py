@@ -9,6 +9,7 @@ import torch
 
 from preduce.runtime.sharding.layout import RowLayout
 from preduce.runtime.sharding.modules import handle_of
+from preduce.runtime.sharding.staging import DEVICES
 from preduce.runtime.sharding.table import Table
 from preduce.runtime.sharding.tables import Tables
 from preduce.topo.errors import InputError
@@ -135,10 +136,10 @@ def _refuse_uses(
                     f"parameter {route.parameter!r}: is used by {place!r} ({type(module).__name__}), too, which needs "
                     "all rows; give it way 'dense', or parameters of their own"
                 )
-    if parameter.device.type not in ("cpu", "meta"):
+    if parameter.device.type not in (*DEVICES, "meta"):
         raise InputError(
-            f"parameter {route.parameter!r}: lies on {parameter.device}; tables of their own route are exchanged over "
-            "gloo, on CPU; give it way 'dense'"
+            f"parameter {route.parameter!r}: lies on {parameter.device}; rows of tables travel from the CPU and from "
+            "CUDA devices; move it to one, or give it way 'dense'"
         )
     if parameter.is_meta and route.way is not Way.SHARDED:
         raise InputError(f"parameter {route.parameter!r}: has no numbers (device meta); only sharded tables are drawn")

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.autograd.function import once_differentiable
 
-from preduce.runtime.sharding.columns import Part
 from preduce.runtime.sharding.whole import own_rows, whole
 from preduce.topo.errors import InputError
 
@@ -53,45 +52,62 @@ class Handle:
     def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """The rows that a call needs, [rows, columns], the indices into them, and the place of the padding row.
 
+        On a device the host waits twice: for the numbers of the rows, and to hand out its own to those who asked.
+
         Raises:
             InputError: an index out of range, on any worker.
         """
         module = self.module()
         assert module is not None, "a module calls its own handle"
-        problem = _problem(self.table, indices)
-        ids, inverse = torch.unique(indices.long(), return_inverse=True)
-        self._trains = torch.is_grad_enabled() and weight.requires_grad and self.copy == 0
-        rows: torch.Tensor = _Lookup.apply(weight, self, ids[:0] if problem else ids, problem)  # type: ignore[no-untyped-call]
-        padding = None
+        problem = _problem(self.table, weight, indices)
+        ids, inverse, padding = torch.empty(0, dtype=torch.int64), indices, None
+        if not problem:
+            unique, inverse = torch.unique(indices.long(), return_inverse=True)  # ascending
+            ids = self.table.staging.to_host(unique)
+            problem = _out_of_range(self.table, ids)
         if module.padding_idx is not None:
             place = int(torch.searchsorted(ids, module.padding_idx))
             padding = place if place < len(ids) and int(ids[place]) == module.padding_idx else None
+        self._trains = torch.is_grad_enabled() and weight.requires_grad and self.copy == 0
+        ids = ids[:0] if problem else ids
+        rows: torch.Tensor = _Lookup.apply(weight, self, ids, problem, padding)  # type: ignore[no-untyped-call]
         return rows, inverse, padding
 
     def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
-        """Rows by their numbers, which are each there once.
+        """Rows, where the module's weight lies, by their numbers on the host, which are each there once.
 
         Raises:
             InputError: an index out of range, on any worker.
         """
+        module, staging = self.module(), self.table.staging
+        assert module is not None, "a module calls its own handle"
+        weight = module.weight.detach()
         if self.table.is_sharded:
-            return self.tables.fetch(self.table, self.copy, ids, trains=self._trains, problem=problem)
+            rows = self.tables.fetch(self.table, self.copy, ids, trains=self._trains, problem=problem)
+            return staging.to_device(rows, weight.device)
         if problem:
             self.tables.refuse(problem, trains=self._trains)
-        module = self.module()
-        assert module is not None, "a module calls its own handle"
-        return module.weight.detach()[ids]
+        return weight[staging.to_device(ids, weight.device)]
 
 
-def _problem(table: Table, indices: torch.Tensor) -> str:
-    """What is wrong with the indices of a lookup; empty where nothing is."""
+def _problem(table: Table, weight: torch.Tensor, indices: torch.Tensor) -> str:
+    """What is wrong with the indices of a lookup before anything is known of their values; empty where nothing is."""
     if indices.dtype not in (torch.int32, torch.int64):
         return f"parameter {table.name!r}: is looked up with {indices.dtype}; indices are int32 or int64"
-    if indices.numel():
-        last = table.route.rows - 1
-        for index in (int(indices.min()), int(indices.max())):
-            if not 0 <= index <= last:
-                return f"parameter {table.name!r}: index {index} is out of range; its rows are 0..{last}"
+    if indices.device != weight.device:
+        return (
+            f"parameter {table.name!r}: lies on {weight.device} and is looked up with indices on {indices.device}; "
+            f"look up with indices.to('{weight.device}')"
+        )
+    return ""
+
+
+def _out_of_range(table: Table, ids: torch.Tensor) -> str:
+    """What is wrong with the rows asked for, ascending and on the host; empty where nothing is."""
+    last = table.route.rows - 1
+    for index in ids[[0, -1]].tolist() if len(ids) else ():
+        if not 0 <= index <= last:
+            return f"parameter {table.name!r}: index {index} is out of range; its rows are 0..{last}"
     return ""
 
 
@@ -99,18 +115,27 @@ class _Lookup(torch.autograd.Function):
     """Rows of a table. Their gradients wait in the table for the end of the backward pass, where all are exchanged."""
 
     @staticmethod
-    def forward(ctx: Any, _weight: torch.Tensor, handle: Handle, ids: torch.Tensor, problem: str) -> torch.Tensor:  # noqa: ANN401 - torch's context
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context
+        _weight: torch.Tensor,
+        handle: Handle,
+        ids: torch.Tensor,
+        problem: str,
+        padding: int | None,
+    ) -> torch.Tensor:
         """The rows that all workers look up together; of a table that every worker has, its own.
 
         The weight is an argument so that torch asks for a gradient.
         """
-        ctx.handle, ctx.ids = handle, ids
+        ctx.handle, ctx.ids, ctx.padding = handle, ids, padding
         return handle.found(ids, problem)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:  # noqa: ANN401 - as above
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None, None]:  # noqa: ANN401 - as above
         """Keep the gradients of the rows, without those of the padding row, which has none.
+
+        From a device they set out for the host here, beside the rest of the backward pass.
 
         Raises:
             InputError: the rows are those of a copy of the model, which is not trained.
@@ -118,13 +143,16 @@ class _Lookup(torch.autograd.Function):
         handle, ids = ctx.handle, ctx.ids
         if handle.copy:
             raise InputError(f"parameter {handle.table.name!r}: a copy of the model was trained; wrap it by itself")
-        module = handle.module()
-        if module is not None and module.padding_idx is not None:
-            keep = ids != module.padding_idx
-            ids, gradient = ids[keep], gradient[keep]
-        handle.table.pending.append(Part(ids, gradient.contiguous()))
+        if ctx.padding is not None:
+            ids, gradient = _without(ids, ctx.padding), _without(gradient, ctx.padding)
+        handle.table.pending.append((ids, handle.table.staging.begin(gradient.contiguous())))
         handle.tables.exchange_after_backward()
-        return None, None, None, None
+        return None, None, None, None, None
+
+
+def _without(array: torch.Tensor, place: int) -> torch.Tensor:
+    """All rows but one."""
+    return torch.cat([array[:place], array[place + 1 :]])
 
 
 class TableEmbedding(torch.nn.Embedding):

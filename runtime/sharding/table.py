@@ -9,12 +9,14 @@ import torch
 
 from preduce.runtime.sharding.columns import Part
 from preduce.runtime.sharding.gradient import guarded_gradient
+from preduce.runtime.sharding.staging import Staging
 from preduce.topo.strategies.routes import Gradient
 
 if TYPE_CHECKING:
     import weakref
 
     from preduce.runtime.sharding.layout import RowLayout
+    from preduce.runtime.sharding.staging import Landing
     from preduce.topo.strategies.routes import Route
 
 Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
@@ -24,7 +26,8 @@ Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
 class Table:
     """A table of a run, on one worker.
 
-    Sharded, the module's parameter holds this worker's rows only; gathered, all of them.
+    Sharded, the module's parameter holds this worker's rows only; gathered, all of them. Parameter, gradient and the
+    optimizer's state lie on the parameter's device; numbers of rows, and rows that travel, on the host.
     """
 
     index: int
@@ -37,8 +40,9 @@ class Table:
     """None where every worker has all rows."""
     own: torch.Tensor | None = None
     """The rows that lie here, ascending, once the table is sharded."""
-    pending: list[Part] = field(default_factory=list)
-    """Gradients of looked-up rows that no exchange has taken yet."""
+    staging: Staging = field(default_factory=Staging)
+    pending: list[tuple[torch.Tensor, Landing]] = field(default_factory=list)
+    """Row numbers, and gradients on their way to the host, of lookups that no exchange has taken yet."""
     copies: list[weakref.ref[Embeddings]] = field(default_factory=list)
     """The module in which each copy of the model has this table; 0 is the one that is trained."""
 
@@ -56,15 +60,24 @@ class Table:
         """Where rows stand in this worker's array."""
         return rows if self.layout is None else self.layout.place_of(rows)
 
+    def rows_at(self, array: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Rows of an array, wherever it lies, by their places in it; both on the host."""
+        return self.staging.to_host(array[self.staging.to_device(places, array.device)])
+
+    def put(self, array: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write rows that came over the host into an array that has this worker's, wherever it lies."""
+        places = self.staging.to_device(self.placed(ids), array.device)
+        array[places] = self.staging.to_device(rows, array.device)
+
     def taken(self) -> Part | None:
         """What the lookups of a backward pass have brought, each row once; None where none took part in it."""
         if not self.pending:
             return None
-        parts, self.pending = self.pending, []
-        if len(parts) == 1:
-            return parts[0]
-        rows = [part.rows for part in parts if part.rows is not None]
-        return Part(torch.cat([part.ids for part in parts]), torch.cat(rows)).coalesced()
+        brought, self.pending = self.pending, []
+        rows = [landing.wait() for _, landing in brought]
+        if len(rows) == 1:
+            return Part(brought[0][0], rows[0])
+        return Part(torch.cat([ids for ids, _ in brought]), torch.cat(rows)).coalesced()
 
     def add(self, part: Part) -> None:
         """Add what all workers have brought for this worker's rows to its gradient."""
@@ -74,7 +87,8 @@ class Table:
         assert rows is not None, "gradients have rows"
         if self.average:
             rows = rows / self.num_workers
-        places = self.placed(part.ids)
+        places = self.staging.to_device(self.placed(part.ids), parameter.device)
+        rows = self.staging.to_device(rows, parameter.device)
         old = parameter.grad
         if self.route.gradient is Gradient.SPARSE:
             new = torch.sparse_coo_tensor(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from preduce.runtime.averaging.reducer import Reducer
 from preduce.runtime.sharding.blocks import blocks
 from preduce.runtime.sharding.calls import Call, Kind
 from preduce.runtime.sharding.columns import Part
@@ -15,14 +16,15 @@ from preduce.runtime.sharding.exchange import Exchange, Shape
 from preduce.runtime.sharding.layout import BlockOnFirst
 from preduce.runtime.sharding.modules import Handle, is_routed, route_module
 from preduce.runtime.sharding.row_code import RowCode
+from preduce.runtime.sharding.staging import Staging
 from preduce.runtime.sharding.wire import Wire
 from preduce.topo.errors import InputError
 from preduce.topo.strategies.routes import Gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-    from preduce.runtime.averaging.reducer import Reducer
     from preduce.runtime.sharding.exchange import Answer, Outcome, Source
     from preduce.runtime.sharding.layout import Layout
     from preduce.runtime.sharding.table import Table
@@ -49,6 +51,8 @@ class Tables:
         self._step = 0
         self._reduced = False
         self._closed = False
+        self._device = torch.device("cpu")
+        """Where the model's other parameters lie, and with them tables that are drawn here."""
 
     def __bool__(self) -> bool:
         """Whether any parameter goes a way of its own."""
@@ -75,10 +79,10 @@ class Tables:
     def connect(
         self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], stepper: Stepper
     ) -> None:
-        """Meet the others; all workers call it, after their groups were made.
+        """Meet the others; all workers call it, after their groups were made. Rows travel over the host.
 
         Args:
-            reducer: whose world it is.
+            reducer: that of the parameters which are averaged; whose world it is.
             cluster: which worker is on which node.
             guard: ends the run where an operation fails.
             stepper: knows the step that this worker is in, and tells those without data when it begins one.
@@ -90,12 +94,17 @@ class Tables:
         self._guard, self._stepper = guard, stepper
         if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
             _choose_sparse_checks()
+        if reducer.buckets:
+            self._device = reducer.buckets[0].device
+        staging = Staging(reducer.world.streams)
+        for table in self.tables:
+            table.staging = staging
         gathers = any(not table.is_sharded for table in self.tables)
-        wire = Wire(reducer, cluster, coalesces=self._coalesces, gathers=gathers)
+        wire = Wire(_on_host(reducer), cluster, coalesces=self._coalesces, gathers=gathers)
         shapes = [
             Shape(
                 table.name,
-                table.parameter.new_empty((0, table.route.columns)).detach(),
+                torch.empty(0, table.route.columns, dtype=table.parameter.dtype),
                 table.layout,
                 RowCode.of(table.route, table.parameter.dtype),
             )
@@ -168,18 +177,27 @@ class Tables:
         """
         for table in self.tables:
             if self._exchange is not None and not table.is_sharded:
-                self._exchange.wire.broadcast(table.parameter.detach())
+                whole = table.parameter.detach()
+                for first, last in blocks(table):
+                    block = whole[first:last]
+                    rows = table.staging.to_host(block)
+                    self._exchange.wire.broadcast(rows)
+                    if rows is not block:
+                        block.copy_(table.staging.to_device(rows, block.device))
 
     def _spread(self, table: Table, *, broadcast: bool) -> None:
         layout = table.layout
         assert layout is not None, "only sharded tables lie apart"
         whole, table.own = table.parameter.detach(), layout.rows_of(self.rank)
-        shard = _drawn(table, table.own, self.rank) if whole.is_meta else whole[table.own]
+        if whole.is_meta:
+            shard = torch.empty(len(table.own), table.route.columns, dtype=whole.dtype, device=self._device)
+            shard.copy_(_drawn(table, table.own, self.rank))
+        else:
+            shard = whole[table.staging.to_device(table.own, whole.device)]
         if broadcast and not whole.is_meta:
             for first, last in blocks(table):
                 mine = table.own[(table.own >= first) & (table.own < last)]
-                rows = self.block(table, mine, BlockOnFirst(first), whole[first:last])
-                shard[layout.place_of(mine)] = rows
+                table.put(shard, mine, self.block(table, mine, BlockOnFirst(first), whole[first:last]))
         if whole.is_meta:
             drawn = torch.nn.Parameter(shard, table.parameter.requires_grad)
             torch.utils.swap_tensors(table.parameter, drawn)  # type: ignore[no-untyped-call]
@@ -189,7 +207,7 @@ class Tables:
     def block(
         self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
     ) -> torch.Tensor:
-        """Rows of a block that others have; all workers ask for some, or none, and answer from `array`.
+        """Rows of a block that others have, on the host; all workers ask for some, or none, and answer from `array`.
 
         Args:
             table: whose rows.
@@ -203,13 +221,18 @@ class Tables:
         """
         call = Call(Kind.WHOLE, self._step, table.index, number)
         outcome = self._perform(
-            call, {table.index: Part(ids)}, source=lambda _call: (layout, lambda places: array[places])
+            call, {table.index: Part(ids)}, source=lambda _call: (layout, lambda places: table.rows_at(array, places))
         )
         assert outcome.rows is not None, "a lookup gives rows"
         return outcome.rows
 
+    def together(self, advice: str) -> AbstractContextManager[None]:
+        """Around blocks that are no part of a step; see `Heartbeat.together`."""
+        assert self._exchange is not None, "tables are connected before their blocks are asked for"
+        return self._exchange.wire.reducer.heartbeat.together(advice)
+
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
-        """Rows of a sharded table, each asked for once; all workers look up some, or none.
+        """Rows of a sharded table, on the host, each asked for once; all workers look up some, or none.
 
         Raises:
             InputError: a worker's user made a mistake, or workers do different things.
@@ -325,15 +348,29 @@ class Tables:
         weight, max_norm, norm_type = module.weight.detach(), module.max_norm, module.norm_type
 
         def answer(places: torch.Tensor) -> torch.Tensor:
+            here = table.staging.to_device(places, weight.device)
             if max_norm is not None and len(places):
-                torch.embedding_renorm_(weight, places, max_norm, norm_type)
-            return weight[places]
+                torch.embedding_renorm_(weight, here, max_norm, norm_type)
+            return table.staging.to_host(weight[here])
 
         return table.layout, answer
 
 
+def _on_host(reducer: Reducer) -> Reducer:
+    """What waits for rows: where averages go over devices another reducer, whose waits the host does itself."""
+    world = reducer.world.on_host()
+    if world is reducer.world and not reducer.streams.runs_ahead:
+        return reducer
+    other = Reducer(world, (), reducer.recorder, reducer.heartbeat, key=reducer.key, timeout=reducer.timeout)
+    other.verdicts = reducer.verdicts  # the watch over the device knows why a host waited for rows in vain
+    return other
+
+
 def _drawn(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
-    """Rows of a table that was made without numbers (on the device `meta`), as `nn.Embedding` draws its own."""
+    """Rows of a table that was made without numbers (on the device `meta`), as `nn.Embedding` draws its own.
+
+    They are drawn on the host, so that they are the same wherever they will lie.
+    """
     generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
     shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
     shard.normal_(generator=generator)

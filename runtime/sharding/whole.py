@@ -47,11 +47,16 @@ def whole(tables: Tables, table: Table, array: torch.Tensor, number: int) -> tor
     is_first = tables.rank == 0
     array = array.to_dense() if array.layout is not torch.strided else array
     target = backed_by_file(shape, array.dtype) if is_first else torch.empty(shape, dtype=array.dtype, device="meta")
-    for first, last in blocks(table):
-        ids = torch.arange(first, last if is_first else first)
-        rows = tables.block(table, ids, table.layout, array, number)
-        if is_first:
-            target[first:last] = rows
+    advice = (
+        f"worker {tables.rank} is in state_dict(), which puts the rows of {table.name!r} together from all workers: "
+        "let all of them call it, before finish(); worker 0's then holds the whole table"
+    )
+    with tables.together(advice):
+        for first, last in blocks(table):
+            ids = torch.arange(first, last if is_first else first)
+            rows = tables.block(table, ids, table.layout, array, number)
+            if is_first:
+                target[first:last] = rows
     return target
 
 
@@ -106,11 +111,11 @@ def whole_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[s
         PeerLostError: a worker is gone.
     """
     state = dict(saved["state"])
-    for index, table in _places(tables, optimizer):
+    for index, table in places_of(tables, optimizer):
         if index not in state:
             continue
         entries = dict(state[index])
-        arrays = [key for key in sorted(entries) if _is_like(entries[key], table.parameter)]
+        arrays = [key for key in sorted(entries) if is_like(entries[key], table.parameter)]
         for number, key in enumerate(arrays):
             entries[key] = whole(tables, table, entries[key], 1 + number)
         state[index] = entries
@@ -124,20 +129,20 @@ def own_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: Mapping[
         InputError: see `own_rows`.
     """
     state = dict(saved["state"])
-    for index, table in _places(tables, optimizer):
+    for index, table in places_of(tables, optimizer):
         if index in state:
             entries = state[index].items()
             state[index] = {key: own_rows(table, one) if table.is_whole(one) else one for key, one in entries}
     return {**saved, "state": state}
 
 
-def _places(tables: Tables, optimizer: torch.optim.Optimizer) -> list[tuple[int, Table]]:
+def places_of(tables: Tables, optimizer: torch.optim.Optimizer) -> list[tuple[int, Table]]:
     """Sharded tables, by their parameters' numbers in the optimizer's state dict."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = ((index, tables.of(parameter)) for index, parameter in enumerate(parameters))
     return [(index, table) for index, table in found if table is not None and table.is_sharded]
 
 
-def _is_like(value: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 - whatever a state holds
+def is_like(value: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 - whatever a state holds
     """Whether a state has a number for each of this worker's."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape

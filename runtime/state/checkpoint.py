@@ -127,8 +127,9 @@ def load_checkpoint(
 
     Static and all-reduce schedules then continue bit for bit. With `other_run` the number of workers or the schedule
     may differ: every worker starts from the mean of all saved models and buffers at step 0 of the new schedule, with
-    fresh optimizer state; this needs all files on worker 0's file system. A damaged checkpoint is passed over for an
-    older one with a warning.
+    fresh optimizer state; only the rows of sharded tables keep theirs, as long as the optimizer is of the same class
+    and switches. This needs all files on worker 0's file system. A damaged checkpoint is passed over for an older one
+    with a warning.
 
     Raises:
         InputError: the checkpoint belongs to another schedule, model or number of workers, or is of a newer format.
@@ -193,7 +194,7 @@ def _load_mean(optimizer: DistributedOptimizer, number: int, folder: Path, membe
     optimizer.meeting.broadcast(members)
     if tables := optimizer.run.tables:
         tables.broadcast()
-        deal_anew(tables, told["tables"], told["there"], reader(folder, file_of, unpack))
+        deal_anew(tables, optimizer.optimizer, told["tables"], told["there"], reader(folder, file_of, unpack))
     optimizer.stepper.steps = 0
     return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
 

@@ -45,7 +45,7 @@ class StateFile:
         device = self.flat.buckets[0].device
         facts = {"steps": self.steps, "optimizer": numbers, "random": _random_states(tensors, device)}
         if self.tables:
-            facts["tables"] = layouts_of(self.tables)
+            facts["tables"] = layouts_of(self.tables, self.optimizer)
         for name, tensor in self.runner.state().items():
             tensors[f"strategy/{name}"] = tensor.detach().clone()
         return tensors, facts

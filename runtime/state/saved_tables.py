@@ -1,5 +1,6 @@
 """Tables in checkpoints: each worker saves its own rows; another number of workers deals them out anew.
 
+What the optimizer keeps of each row (Adagrad's sums, Adam's moments) has one owner, as the row itself, and goes along.
 Worker 0 then reads one old worker's file after the other, and every worker takes its rows out of it block by block, so
 that nobody holds more than two shards at a time.
 """
@@ -13,6 +14,7 @@ import torch
 
 from preduce.runtime.sharding.blocks import blocks
 from preduce.runtime.sharding.layout import RowLayout
+from preduce.runtime.sharding.whole import is_like, places_of
 from preduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,13 +26,43 @@ if TYPE_CHECKING:
     from preduce.runtime.sharding.tables import Tables
 
 
-def layouts_of(tables: Tables) -> dict[str, Any]:
-    """How each sharded table is dealt out, as JSON."""
-    return {
-        table.name: [layout.num_rows, list(layout.hosts), layout.partitions]
+def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """How each sharded table is dealt out, and what the optimizer keeps of it, as JSON."""
+    found: dict[str, Any] = {
+        table.name: [layout.num_rows, list(layout.hosts), layout.partitions, None]
         for table in tables
         if (layout := table.layout) is not None
     }
+    states = optimizer.state_dict()["state"]
+    for index, table in places_of(tables, optimizer):
+        if index in states:
+            found[table.name][-1] = _described(states[index], table, index, _kind(optimizer, table))
+    return found
+
+
+def _described(state: Mapping[str, Any], table: Table, index: int, kind: list[str]) -> dict[str, Any] | None:
+    """A table's state without its arrays; None where it has others than one number for each of the table's."""
+    arrays, scalars, plain = {}, {}, {}
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            plain[key] = value
+        elif is_like(value, table.parameter):
+            arrays[key] = _name_of(value.dtype)
+        elif value.dim() == 0:
+            scalars[key] = [_name_of(value.dtype), value.item()]
+        else:
+            return None
+    return {"kind": kind, "index": index, "arrays": arrays, "scalars": scalars, "plain": plain}
+
+
+def _kind(optimizer: torch.optim.Optimizer, table: Table) -> list[str]:
+    """The optimizer's class and its switches for a table: another one keeps other arrays."""
+    group = next(group for group in optimizer.param_groups if any(one is table.parameter for one in group["params"]))
+    return [type(optimizer).__name__, *sorted(key for key, value in group.items() if value is True)]
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +82,18 @@ class _OldShard:
 
 def deal_anew(
     tables: Tables,
+    optimizer: torch.optim.Optimizer,
     saved: Mapping[str, Any],
     old_ranks: Sequence[int],
     read: Callable[[int], Mapping[str, torch.Tensor]],
 ) -> None:
     """Fill all sharded tables from files that another number of workers saved; all workers call it.
 
+    The optimizer goes on with its states of the rows, where it is of the class and the switches that it was of.
+
     Args:
         tables: of this worker.
+        optimizer: the one that trains them.
         saved: what `layouts_of` gave when they were saved.
         old_ranks: whose files there are.
         read: the tensors of such a file; called on worker 0 only.
@@ -66,27 +102,49 @@ def deal_anew(
         InputError: the files lack a table, or rows of it.
         PeerLostError: a worker is gone.
     """
+    state = optimizer.state_dict()
+    indices = {table.name: index for index, table in places_of(tables, optimizer)}
     for table in tables:
         if table.layout is not None:
             if table.name not in saved or saved[table.name][0] != table.route.rows:
                 raise InputError(f"load_checkpoint: table {table.name!r} was not saved as a sharded one of this size")
-            rows, hosts, partitions = saved[table.name]
+            rows, hosts, partitions, kept = saved[table.name]
             if missing := set(hosts) - set(old_ranks):
                 raise InputError(f"load_checkpoint: the rows of {table.name!r} on worker {min(missing)} were not saved")
-            _deal(tables, table, RowLayout(rows, tuple(hosts), partitions), read)
+            targets = {f"model/{table.name}": table.parameter.detach()}
+            if kept is not None and table.name in indices and kept["kind"] == _kind(optimizer, table):
+                entries = _prepared(kept, table.parameter.detach())
+                state["state"][indices[table.name]] = entries
+                targets |= {f"optimizer/{kept['index']}/{key}": entries[key] for key in kept["arrays"]}
+            _deal(tables, table, RowLayout(rows, tuple(hosts), partitions), targets, read)
+    optimizer.load_state_dict(state)
 
 
-def _deal(tables: Tables, table: Table, old: RowLayout, read: Callable[[int], Mapping[str, torch.Tensor]]) -> None:
+def _prepared(kept: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:
+    """A table's state with arrays that are still to be filled."""
+    arrays = {key: torch.zeros_like(weight, dtype=getattr(torch, name)) for key, name in kept["arrays"].items()}
+    scalars = {key: torch.tensor(value, dtype=getattr(torch, name)) for key, (name, value) in kept["scalars"].items()}
+    return {**arrays, **scalars, **kept["plain"]}
+
+
+def _deal(
+    tables: Tables,
+    table: Table,
+    old: RowLayout,
+    targets: Mapping[str, torch.Tensor],
+    read: Callable[[int], Mapping[str, torch.Tensor]],
+) -> None:
+    """Fill arrays of this worker's rows from those that the old workers' files have under the same names."""
     assert table.own is not None, "the table is sharded"
     assert table.layout is not None, "as above"
-    weight = table.parameter.detach()
     layout: Layout = _OldShard(old)
     for rank in old.hosts:
-        shard = read(rank)[f"model/{table.name}"] if tables.rank == 0 else weight
+        shards = read(rank) if tables.rank == 0 else targets
         mine = table.own[old.owner_of(table.own) == rank]
-        for first, last in blocks(table):
-            ids = mine[(mine >= first) & (mine < last)]
-            weight[table.layout.place_of(ids)] = tables.block(table, ids, layout, shard)
+        for number, (name, target) in enumerate(targets.items()):
+            for first, last in blocks(table):
+                ids = mine[(mine >= first) & (mine < last)]
+                table.put(target, ids, tables.block(table, ids, layout, shards[name], number))
 
 
 def reader(folder: Path, file_of: Callable[[int], str], unpack: Callable[..., Any]) -> Callable[[int], Any]:

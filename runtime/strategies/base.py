@@ -114,6 +114,11 @@ class Runner(ABC):
         """
         return None
 
+    @property
+    def rests(self) -> bool:
+        """Whether this worker takes no more steps until all meet, while the others' rounds go on. From any thread."""
+        return False
+
     def follow(self, clock: Callable[[], int]) -> None:
         """Learn where to ask for the step that comes next, for what begins before `before_step`."""
 

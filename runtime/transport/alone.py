@@ -106,6 +106,10 @@ class AloneWorld:
         """Each optimizer has a world of its own."""
         return 1
 
+    def on_host(self) -> World:
+        """This world: nothing travels."""
+        return self
+
     def kin(self) -> Sequence[World]:
         """This world alone."""
         return [self]

@@ -106,7 +106,7 @@ class NcclWorld(GroupTable):
         return self._keep(members, name, made)
 
     def on_host(self) -> GlooWorld:
-        """The same workers over gloo, for sums in host memory that a thread beside the training carries out.
+        """The same workers over gloo: for rows of tables, and for sums that a thread beside the training carries out.
 
         NCCL from a second thread that waits for absent peers would hold the device, and the order of launches on it
         would differ between workers.

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from preduce.runtime.transport.waiting import pause_after
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -122,6 +124,13 @@ class CudaStreams(Streams):
 def streams_of(device: torch.device) -> Streams:
     """The streams of a device."""
     return CudaStreams(device) if device.type == "cuda" else Streams()
+
+
+def await_mark(mark: Marker) -> None:
+    """Let the host wait until a stream has come to a mark."""
+    start = time.monotonic()
+    while not mark.query():
+        time.sleep(pause_after(time.monotonic() - start))
 
 
 class DeviceClock:

@@ -203,6 +203,10 @@ class ThroughServers:
         """See World."""
         return self._world.next_instance()
 
+    def on_host(self) -> World:
+        """See World."""
+        return self._world.on_host()
+
     def kin(self) -> Sequence[World]:
         """See World."""
         return self._world.kin()

@@ -15,7 +15,6 @@ Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is kept of an updat
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,15 +23,13 @@ import torch
 from preduce.runtime.averaging.weights import unit_weights
 from preduce.runtime.transport.arrays import Snapshots
 from preduce.runtime.transport.credit import Bound
-from preduce.runtime.transport.streams import Streams
-from preduce.runtime.transport.waiting import pause_after
+from preduce.runtime.transport.streams import Streams, await_mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from fractions import Fraction
 
     from preduce.runtime.transport.mailbox import Mailbox
-    from preduce.runtime.transport.streams import Marker
 
 PART_BYTES = 16 * 2**20
 """The most that one message holds of an update."""
@@ -154,19 +151,12 @@ class UpdateSender:
         queued.reverse()
         while queued:
             views, mark = queued.pop()
-            _passed(mark)
+            await_mark(mark)
             yield views
 
     def _take(self, index: int, arrays: Sequence[torch.Tensor]) -> list[memoryview]:
         part = self.layout.parts[index]
         return self._snapshots[index].take([arrays[piece.array][piece.start : piece.end] for piece in part])
-
-
-def _passed(mark: Marker) -> None:
-    """Wait until a stream has come to a mark."""
-    start = time.monotonic()
-    while not mark.query():
-        time.sleep(pause_after(time.monotonic() - start))
 
 
 def add_updates(

@@ -67,6 +67,9 @@ class World(Protocol):
     def next_instance(self) -> int:
         """A number that counts the optimizers of this world, equal on all workers."""
 
+    def on_host(self) -> World:
+        """The same workers over host memory: this world, except where its groups work on devices."""
+
     def kin(self) -> Sequence[World]:
         """The worlds of the same workers that are abandoned together, this one among them."""
 
@@ -143,6 +146,10 @@ class GroupTable(ABC):
         """A number that counts the optimizers of this world, equal on all workers."""
         self._instances += 1
         return self._instances
+
+    def on_host(self) -> World:
+        """See World."""
+        return self
 
     def kin(self) -> Sequence[World]:
         """This world alone."""

@@ -115,6 +115,30 @@ class PartialTiming(Timing):
                 case Note(("synchronised", int(version))) if version <= len(self._seconds):
                     self.finish[version - 1, worker] = step.end
 
+    @property
+    def sum_starts(self) -> npt.NDArray[np.float64]:
+        """When the sum of each round began that a worker was in, (num_rounds, num_workers) or one for all workers."""
+        return np.asarray(self.summed[0])[:, None]
+
+    def timeline(self, paces: npt.NDArray[np.int64], nic_bytes: npt.NDArray[np.float64]) -> Timeline:
+        """What is recorded, once the machine has run; `nic_bytes` (num_nodes,) left each node meanwhile."""
+        assert not np.isnan(self.finish).any(), "the protocol never halts before the end: see verify/properties"
+        record = QuorumRecord(self.summed, self.gradients, np.array(self.rounds), np.array(self.ages))
+        observed = Observed(nic_bytes, float(record.ages.max()), float(record.ages.mean()), quorum=record)
+        # Of a sum a worker sees what runs after its call; of one that it missed nothing.
+        start = np.minimum(np.maximum(self.sum_starts, self.computed), self.finish)
+        return Timeline(
+            paces,
+            self.begun,
+            self.computed,
+            start,
+            self.finish,
+            self.finish,
+            overlap=False,
+            free_running=True,
+            observed=observed,
+        )
+
 
 def run_quorum(case: Case) -> Timeline:
     """Every worker's rounds under a quorum. O(num_rounds · n) messages, for a number O(num_rounds · n²)."""
@@ -127,22 +151,7 @@ def run_quorum(case: Case) -> Timeline:
     alone, grace = float(one.seconds()[0]), setting.grace * 1e-6
     timing = PartialTiming(seconds, InTurn(cluster, case.hardware).latency, sum_seconds=alone, grace=grace)
     VirtualMachine(WaitingPartial(partial_of(setting, count)), timing, seed=case.seed, keep_notes=False).run()
-    assert not np.isnan(timing.finish).any(), "the protocol never halts before the end: see verify/properties"
     nic_bytes = np.zeros(cluster.num_nodes)
     means = case.num_rounds // setting.synchronise_every if setting.synchronise_every else 0
     np.add.at(nic_bytes, one.node, one.bytes_ * (case.num_rounds + means))
-    record = QuorumRecord(timing.summed, timing.gradients, np.array(timing.rounds), np.array(timing.ages))
-    observed = Observed(nic_bytes, float(record.ages.max()), float(record.ages.mean()), quorum=record)
-    # Of a sum a worker sees what runs after its call; of one that it missed nothing.
-    start = np.minimum(np.maximum(timing.summed[0][:, None], timing.computed), timing.finish)
-    return Timeline(
-        paces,
-        timing.begun,
-        timing.computed,
-        start,
-        timing.finish,
-        timing.finish,
-        overlap=False,
-        free_running=True,
-        observed=observed,
-    )
+    return timing.timeline(paces, nic_bytes)

@@ -18,8 +18,6 @@ from preduce.runtime.virtual_time.in_turn import InTurn
 from preduce.runtime.virtual_time.machine import Meeting, Step, VirtualMachine
 from preduce.runtime.virtual_time.partial import PartialTiming
 from preduce.runtime.virtual_time.partial_waits import BeginWithout
-from preduce.runtime.virtual_time.quorum_record import QuorumRecord
-from preduce.runtime.virtual_time.timeline import Observed, Timeline
 from preduce.schedulers.protocols.partial import Begin, Finish
 from preduce.schedulers.protocols.partial_groups import GroupsState, PartialGroups, partial_groups_of
 from preduce.topo.phase import Phase
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from preduce.runtime.virtual_time.case import Case
+    from preduce.runtime.virtual_time.timeline import Timeline
     from preduce.schedulers.protocols.base import Outcome
 
 
@@ -92,6 +91,11 @@ class GroupsTiming(PartialTiming):
             self.sums[:, row, step.process] = step.start, step.end
             self.summed[:, row] = np.nanmin(self.sums[0, row]), np.nanmax(self.sums[1, row])
 
+    @property
+    def sum_starts(self) -> npt.NDArray[np.float64]:
+        """Those of each worker's group."""
+        return np.asarray(self.sums[0])
+
 
 def run_quorum_of_groups(case: Case) -> Timeline:
     """Every worker's rounds under a quorum of each group. O(num_rounds · n · size of a group) messages."""
@@ -118,23 +122,8 @@ def run_quorum_of_groups(case: Case) -> Timeline:
     way, grace = InTurn(cluster, case.hardware).latency, setting.grace * 1e-6
     timing = GroupsTiming(case.seconds(), way, machine.group_of, sum_seconds, grace=grace)
     VirtualMachine(waiting, timing, seed=case.seed, keep_notes=False).run()
-    assert not np.isnan(timing.finish).any(), "the protocol never halts before the end: see verify/properties"
     nic_bytes = np.zeros(cluster.num_nodes)
     for round_ in range(case.num_rounds):
         one = loaded[place(round_)]
         np.add.at(nic_bytes, one.node, one.bytes_)
-    record = QuorumRecord(timing.summed, timing.gradients, np.array(timing.rounds), np.array(timing.ages))
-    observed = Observed(nic_bytes, float(record.ages.max()), float(record.ages.mean()), quorum=record)
-    # Of a sum a worker sees what runs after its call; of one that it missed nothing.
-    start = np.minimum(np.maximum(timing.sums[0], timing.computed), timing.finish)
-    return Timeline(
-        case.paces(),
-        timing.begun,
-        timing.computed,
-        start,
-        timing.finish,
-        timing.finish,
-        overlap=False,
-        free_running=True,
-        observed=observed,
-    )
+    return timing.timeline(case.paces(), nic_bytes)

@@ -42,11 +42,14 @@ class Report:
     """For whom it waits in that."""
     pace: int = 1
     gap: GapStatus | None = None
+    rests: bool = False
+    """Whether it takes no more steps until all meet, while the others' rounds go on."""
 
     def to_json(self) -> dict[str, Any]:
         """What fits into a slot."""
         cut = {"doing": self.doing[:MAX_TEXT], "waits": self.waits[:MAX_WAITS]}
-        return {"beat": self.beat, "pace": self.pace, "gap": None if self.gap is None else asdict(self.gap)} | cut
+        gap = None if self.gap is None else asdict(self.gap)
+        return {"beat": self.beat, "pace": self.pace, "gap": gap, "rests": self.rests} | cut
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> Report:
@@ -55,7 +58,8 @@ class Report:
         if gap is not None:
             values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in gap.items()}
             gap = GapStatus(**values)
-        return cls(content["beat"], content["doing"], tuple(content["waits"]), content["pace"], gap)
+        waits = tuple(content["waits"])
+        return cls(content["beat"], content["doing"], waits, content["pace"], gap, content["rests"])
 
 
 class Board:

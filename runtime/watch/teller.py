@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from preduce.runtime.worker.ending import Ending
 
 TELL_SECONDS = 0.5
+RESTS = "has ended its steps, and takes part in the others' rounds"
 
 
 def tell(run: Run, runner: Runner, ending: Ending) -> None:
@@ -36,7 +37,9 @@ def _tell(run: Run, runner: Runner, ending: Ending, pause: threading.Event) -> N
             since = step
         # Who waits for nobody has nothing to say for many steps, and what it said last is over.
         doing, waits = said if step == since else (f"computes step {step}", ())
-        run.progress.report(Report(beat, doing, waits, pace, runner.status()))
+        if rests := runner.rests:
+            doing, waits = RESTS, ()
+        run.progress.report(Report(beat, doing, waits, pace, runner.status(), rests))
         pause.wait(TELL_SECONDS)
     run.progress.report(Report(beat + 1, f"is {ending.state}", (), pace, runner.status()))
     run.progress.end()

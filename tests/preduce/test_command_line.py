@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 import preduce.verify.prove
 from preduce.__main__ import main
 from preduce.topo.cluster import Cluster
+from preduce.topo.document.schedule import load_schedule
 from preduce.topo.document.writer import write_schedule
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, Generated, Late, Lockstep, Neighbor, Pairwise, Round, Server
 from preduce.topo.strategies.axes import Codec, How, Pipeline
+from preduce.topo.strategies.quorum import Quorum
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -206,6 +209,29 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     assert main(["show", str(path), "-o", str(tmp_path / "ring.png")]) == 0
     assert main(["show", str(path)]) == 0
     assert "4: 1/2" in capsys.readouterr().out
+
+
+def test_show_says_of_a_quorum_what_there_is_no_matrix_of(capsys, figure_10, tmp_path):
+    fixed = load_schedule(figure_10)
+    when = Quorum(quorum=2, staleness=3)
+    path = tmp_path / "quorum.json"
+    write_schedule(path, replace(fixed, strategy=replace(fixed.strategy, when=when), certificate=None))
+    capsys.readouterr()
+    assert main(["show", str(path), "--max-phases", "3"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 F K " in shown, "the groups"
+    assert "the first 3 of 4 phases" in shown
+    assert "Period 4, quorum 2 up to 3 late: which updates a round averages is decided while the job runs" in shown
+    assert "no round has a mixing matrix" in shown
+    document = answer(capsys, "show", path, "--json")
+    assert document["groups"] == answer(capsys, "show", figure_10, "--json")["groups"]
+    assert document["note"].startswith("Period 4, quorum 2 up to 3 late")
+    for ending in ("png", "html"):
+        assert main(["show", str(path), "-o", str(tmp_path / f"picture.{ending}")]) == 0
+    assert main(["design", "4", "--using", "allreduce", "-o", str(path)]) == 0
+    everybody = load_schedule(path)
+    write_schedule(path, replace(everybody, strategy=replace(everybody.strategy, when=Quorum(quorum="majority"))))
+    assert "Period 1, majority up to 4 late" in answer(capsys, "show", path, "--json")["note"]
 
 
 def test_simulate_agrees_with_the_steady_state(capsys, figure_10):

@@ -7,9 +7,8 @@ from fractions import Fraction
 
 import networkx as nx
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from helpers.command_runs import runner
 from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
 from preduce.report.gaps import draw_gaps, draw_trace
@@ -27,13 +26,7 @@ from preduce.verify.pairing import shortest_deadlock
 KEYS = ["paper_bound", "exact_bound", "attained", "update_queue_capacity", "token_queue_capacity", "live"]
 
 
-def run(*arguments):
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, list(arguments), standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result
+run = runner(command)
 
 
 def test_json_has_exactly_the_promised_keys():

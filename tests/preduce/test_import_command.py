@@ -5,19 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import typer
-from typer.testing import CliRunner
 
+from helpers.command_runs import runner
 from preduce.commands.import_ import command
 
-
-def run(*arguments):
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, list(arguments), standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result
+run = runner(command)
 
 
 def test_notes_are_printed_and_stand_in_the_json(tmp_path):

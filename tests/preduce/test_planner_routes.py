@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from preduce.console import seconds as in_seconds
 from preduce.planner.routes import Pricing, Table, choose_routes
 from preduce.topo.cluster import Cluster
 from preduce.topo.errors import InputError, ScheduleError
@@ -83,6 +84,18 @@ def test_few_touched_rows_are_sharded_and_a_table_of_which_all_is_touched_goes_a
     assert every.dense_bytes == 10**6 + 50_000 * 128 * 4
 
 
+def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all():
+    schedule = Schedule("s", CLUSTERS[0], AllReduce())
+    fast, table = Hardware(inside=Link(1e-6, 1e-11), nic=Link(1e-5, 1e-10)), words(0.3, 0.5, 0.7)
+
+    def way(**members):
+        return choose_routes([table], schedule, fast, dense_bytes=10**6, **members).routes.tables[0].way
+
+    assert (way(handling=0.0), way()) == (Way.SHARDED, Way.DENSE)
+    with pytest.raises(InputError, match="s per row; all are numbers >= 0"):
+        way(handling=float("inf"))
+
+
 def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     schedule, table = Schedule("s", CLUSTERS[0], AllReduce()), words(0.008, 0.02, 0.05)
 
@@ -95,6 +108,9 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     assert coded.routes.tables[0].way is Way.SHARDED
     assert coded.seconds < exact.seconds
     assert coded.reasons[0].split(": ")[1].startswith("sharded in float16, ")
+    saved = f"{in_seconds(exact.seconds - coded.seconds)} and "
+    assert f" a step, {saved}" in coded.reasons[0]
+    assert " out of a node less than as it is; " in coded.reasons[0]
     assert coded.to_json()["codecs"] == {"words.weight": "float16"}
     assert chosen(SLOW, *Codec).routes.tables[0].codec is Codec.INT8
     fast = Hardware(inside=Link(1e-5, 1e-13), nic=Link(1e-4, 1e-13))

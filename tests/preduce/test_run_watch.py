@@ -173,6 +173,26 @@ def test_a_line_says_who_is_behind_whom_it_waits_for_and_how_far_gaps_and_queues
     assert "worker 1 is in step 4, and gave no sign of life for 9 s" in line
 
 
+def test_a_worker_whose_data_has_ended_is_not_behind_those_that_go_on(own_slot):
+    board = Board(4)
+    picture = Picture(board, clock=lambda: 0.0)
+    for rank, (step, rests) in enumerate([(30, False), (7, True), (28, False), (9, True)]):
+        board.claim(rank)
+        own_slot.own.enter(step)
+        own_slot.own.write(Report(1, teller.RESTS if rests else f"computes step {step}", rests=rests))
+    picture.look()
+    codes = dict.fromkeys(range(4))
+    rows = picture.rows(codes, lambda rank: "")
+    assert [row.ahead for row in rows] == [2, None, 0, None]
+    line = picture_line(rows, 3.0)
+    assert line.startswith("4 workers after 3 s: steps 28 to 30")
+    assert "slowest is worker 2, 2 behind: computes step 28; workers 1, 3 have ended their steps" in line
+    for rank in (0, 2):
+        board.claim(rank)
+        own_slot.own.write(Report(2, teller.RESTS, rests=True))
+    assert picture_line(picture.rows(codes, lambda rank: ""), 3.0) == "4 workers after 3 s: all have ended their steps"
+
+
 def _read_to_the_end(descriptor, seen):
     with contextlib.suppress(OSError), os.fdopen(descriptor, "rb", buffering=0) as terminal:  # the error says: closed
         while chunk := terminal.read(65536):
@@ -322,7 +342,7 @@ def test_what_a_worker_said_many_steps_ago_is_not_what_it_does(own_slot, monkeyp
     board.claim(0)
     progress, heartbeat = Progress(), SimpleNamespace(last=("entered the initial broadcast", (1,)))
     run = SimpleNamespace(progress=progress, pace=1, reducer=SimpleNamespace(heartbeat=heartbeat))
-    runner = SimpleNamespace(enters_steps=False, status=lambda: None)
+    runner = SimpleNamespace(enters_steps=False, status=lambda: None, rests=False)
     ending = SimpleNamespace(is_running=True, state="finished")
     teller.tell(run, runner, ending)
 
@@ -338,5 +358,8 @@ def test_what_a_worker_said_many_steps_ago_is_not_what_it_does(own_slot, monkeyp
     assert said("computes step 3") == ()
     heartbeat.last = ("entered the average of round 3", (1, 2))
     assert said("entered the average of round 3") == (1, 2)
+    runner.rests = True
+    assert said(teller.RESTS) == ()
+    assert board.report(0).rests
     ending.is_running = False
     said("is finished")

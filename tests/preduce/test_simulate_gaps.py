@@ -4,9 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from helpers.command_runs import runner
 from preduce.commands.simulate import command
 from preduce.schedulers.registry import build
 from preduce.topo.cluster import Cluster
@@ -24,12 +23,7 @@ def file(tmp_path):
 
 
 def run(*arguments):
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, list(map(str, arguments)), standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
+    return runner(command)(*arguments).stdout
 
 
 def test_a_gap_is_said_beside_its_bound_and_drawn_over_time(file, tmp_path):

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from helpers.command_runs import runner
 from preduce.commands.simulate import command
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import dump_schedule
@@ -22,12 +21,7 @@ def file(tmp_path):
 
 
 def run(*arguments):
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, list(map(str, arguments)), standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result.stdout
+    return runner(command)(*arguments).stdout
 
 
 def test_rounds_are_told_and_drawn_over_time(file, tmp_path):

@@ -59,7 +59,7 @@ def test_without_waiting_for_fills_a_late_one_sends_other_numbers(monkeypatch, n
 
 
 def test_without_waiting_for_copies_neighbours_get_other_numbers(monkeypatch):
-    monkeypatch.setattr(updates, "_passed", lambda _: None)
+    monkeypatch.setattr(updates, "await_mark", lambda _: None)
     assert compare(BY_NAME["neighbor, gap"], "pretended", place="fill", seconds=LATE) > 1e-3
 
 
@@ -146,11 +146,13 @@ def test_a_host_that_waits_for_the_device_is_set_free_when_an_operation_never_en
 
 def test_p_reduce_waits_for_its_verdict():
     def body(world):
-        tensors = [torch.full((9,), float(world.rank)), torch.full((3, 2), 10.0 * world.rank)]
+        with world.pretended.device:
+            tensors = [torch.full((9,), float(world.rank)), torch.full((3, 2), 10.0 * world.rank)]
+            too_long = torch.zeros(8 + 16 * world.rank)
         p_reduce(tensors, (0, 1), world=world, timeout=5)
         means = [float(tensor.sum()) for tensor in tensors]
         try:
-            p_reduce(torch.zeros(8 + 16 * world.rank)[:8], (0, 1), 1 + world.rank / 2, world=world, timeout=5)
+            p_reduce(too_long[:8], (0, 1), 1 + world.rank / 2, world=world, timeout=5)
         except PeerLostError as error:
             return [*means, str(error)]
         return means
@@ -181,7 +183,7 @@ def test_a_trace_shows_when_the_device_worked(tmp_path):
 def test_the_pretended_device_is_late_and_knows_who_waits():
     def body(world):
         device = world.pretended
-        values = torch.zeros(3)
+        values = torch.zeros(3, device=device.device)
         device.sleep(0.2)
         values.add_(1)
         early = device.host_waits

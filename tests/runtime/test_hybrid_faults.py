@@ -92,6 +92,33 @@ def test_workers_that_part_are_named_in_one_line(ranks, mistake, expected):
     assert line.endswith("all workers do the same lookups and backward passes in the same order")
 
 
+@pytest.mark.parametrize("of", ["model", "optimizer"])
+@pytest.mark.parametrize("place", ["finish", "mean_model"])
+def test_a_state_dict_that_worker_0_alone_asks_for_is_named(ranks, of, place):
+    """After the last step, as scripts on one device do it; the others' data had the same length."""
+
+    def run(world):
+        model, optimizer = start(CASE, world)
+        step(model, optimizer, *steps_of(CASE, world.rank)[0])
+        try:
+            if world.rank == 0:
+                (model if of == "model" else optimizer).state_dict()
+            if place == "mean_model":
+                with optimizer.mean_model():
+                    pass
+            optimizer.finish()
+        except PreduceError as error:
+            return str(error)
+        return ""
+
+    said = ranks.run(4, run)
+    waits = "finished after 1 rounds" if place == "finish" else "waits for all in mean_model() after 1 rounds"
+    assert f"{waits}: worker 0 is in state_dict(), which puts the rows of 'words.weight' together" in said[0]
+    assert "let all of them call it, before finish()" in said[0]
+    assert all("worker 0 gave up first" in line and "state_dict()" in line for line in said[1:])
+    ranks.fresh()
+
+
 def test_hooks_that_a_script_removes_are_none_that_training_needs_and_an_embedding_taken_back_is_named(ranks):
     def run(world):
         model, optimizer = start(CASE, world)

@@ -91,6 +91,48 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_other_workers_take_its_model(ranks
     assert all(torch.equal(moved[name], kept[name]) for name in kept)
 
 
+@pytest.mark.parametrize("name", ["adagrad", "adam", "sparseadam"])
+def test_rows_go_on_with_their_optimizers_state_over_other_numbers_of_workers(ranks, tmp_path, name):
+    """4, 2 and 3 workers next to one device, whose dense layer begins with a fresh state as often as theirs."""
+    case = Case(name, "1x4", sparse=name == "sparseadam", dtype=torch.float64)
+    plain, inner, runs = Model(case), None, ((4, 8), (2, 8), (3, 6))
+    for number, (num_workers, samples) in enumerate(runs):
+        before, inner = inner, OPTIMIZERS[name](plain.parameters())
+        if before is not None:
+            inner.state.update({table.weight: before.state[table.weight] for table in (plain.words, plain.bag)})
+        words, bags, targets = (array[:, :, :samples] for array in data_of(case))
+        train_more(case, plain, inner, (words, bags, targets / num_workers))
+
+        def act(world, number=number, num_workers=num_workers):
+            model, optimizer = start(replace(case, cluster=f"1x{num_workers}"), world)
+            if number:
+                preduce.load_checkpoint(optimizer, tmp_path / str(number - 1), other_run=True)
+            train_more(case, model, optimizer, part_of(data_of(case), world.rank, num_workers))
+            preduce.save_checkpoint(optimizer, tmp_path / str(number))
+            return model.state_dict()
+
+        found = ranks.run(num_workers, act)[0]
+    for key, value in found.items():
+        assert (value - plain.state_dict()[key]).abs().max() < 1e-12, key
+
+
+def test_another_optimizer_begins_afresh_with_the_rows(ranks, tmp_path):
+    def save(world):
+        model, optimizer = start(Case("adagrad", "1x2"), world)
+        train_more(Case(), model, optimizer, part_of(data_of(Case()), world.rank, num_workers=2))
+        preduce.save_checkpoint(optimizer, tmp_path)
+
+    def load(world):
+        model, optimizer = start(Case("adam", "1x2"), world)
+        preduce.load_checkpoint(optimizer, tmp_path, other_run=True)
+        assert not optimizer.optimizer.state
+        train_more(Case(), model, optimizer, part_of(data_of(Case()), world.rank, num_workers=2))
+        return int(optimizer.optimizer.state[model.words.weight]["step"])
+
+    ranks.run(2, save)
+    assert ranks.run(2, load) == [3, 3]
+
+
 def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks):
     def act(world):
         model, _ = start(CASES["adam"], world)

@@ -17,6 +17,9 @@ from preduce.topo.figures.decomposition import dense_sectors
 from preduce.topo.figures.lanczos import lanczos_norm
 from preduce.topo.figures.rate import contraction_of, contraction_per_start, radius_of, spectrum_of
 from preduce.topo.figures.steady_state import disagreement_of, drift_of
+from preduce.topo.graphs.hop import double_ring
+from preduce.topo.graphs.random_graphs import random_regular
+from preduce.topo.graphs.weights import weigh
 from preduce.topo.mixing import period_product
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
@@ -202,6 +205,56 @@ def test_fourier_path_on_irregular_nodes_and_large_rings() -> None:
     assert found.contraction.value == pytest.approx((1 + 2 * math.cos(2 * math.pi / n)) / 3, abs=1e-12)
     assert found.spectral_gap.hop.value == pytest.approx(1 - math.cos(2 * math.pi / n), abs=1e-12)
     assert "Fourier" in found.contraction.how
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 6), (3, 4), (4, 2), (5, 3), (2, 7)])
+@pytest.mark.parametrize("options", [{}, {"pace": 3}, {"when": Late(), "pace": 2}])
+def test_fourier_path_on_tori_equals_dense(a: int, b: int, options: dict[str, object]) -> None:
+    """Random rounds that look the same from every place of an a×b torus, on nodes of all sizes."""
+    rng, n = np.random.default_rng(31 * a + b), a * b
+    rounds = []
+    for _ in range(2):
+        picked = {divmod(int(d), b) for d in rng.choice(np.arange(1, n), size=3, replace=False)}
+        moves = {(1, 0), (0, 1), *picked}
+        weights = {move: Fraction(int(rng.integers(1, 4)), 24) for move in moves}
+        edges = [
+            ((x - dx) % a * b + (y - dy) % b, x * b + y, weight)
+            for x in range(a)
+            for y in range(b)
+            for (dx, dy), weight in weights.items()
+        ]
+        rounds.append(Round.from_edges(n, edges))
+    ranks = rng.permutation(n).tolist()
+    nodes = Cluster.irregular([ranks[:3], ranks[3:4], ranks[4:6], ranks[6:]])
+    schedule = Schedule("torus", nodes, Neighbor(rounds=tuple(rounds), **options))  # type: ignore[arg-type]
+    fast, dense = circulant_sectors(schedule), dense_sectors(schedule)
+    assert fast is not None
+    assert f"{a}×{b}" in fast.how
+    assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
+    assert radius_of(fast) == pytest.approx(radius_of(dense), abs=1e-9)
+    assert disagreement_of(fast) == pytest.approx(disagreement_of(dense), rel=1e-9)
+    for push in ("worker", "node"):
+        assert drift_of(fast, push) == pytest.approx(drift_of(dense, push), rel=1e-9)
+    values, counts = spectrum_of(fast)
+    mine = np.sort(np.repeat(np.abs(values), counts))
+    assert mine == pytest.approx(np.sort(np.abs(np.linalg.eigvals(period_product(schedule)))), abs=1e-12)
+
+
+def test_two_joined_rings_of_5000_have_their_closed_form() -> None:
+    """λ = (1 + 2cos(2πk/m) + (−1)^k ± 1)/5: two ring-based graphs of m workers, joined worker to worker."""
+    n = 10_000
+    found = figures(Schedule("two rings", Cluster.regular(n, 1), Neighbor(rounds=(weigh(double_ring(n)),))))
+    k = np.arange(n // 2)
+    values = (1 + 2 * np.cos(2 * np.pi * k / (n // 2)) + (-1.0) ** k + np.array([[1], [-1]])) / 5
+    exact = np.sort(np.abs(values), axis=None)[-2]
+    assert found.contraction.kind is found.radius.kind is found.disagreement.kind is Kind.EXACT
+    assert found.contraction.value == pytest.approx(exact, abs=1e-13)
+    assert found.contraction.value == pytest.approx((3 + 2 * math.cos(4 * math.pi / (n // 2))) / 5, abs=1e-13)
+    assert found.disagreement.value == pytest.approx((1 / (1 - np.sort(values**2, axis=None)[:-1]) - 1).sum() / n)
+    assert found.spectral_gap.hop.value == pytest.approx((1 - math.cos(4 * math.pi / (n // 2))) / 2, abs=1e-13)
+    random = Neighbor(rounds=(weigh(random_regular(600, degree=4, seed=0)),))
+    found = figures(Schedule("unlike", Cluster.regular(600, 1), random))
+    assert found.contraction.kind is Kind.ESTIMATE, "a graph that looks different from each worker"
 
 
 def test_a_cyclic_shift_never_converges() -> None:

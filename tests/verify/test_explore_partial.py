@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers import quorum_bugs
 from preduce.schedulers.protocols.base import Received, Send
 from preduce.schedulers.protocols.partial import (
     COMPUTING,
@@ -102,43 +103,6 @@ class TellsOnlyOneWorker(Partial):
         return started, actions[:1]
 
 
-class TellsNobody(Partial):
-    """Who starts a round keeps it to itself."""
-
-    def _started(self, process, state):
-        started, _ = super()._started(process, state)
-        return started, ()
-
-
-class JoinsWithAFullQueue(Partial):
-    """A worker whose queue is full joins the next round."""
-
-    def _may_begin(self, state):
-        return super()._may_begin(replace(state, results=()))
-
-
-class QueueOneTooLong(Partial):
-    """One result more than C may wait."""
-
-    def _may_begin(self, state):
-        return super()._may_begin(replace(state, results=state.results[1:]))
-
-
-class WaitsForAnEmptyQueue(Partial):
-    """A worker joins no round while any result waits."""
-
-    def _may_begin(self, state):
-        return super()._may_begin(state) and not state.results
-
-
-class NewestResultReplacesOthers(Partial):
-    """Results overwrite one another although each is to be applied."""
-
-    def _finished(self, process, state):
-        done, actions = super()._finished(process, state)
-        return replace(done, results=done.results[-1:]), actions
-
-
 class TakesTheNewestFirst(Partial):
     """By call the newest result is taken, and those before it later."""
 
@@ -160,14 +124,6 @@ class LeavesTheResultInTheQueue(Partial):
     def _taken(self, process, state):
         taken, actions = super()._taken(process, state)
         return replace(taken, results=state.results), actions
-
-
-class ComputesOnWithoutAResult(Partial):
-    """A worker that has called goes on computing at once."""
-
-    def _called(self, process, state):
-        called, actions = super()._called(process, state)
-        return replace(called, stage=COMPUTING), actions
 
 
 class LateCallsWaitForTheOpenRound(Partial):
@@ -419,19 +375,24 @@ BUGS = {
     KeepsTheSendBuffer: SOLO, EmptiesTheSendBufferUnseen: SOLO, DropsLateGradients: SOLO,
     OverwritesTheSendBuffer: SOLO, PassesTheSendBufferBy: SOLO, ForgetsActivationsWhileARoundRuns: SOLO,
     ForgetsActivationsThatComeEarly: SOLO, EveryActivationStartsARound: SOLO, TellsOnlyOneWorker: MAJORITY_3,
-    TellsNobody: MAJORITY, JoinsWithAFullQueue: SOLO_2, QueueOneTooLong: SOLO_2, WaitsForAnEmptyQueue: SOLO_2,
-    NewestResultReplacesOthers: SOLO_2, TakesTheNewestFirst: "majority by call, C 2, 2 workers",
-    TakesWithoutApplying: SOLO_2, LeavesTheResultInTheQueue: SOLO, ComputesOnWithoutAResult: SOLO,
-    LateCallsWaitForTheOpenRound: SOLO, LateCallsDoNotCount: SOLO, LateCallsCountThoughByCall: SOLO_CALL,
-    QuorumOneTooSmall: QUORUM, QuorumOneTooLarge: QUORUM, QuorumCountsThoseOfTheRoundBefore: QUORUM,
-    QuorumWaitsForTheEnded: QUORUM, QuorumCountsOnlyWhenOneComes: QUORUM, ArrivalsAreNotCumulative: WILD,
-    AnybodyStartsUnderMajority: MAJORITY, EverybodyDrawsForItself: MAJORITY, EndedWorkersAreDrawn: MAJORITY,
-    EndsWithoutAWord: SOLO, EndSaidTooEarly: SOLO, EndsAlone: SOLO, GoesOnAfterTheLastRound: SOLO,
-    SharesOfTheNextRoundAreLost: MAJORITY_3, SumsWhatCameLast: MAJORITY_3, SumIsDoneWithoutTheLast: SOLO,
-    OwnGradientsMissing: SOLO, OldShareCountsAgain: WILD, RoundRunsTwice: SOLO, SynchronisesAlone: LATEST_CALL,
-    RoundsGoOnDuringASynchronisation: LATEST, NeverSynchronises: LATEST_CALL, SynchronisesOncePerWorker: LATEST,
-    LatestKeepsTheOldest: LATEST, ByCallTakesAll: "majority by call, C 2, 2 workers",
+    TakesTheNewestFirst: "majority by call, C 2, 2 workers", TakesWithoutApplying: SOLO_2,
+    LeavesTheResultInTheQueue: SOLO, LateCallsWaitForTheOpenRound: SOLO, LateCallsDoNotCount: SOLO,
+    LateCallsCountThoughByCall: SOLO_CALL, QuorumOneTooSmall: QUORUM, QuorumOneTooLarge: QUORUM,
+    QuorumCountsThoseOfTheRoundBefore: QUORUM, QuorumWaitsForTheEnded: QUORUM, QuorumCountsOnlyWhenOneComes: QUORUM,
+    ArrivalsAreNotCumulative: WILD, AnybodyStartsUnderMajority: MAJORITY, EverybodyDrawsForItself: MAJORITY,
+    EndedWorkersAreDrawn: MAJORITY, EndsWithoutAWord: SOLO, EndSaidTooEarly: SOLO, EndsAlone: SOLO,
+    GoesOnAfterTheLastRound: SOLO, SharesOfTheNextRoundAreLost: MAJORITY_3, SumsWhatCameLast: MAJORITY_3,
+    SumIsDoneWithoutTheLast: SOLO, OwnGradientsMissing: SOLO, OldShareCountsAgain: WILD, RoundRunsTwice: SOLO,
+    SynchronisesAlone: LATEST_CALL, RoundsGoOnDuringASynchronisation: LATEST, NeverSynchronises: LATEST_CALL,
+    SynchronisesOncePerWorker: LATEST, LatestKeepsTheOldest: LATEST,
+    ByCallTakesAll: "majority by call, C 2, 2 workers",
 }  # fmt: skip
+BOTH = {
+    quorum_bugs.TellsNobody: MAJORITY, quorum_bugs.ComputesOnWithoutAResult: SOLO, quorum_bugs.QueueOneTooLong: SOLO_2,
+    quorum_bugs.JoinsWithAFullQueue: SOLO_2, quorum_bugs.WaitsForAnEmptyQueue: SOLO_2,
+    quorum_bugs.NewestResultReplacesOthers: SOLO_2,
+}  # fmt: skip
+BUGS |= {quorum_bugs.seeded(bug, Partial): where for bug, where in BOTH.items()}
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)

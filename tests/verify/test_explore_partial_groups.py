@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from helpers import quorum_bugs
 from preduce.schedulers.protocols.base import Received, Send
-from preduce.schedulers.protocols.partial import COMPUTING, Activate, Arrived, End, Share
+from preduce.schedulers.protocols.partial import Activate, Arrived, End, Share
 from preduce.schedulers.protocols.partial_groups import GOES_ON, Ended, PartialGroups
 from preduce.topo.strategies.quorum import Start
 from preduce.verify.properties.partial_groups_suite import LARGE, SMALL
@@ -58,13 +59,6 @@ class ForgetsActivationsThatComeEarly(PartialGroups):
 
     def _activated(self, process, state, source, round_):
         return super()._activated(process, state, source, round_) if round_ == state.entered else (state, ())
-
-
-class TellsNobody(PartialGroups):
-    """Who starts a round keeps it to itself."""
-
-    def _started(self, process, state):
-        return super()._started(process, state)[0], ()
 
 
 class TellsTheGroupBefore(PartialGroups):
@@ -195,43 +189,6 @@ class SharesOfTwoRoundsAreMixed(PartialGroups):
         )
 
 
-class JoinsWithAFullQueue(PartialGroups):
-    """A worker whose queue is full joins the next round."""
-
-    def _may_begin(self, state):
-        return super()._may_begin(replace(state, results=()))
-
-
-class QueueOneTooLong(PartialGroups):
-    """One result more than C may wait."""
-
-    def _may_begin(self, state):
-        return super()._may_begin(replace(state, results=state.results[1:]))
-
-
-class WaitsForAnEmptyQueue(PartialGroups):
-    """A worker joins no round while any result waits."""
-
-    def _may_begin(self, state):
-        return super()._may_begin(state) and not state.results
-
-
-class NewestResultReplacesOthers(PartialGroups):
-    """Results overwrite one another, and a correction is lost."""
-
-    def _finished(self, process, state):
-        done, actions = super()._finished(process, state)
-        return replace(done, results=done.results[-1:]), actions
-
-
-class ComputesOnWithoutAResult(PartialGroups):
-    """A worker that has called goes on computing at once."""
-
-    def _called(self, process, state):
-        called, actions = super()._called(process, state)
-        return replace(called, stage=COMPUTING), actions
-
-
 class RoundsBeforeOfOthersStart(PartialGroups):
     """Word of a later round is taken to say that all rounds before it have started, whoever is in them."""
 
@@ -347,18 +304,21 @@ class OldShareCountsAgain(PartialGroups):
 
 BUGS = {
     PublishesTwice: SOLO, LosesLateProgress: SOLO, BringsNothing: SOLO, ActivationsAreCumulative: CHAIN,
-    ForgetsActivationsThatComeEarly: CHAIN, TellsNobody: SOLO, TellsTheGroupBefore: CROSSED,
-    QuorumOneTooSmall: QUORUM, QuorumOneTooLarge: QUORUM, QuorumOfTheWholeSystem: NODES_2,
-    QuorumNotOfTheSmallGroup: QUORUM, WhoHasEndedNoLongerCounts: DELAYED,
-    QuorumWaitsForTheEnded: QUORUM, EndedAreDrawn: MAJORITY, AnybodyStartsUnderMajority: MAJORITY,
-    ArrivalsOfAnEarlierRoundCount: QUORUM, LateOnesDoNotCount: SOLO, RestsPassAtOnce: CHAIN,
-    MeansOfThoseThatAreThere: SOLO, EarlySharesAreLost: SOLO, SharesOfTwoRoundsAreMixed: SOLO,
-    JoinsWithAFullQueue: SOLO_2, QueueOneTooLong: SOLO_2, WaitsForAnEmptyQueue: SOLO_2,
-    NewestResultReplacesOthers: SOLO_2, ComputesOnWithoutAResult: SOLO, EndsWithoutAWord: SOLO,
-    TellsItsGroupOnly: CHAIN, SaysTheRoundsDone: CHAIN, EndsAtTheFirstWord: CHAIN, EndedGroupsGoOn: NODES,
-    EndedGroupsRest: NODES, NeedsAreForgotten: NODES, LooksOnlyWhenItComes: CHAIN, EndIsNotLookedAt: MAJORITY,
-    EndSaidTooEarly: SOLO, RoundsBeforeOfOthersStart: CHAIN, OldShareCountsAgain: WILD,
+    ForgetsActivationsThatComeEarly: CHAIN, TellsTheGroupBefore: CROSSED, QuorumOneTooSmall: QUORUM,
+    QuorumOneTooLarge: QUORUM, QuorumOfTheWholeSystem: NODES_2, QuorumNotOfTheSmallGroup: QUORUM,
+    WhoHasEndedNoLongerCounts: DELAYED, QuorumWaitsForTheEnded: QUORUM, EndedAreDrawn: MAJORITY,
+    AnybodyStartsUnderMajority: MAJORITY, ArrivalsOfAnEarlierRoundCount: QUORUM, LateOnesDoNotCount: SOLO,
+    RestsPassAtOnce: CHAIN, MeansOfThoseThatAreThere: SOLO, EarlySharesAreLost: SOLO, SharesOfTwoRoundsAreMixed: SOLO,
+    EndsWithoutAWord: SOLO, TellsItsGroupOnly: CHAIN, SaysTheRoundsDone: CHAIN, EndsAtTheFirstWord: CHAIN,
+    EndedGroupsGoOn: NODES, EndedGroupsRest: NODES, NeedsAreForgotten: NODES, LooksOnlyWhenItComes: CHAIN,
+    EndIsNotLookedAt: MAJORITY, EndSaidTooEarly: SOLO, RoundsBeforeOfOthersStart: CHAIN, OldShareCountsAgain: WILD,
 }  # fmt: skip
+BOTH = {
+    quorum_bugs.TellsNobody: SOLO, quorum_bugs.ComputesOnWithoutAResult: SOLO, quorum_bugs.QueueOneTooLong: SOLO_2,
+    quorum_bugs.JoinsWithAFullQueue: SOLO_2, quorum_bugs.WaitsForAnEmptyQueue: SOLO_2,
+    quorum_bugs.NewestResultReplacesOthers: SOLO_2,
+}  # fmt: skip
+BUGS |= {quorum_bugs.seeded(bug, PartialGroups): where for bug, where in BOTH.items()}
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)

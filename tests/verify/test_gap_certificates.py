@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from helpers.command_runs import runner
 from preduce.commands.gaps import command
 from preduce.graph_input import load_graph
 from preduce.schedulers.protocols.digraph import Digraph
@@ -411,13 +410,7 @@ def test_with_skips_the_gaps_stay_and_a_longer_skip_is_refused():
         confirmed({**without, "claims": document["claims"]})
 
 
-def run(*arguments):
-    app = typer.Typer()
-    app.command()(command)
-    result = CliRunner().invoke(app, list(arguments), standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return result
+run = runner(command)
 
 
 def test_the_command_writes_a_certificate_that_the_program_confirms(tmp_path):

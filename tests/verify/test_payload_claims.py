@@ -11,13 +11,13 @@ import pytest
 from benchmarks.forgery import payloads
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, explicit, random_allreduce, random_schedule
+from helpers.claims import said
 from preduce.topo.cluster import Cluster
 from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.phase import Group
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, How, Late
 from preduce.topo.strategies.axes import Codec, Form, Rounding, Where
-from preduce.verify import checker
 from preduce.verify.codec_error import prove_codec_error, rounded_up
 from preduce.verify.equal_replicas import prove_equal_replicas
 from preduce.verify.lag import prove_lag
@@ -29,15 +29,6 @@ PROVERS = {
     "codec-error": prove_codec_error,
     "memory": prove_memory,
 }
-
-
-def said(raw, entry):
-    """What the checker says against one entry, None if it holds."""
-    try:
-        checker.CLAIMS[entry["claim"]].check(checker.read_schedule(json.loads(json.dumps(raw))), entry, "here")
-    except checker.Refusal as refusal:
-        return refusal.sentence
-    return None
 
 
 def test_prover_checker_and_runs_agree_on_random_schedules():

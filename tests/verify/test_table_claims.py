@@ -12,25 +12,16 @@ import pytest
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, TABLES, random_allreduce, random_schedule, with_tables
 from benchmarks.forgery.tables import JUDGES
+from helpers.claims import said
 from preduce.topo.cluster import Cluster
 from preduce.topo.codec_numbers import UNDERFLOW, rounding_error
 from preduce.topo.document.schedule import dump_schedule
 from preduce.topo.phase import Phase
 from preduce.topo.schedule import Schedule
 from preduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, Way
-from preduce.verify import checker
 from preduce.verify.base import Status
 from preduce.verify.prove import prove
 from preduce.verify.tables import prove_tables
-
-
-def said(raw, entry):
-    """What the checker says against one entry, None if it holds."""
-    try:
-        checker.CLAIMS[entry["claim"]].check(checker.read_schedule(json.loads(json.dumps(raw))), entry, "here")
-    except checker.Refusal as refusal:
-        return refusal.sentence
-    return None
 
 
 def others(value):

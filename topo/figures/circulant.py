@@ -6,6 +6,8 @@ its first column. On Z_a × Z_b it is the two-dimensional transform, on Z_2^d th
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +76,7 @@ def product_spectrum(factors: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[
 def circulant_sectors(schedule: Schedule) -> Sectors | None:
     """One sector per frequency when all rounds commute with shifts (or xors) of the ranks at one pace, else None.
 
-    O(T n log n).
+    O(T n log n) once the shifts are found, O(T n) for each kind of them that is tried.
 
     Raises:
         ScheduleError: the strategy has no fixed phases.
@@ -83,46 +85,58 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     if not rounds:
         return None
     n, pace = schedule.num_workers, schedule.strategy.pace
-    if not isinstance(pace, int):
+    if not isinstance(pace, int) or (found := shifts_of(rounds)) is None:
         return None
-    for xor in (False, True):
-        columns = [first_column(listed, xor=xor) for listed in rounds]
-        if all(column is not None for column in columns):
-            break
-    else:
-        return None
+    radices, columns = found
     strategy = schedule.mixing
-    stack = np.array(columns, dtype=np.float64)
-    covariance = _node_column(schedule.cluster, xor=xor)
-    multiplicity = np.ones(n)
-    symbols: npt.NDArray[Any]
-    if xor:
-        symbols, node = _walsh(stack), None if covariance is None else _walsh(covariance)
-    else:
-        # The matrices are real: frequencies k and n − k are conjugate and have equal figures.
-        symbols, node = np.fft.rfft(stack), None if covariance is None else np.fft.rfft(covariance).real
-        multiplicity = np.full(symbols.shape[1], 2.0)
-        multiplicity[0] = 1.0
-        if n % 2 == 0:
-            multiplicity[-1] = 1.0
+    covariance = _node_column(schedule.cluster, radices)
+    symbols = transformed(columns, radices)
+    node = None if covariance is None else transformed(covariance, radices).real
     symbols[:, 0] = 0.0
     mean = np.zeros((symbols.shape[1], 1))
     mean[0] = 1.0
     paces = np.array([pace], dtype=np.int64)
     round_steps = RoundSteps.of(paces, np.full((len(rounds), 1), float(pace)), strategy.averaging, pace)
     roots = None if node is None else np.sqrt(np.maximum(node, 0.0))[:, None, None]
-    batch = Batch(multiplicity, symbols[:, :, None, None], mean, round_steps, roots)
-    how = f"{'Walsh–Hadamard' if xor else 'Fourier'} transform of the {'xor-invariant' if xor else 'circulant'} rounds"
-    return Sectors(n, [batch], strategy.mixes_late, how)
+    batch = Batch(_multiplicity(radices), symbols[:, :, None, None], mean, round_steps, roots)
+    return Sectors(n, [batch], strategy.mixes_late, _how(radices))
 
 
-def first_column(listed: Round, *, xor: bool) -> npt.NDArray[np.float64] | None:
-    """Weight by offset target − source (or target xor source), None if the round is not invariant. O(edges)."""
+def shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], npt.NDArray[np.float64]] | None:
+    """The group whose shifts all rounds commute with, and their first columns (T, n); None if none is found.
+
+    A group is given by its radices: ranks are written in mixed radix, the first digit the most significant, and shifted
+    digit by digit. Tried are the cyclic group (n,), xors (2, 2, …), and each a×b = n: tori, and two copies of a cyclic
+    graph that are joined worker to worker. O(T n) for each.
+    """
+    n = rounds[0].num_workers
+    xors = [(2,) * (n.bit_length() - 1)] if n & (n - 1) == 0 else []
+    pairs = [(a, n // a) for a in range(2, n // 2 + 1) if n % a == 0]
+    for radices in dict.fromkeys([(n,), *xors, *pairs]):
+        columns = []
+        for listed in rounds:
+            column = first_column(listed, radices)
+            if column is None:
+                break
+            columns.append(column)
+        else:
+            return radices, np.array(columns)
+    return None
+
+
+def first_column(listed: Round, radices: Sequence[int]) -> npt.NDArray[np.float64] | None:
+    """Weight by difference target − source in a group, None if the round is not invariant. O(edges)."""
     n = listed.num_workers
-    if len(listed) % n or (xor and n & (n - 1)):
+    if len(listed) % n:
         return None
     sources, targets = listed.sources.astype(np.int64), listed.targets.astype(np.int64)
-    offsets = sources ^ targets if xor else (targets - sources) % n
+    degree = len(listed) // n
+    probes = np.array([0, 1, n // 2, n - 1]) % n
+    edges = probes[:, None] * degree + np.arange(degree)  # (4, degree): edges are sorted by target
+    few = np.sort(_difference(targets[edges], sources[edges], radices), axis=1)
+    if (targets[edges] != probes[:, None]).any() or (few != few[0]).any():
+        return None  # seen at a few workers already
+    offsets = _difference(targets, sources, radices)
     counts = np.bincount(offsets, minlength=n)
     if not np.isin(counts, (0, n)).all():
         return None
@@ -135,24 +149,79 @@ def first_column(listed: Round, *, xor: bool) -> npt.NDArray[np.float64] | None:
     return column
 
 
-def _node_column(cluster: Cluster, *, xor: bool) -> npt.NDArray[np.float64] | None:
-    """Average over shifts of "i and j share a node", by offset i − j; None if there are too many pairs."""
+def transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> npt.NDArray[Any]:
+    """The characters' values of functions on a group (…, n): (…, frequencies), one of each pair of conjugate ones.
+
+    The matrices are real, so conjugate frequencies have equal figures.
+    """
+    if set(radices) == {2}:
+        return _walsh(columns)
+    grid = columns.reshape(*columns.shape[:-1], *radices)
+    values = np.fft.rfftn(grid, axes=tuple(range(-len(radices), 0)))
+    return values.reshape(*columns.shape[:-1], -1)
+
+
+def _multiplicity(radices: Sequence[int]) -> npt.NDArray[np.float64]:
+    """For how many frequencies each that `transformed` gives stands."""
+    n = prod(radices)
+    if set(radices) == {2}:
+        return np.ones(n)
+    last = radices[-1]
+    along = np.full(last // 2 + 1, 2.0)
+    along[0] = 1.0
+    if last % 2 == 0:
+        along[-1] = 1.0
+    return np.tile(along, n // last)
+
+
+def _how(radices: Sequence[int]) -> str:
+    if len(radices) == 1:
+        return "Fourier transform of the circulant rounds"
+    if set(radices) == {2}:
+        return "Walsh–Hadamard transform of the xor-invariant rounds"
+    return f"Fourier transform of rounds alike under the shifts of {'×'.join(map(str, radices))} workers"
+
+
+def _difference(
+    ranks: npt.NDArray[np.int64], others: npt.NDArray[np.int64], radices: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """The differences of ranks in a group, digit by digit."""
+    if set(radices) == {2}:
+        return ranks ^ others
+    result, place = np.zeros_like(ranks - others), 1
+    for radix in reversed(radices):
+        result += (ranks // place - others // place) % radix * place
+        place *= radix
+    return result
+
+
+def _node_column(cluster: Cluster, radices: Sequence[int]) -> npt.NDArray[np.float64] | None:
+    """Average over shifts of "i and j share a node", by difference i − j; None if there are too many pairs."""
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > 2 * 10**7:
         return None
     column = np.zeros(n)
-    if cluster.workers_per_node is not None and not xor:
+    if cluster.workers_per_node is not None and len(radices) == 1:
         for d in range(cluster.workers_per_node):
             pairs = cluster.num_nodes * (cluster.workers_per_node - d) / n
             column[d % n] += pairs
             if d:
                 column[-d % n] += pairs
         return column
-    for node in range(cluster.num_nodes):
-        ranks = np.array(cluster.workers_of(node), dtype=np.int64)
-        offsets = ranks[:, None] ^ ranks if xor else (ranks[:, None] - ranks) % n
-        np.add.at(column, offsets.reshape(-1), 1 / n)
+    order = np.argsort(cluster.node_of(), kind="stable")  # ranks, node by node
+    first = 0
+    for size, count in _runs(sizes):
+        ranks = order[first : first + size * count].reshape(count, size)
+        first += size * count
+        offsets = _difference(ranks[:, :, None], ranks[:, None, :], radices)  # (nodes, size, size)
+        column += np.bincount(offsets.reshape(-1), minlength=n) / n
     return column
+
+
+def _runs(sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Consecutive nodes of one size: the size, and how many they are."""
+    starts = np.flatnonzero(np.diff(sizes, prepend=-1))
+    return [(int(sizes[a]), int(b - a)) for a, b in pairwise([*starts.tolist(), len(sizes)])]
 
 
 def _walsh(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from preduce.topo.errors import InputError
-from preduce.topo.figures.circulant import first_column
+from preduce.topo.figures.circulant import shifts_of, transformed
 from preduce.topo.figures.sectors import spectral_norms, spectral_radii
 from preduce.topo.mixing import mixing_matrix
 from preduce.topo.phase import Phase
@@ -35,7 +35,7 @@ class GapKind(StrEnum):
 
 
 def spectral_gap(target: npt.NDArray[Any] | Phase | Round | nx.Graph[Any], kind: GapKind | str = GapKind.SLEM) -> float:
-    """The gap of one matrix, phase, round or graph. O(n³); hop gaps of circulant rounds O(n log n).
+    """The gap of one matrix, phase, round or graph. O(n³); hop gaps of rounds alike under shifts O(n log n).
 
     `hop` looks at the graph alone: the entries' places, not their sizes. `slem` and `sigma` need weights: of a networkx
     graph the edge attribute `weight` is W[i, j] for an edge j→i, and each worker keeps what the others leave.
@@ -82,12 +82,12 @@ def _hop(adjacency: npt.NDArray[np.float64]) -> float:
 
 
 def _circulant_hop(graph: Round) -> float | None:
-    column = first_column(graph, xor=False)
-    if column is None or not len(graph):
+    if not len(graph) or (found := shifts_of([graph])) is None:
         return None
-    pattern = (column != 0).astype(np.float64)
+    radices, columns = found
+    pattern = (columns[0] != 0).astype(np.float64)
     pattern[0] = 0.0
-    values = np.fft.rfft(pattern).real / pattern.sum()
+    values = transformed(pattern, radices).real / pattern.sum()
     return 1 - float(values[1:].max())
 
 

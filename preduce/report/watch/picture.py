@@ -29,7 +29,7 @@ class Row:
     step: int | None
     steps_per_second: float | None
     ahead: int | None
-    """Rounds by which it is ahead of the slowest worker that still runs."""
+    """Rounds by which it is ahead of the slowest worker that still steps."""
     does: str
     code: int | None
     silent: float
@@ -37,6 +37,13 @@ class Row:
     gap: Gap | None = None
     largest: Gap | None = None
     status: GapStatus | None = None
+    rests: bool = False
+    """Whether it takes no more steps until all meet: the others go on, and it is not behind them."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is done: its process has ended well, or it only takes part in the others' rounds."""
+        return self.code == 0 or self.rests
 
     @property
     def is_odd(self) -> bool:
@@ -73,7 +80,8 @@ class Picture:
         now, steps = self._clock(), self.board.steps()
         reports = [self.board.report(rank) for rank in range(self.board.num_workers)]
         rounds = [_round(step, report) for step, report in zip(steps, reports, strict=True)]
-        slowest = min((r for rank, r in enumerate(rounds) if r is not None and codes.get(rank) is None), default=None)
+        steps_on = [codes.get(rank) is None and not (report and report.rests) for rank, report in enumerate(reports)]
+        slowest = min((r for rank, r in enumerate(rounds) if r is not None and steps_on[rank]), default=None)
         rows = []
         for rank, report in enumerate(reports):
             beat, known, round_ = 0 if report is None else report.beat, self._beats[rank], rounds[rank]
@@ -81,19 +89,20 @@ class Picture:
                 self._beats[rank] = known = (beat, now)
             gap = None if self.gaps is None else self.gaps.now[rank]
             largest = None if self.gaps is None else self.gaps.largest[rank]
-            running = codes.get(rank) is None
+            running, on = codes.get(rank) is None, steps_on[rank]
             rows.append(
                 Row(
                     rank=rank,
                     step=steps[rank],
-                    steps_per_second=self._speeds[rank].steps_per_second(now) if running else None,
-                    ahead=None if round_ is None or slowest is None or not running else round_ - slowest,
+                    steps_per_second=self._speeds[rank].steps_per_second(now) if on else None,
+                    ahead=None if round_ is None or slowest is None or not on else round_ - slowest,
                     does=_does(codes.get(rank), report, steps, partial(stage, rank)),
                     code=codes.get(rank),
                     silent=now - known[1] if report is not None else 0.0,
                     gap=gap if running else None,
                     largest=largest,
                     status=None if report is None else report.gap,
+                    rests=running and not on,
                 )
             )
         return rows

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from preduce.console import number, size
 from preduce.report.table import Column, table
-from preduce.report.watch.picture import SILENT_SECONDS
+from preduce.report.watch.picture import MAX_NAMED, SILENT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def picture_table(rows: Sequence[Row], seconds: float, *, room: int) -> Table:
         cells = [_or_dash(row.step), number(row.steps_per_second, 3), "-" if row.ahead is None else f"+{row.ahead}"]
         if has_gaps:
             cells += _gap_cells(row)
-        style = "red" if row.code else "yellow" if row.is_odd else "dim" if row.code == 0 else None
+        style = "red" if row.code else "yellow" if row.is_odd else "dim" if row.has_ended else None
         result.add(str(row.rank), *cells, escape(row.does + silence(row)), style=style)
     return result
 
@@ -45,23 +45,27 @@ def picture_line(rows: Sequence[Row], seconds: float) -> str:
     """All of it in one line: the range of the steps, who is behind, and for whom it waits."""
     parts = [f"{len(rows)} workers after {seconds:.0f} s: "]
     running = [row for row in rows if row.code is None]
-    stepping = [row for row in running if row.step is not None]
+    stepping = [row for row in running if row.step is not None and not row.rests]
+    starting = [row for row in running if row.step is None]
     steps = sorted(row.step for row in stepping if row.step is not None)
     if stepping:
         parts[0] += f"step {steps[0]}" if steps[0] == steps[-1] else f"steps {steps[0]} to {steps[-1]}"
         speeds = [row.steps_per_second for row in stepping if row.steps_per_second is not None]
         if speeds:
             parts.append(f"{number(min(speeds), 3)} to {number(max(speeds), 3)} steps/s each")
+    elif starting:
+        parts[0] += f"none has begun, worker {starting[0].rank} {starting[0].does}"
     else:
-        parts[0] += f"none has begun, worker {running[0].rank} {running[0].does}" if running else "all have ended"
+        parts[0] += "all have ended" + (" their steps" if running else "")
     parts += _gap_parts(rows)
     parts += [f"worker {row.rank} {row.does}{silence(row)}" for row in rows if row.is_odd][:3]
     if len(ahead := {row.ahead for row in stepping}) > 1 or any(row.is_odd for row in stepping):
         slowest = min(stepping, key=lambda row: (row.ahead or 0, -row.silent))
         if not slowest.is_odd:
             parts.append(f"slowest is worker {slowest.rank}, {max(a or 0 for a in ahead)} behind: {slowest.does}")
-    if starting := [row for row in running if row.step is None and stepping]:
-        parts.append(f"worker {starting[0].rank} {starting[0].does}")
+    if stepping:
+        parts += _resting_part([row.rank for row in running if row.rests])
+        parts += [f"worker {row.rank} {row.does}" for row in starting[:1]]
     return ", ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
 
 
@@ -75,7 +79,7 @@ def _that_fit(rows: Sequence[Row], room: int) -> tuple[list[Row], int]:
     """The rows to be shown, by rank, and how many are left out."""
     if len(rows) <= room:
         return list(rows), 0
-    kept = sorted(rows, key=lambda row: (not row.is_odd, row.code == 0, row.ahead or 0, row.rank))[: max(1, room)]
+    kept = sorted(rows, key=lambda row: (not row.is_odd, row.has_ended, row.ahead or 0, row.rank))[: max(1, room)]
     return sorted(kept, key=lambda row: row.rank), len(rows) - len(kept)
 
 
@@ -114,6 +118,15 @@ def _gap_parts(rows: Sequence[Row]) -> list[str]:
                 parts.append(f"fewest tokens {min(tokens)}")
         parts.append(f"sent {size(sum(state.sent for state in states))}")
     return parts
+
+
+def _resting_part(ranks: Sequence[int]) -> list[str]:
+    """Whose steps have ended while the others' go on."""
+    if len(ranks) < 2:
+        return [f"worker {rank} has ended its steps" for rank in ranks]
+    named = ", ".join(map(str, ranks[:MAX_NAMED]))
+    more = f" and {len(ranks) - MAX_NAMED} more" * (len(ranks) > MAX_NAMED)
+    return [f"workers {named}{more} have ended their steps"]
 
 
 def _or_dash(value: int | None) -> str:

@@ -14,7 +14,6 @@ from preduce.runtime.strategies.quorum.patience import wait_until
 from preduce.runtime.strategies.quorum.rounds import Bringing, RoundsThread
 from preduce.runtime.strategies.quorum.spread import Spread
 from preduce.runtime.transport.mailbox import Mailbox
-from preduce.runtime.transport.nccl import NcclWorld
 from preduce.runtime.transport.waiting import GoneError
 from preduce.topo.errors import PreduceError, UnavailableError
 
@@ -70,7 +69,7 @@ class QuorumRunner(Runner, Generic[Sum]):
         )
         self.driver.spread = Spread(self._mailbox, len(run.everyone))
         self._line = _free_line(reducer.world)
-        world = reducer.world.on_host() if isinstance(reducer.world, NcclWorld) else reducer.world
+        world = reducer.world.on_host()
         self.communicators: dict[tuple[int, ...], Communicator] = {}
         for members in sorted(groups):  # one order for all
             if not world.has(members, name=self._line):
@@ -124,6 +123,12 @@ class QuorumRunner(Runner, Generic[Sum]):
         end_mailbox()
         self._thread.join(CLOSE_SECONDS)
         _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
+
+    @property
+    def rests(self) -> bool:
+        """Whether the training has come to where all meet, and only its thread still takes part in rounds."""
+        state = self.driver.state
+        return state is not None and bool(state.resting)
 
     def refuse_failure(self) -> None:
         """Raise what ended the collective thread.

@@ -1,0 +1,143 @@
+"""Tables of their own route on a pretended device: rows and their numbers go over the host, everything else stays."""
+
+import pytest
+import torch
+
+import preduce
+from benchmarks.gpu import table_cells
+from benchmarks.gpu.cells import RANKS, run_cell
+from benchmarks.gpu.simulated import Fault, Shared, run_ranks
+from benchmarks.gpu.table_cells import TABLE_CELLS, compare, prepare
+from preduce.runtime.sharding import staging, tables
+from preduce.runtime.sharding.columns import Part
+from preduce.runtime.sharding.staging import Staging
+from preduce.runtime.sharding.table import Table
+from preduce.runtime.transport.streams import streams_of
+from preduce.topo.errors import InputError, PeerLostError
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+BY_NAME = {cell.name: cell for cell in TABLE_CELLS}
+LATE = 0.02
+SPARSE, AGGREGATED = BY_NAME["sharded, sparse SGD"], BY_NAME["sharded, Adam, aggregated, weighted bags, int8"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("cell", TABLE_CELLS, ids=lambda cell: cell.name)
+def test_a_device_that_is_late_changes_no_bit_of_rows_and_states(cell):
+    place = ("fill", "commit", "sum")[TABLE_CELLS.index(cell) % 3]
+    assert compare(cell, "pretended", place=place, seconds=LATE) == 0
+
+
+def test_without_waiting_for_copies_other_rows_are_asked_for_and_sent(monkeypatch):
+    monkeypatch.setattr(staging, "await_mark", lambda _: None)
+    assert compare(AGGREGATED, "pretended", place="fill", seconds=LATE) > 1e-3
+
+
+def test_without_waiting_for_gradients_owners_get_others(monkeypatch):
+    def taken(table):
+        brought, table.pending = table.pending, []
+        return Part(brought[0][0], brought[0][1].values) if brought else None
+
+    monkeypatch.setattr(Table, "taken", taken)
+    assert compare(SPARSE, "pretended", place="fill", seconds=LATE) > 1e-3
+
+
+def test_a_sum_that_never_ends_is_noticed_though_hosts_wait_for_rows_behind_it():
+    def act(cell, world, prepared):
+        try:
+            table_cells.train(cell, prepared, world.pretended.device, world)
+        except PeerLostError as error:
+            return {"said": str(error)}
+        return {"said": ""}
+
+    fault = Fault("never complete", 1)
+    results = run_cell(SPARSE, "pretended", fault=fault, timeout=1, prepare=prepare, action=act)
+    assert all("round 1" in result["said"] and "did not finish on the device" in result["said"] for result in results)
+
+
+def test_checkpoints_hold_the_rows_of_a_device_and_deal_them_out_anew(tmp_path):
+    def act(cell, world, prepared):
+        model, optimizer = table_cells.wrapped(cell, prepared[0], world.pretended.device, world)
+        tables = [model.words.weight, model.bag.weight]
+        words, bags, targets = prepared[1][0]
+        torch.nn.functional.mse_loss(model(words, bags), targets).backward()
+        optimizer.step()
+        saved = [table.detach().clone() for table in tables]
+        preduce.save_checkpoint(optimizer, tmp_path)
+        same = []
+        for other_run in (False, True):
+            with torch.no_grad():
+                for table in tables:
+                    table.zero_()
+            assert preduce.load_checkpoint(optimizer, tmp_path, other_run=other_run) is not None
+            same += [torch.equal(a, b) and bool(a.any()) for a, b in zip(tables, saved, strict=True)]
+        return {"same": same}
+
+    results = run_cell(AGGREGATED, "pretended", place="fill", seconds=LATE / 4, prepare=prepare, action=act)
+    assert [result["same"] for result in results] == [[True] * 4] * RANKS
+
+
+class ToDevice(torch.autograd.Function):
+    """What `.to(device)` is between two memories; both are the CPU's here."""
+
+    @staticmethod
+    def forward(ctx, rows, world):
+        ctx.world = world
+        return world.streams(rows.device).stage(rows, rows.device)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Staging(ctx.world.streams).to_host(gradient), None
+
+
+def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_without_one(monkeypatch):
+    cell = table_cells.TableCell("mixed", clip=0.02)
+    monkeypatch.setattr(tables, "Staging", lambda _streams: Staging(streams_of))  # the tables' device is the host
+
+    def train(world):
+        device, (model, batches) = world.pretended, prepared[world.rank]
+        is_ahead = world.streams(device.device).runs_ahead
+        if is_ahead:
+            device.note_host([model.words.weight, model.bag.weight, [batch[:2] for batch in batches]])
+        model, optimizer = table_cells.wrapped(cell, model, device.device, world)
+        for words, bags, targets in batches:
+            optimizer.zero_grad()
+            found = model.bag(bags.view(-1), torch.arange(0, bags.numel(), bags.shape[1]))
+            both = torch.cat([model.words(words).sum(1), found], dim=1)
+            outputs = model.last(ToDevice.apply(both, world) if is_ahead else both)
+            torch.nn.functional.mse_loss(outputs.squeeze(1), targets).backward()
+            preduce.clip_grad_norm_(model.parameters(), cell.clip)
+            optimizer.step()
+        optimizer.finish()
+        device.settle()
+        values = [parameter.detach().clone() for parameter in model.parameters()]
+        device.settle()
+        return values
+
+    ended = []
+    for kind in ("plain", "pretended"):
+        prepared = [prepare(cell, rank) for rank in range(RANKS)]
+        ended.append(run_ranks(kind, RANKS, train, Shared()))
+    for mine, theirs in zip(*ended, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
+
+
+def test_indices_on_another_device_than_the_table_are_named_by_all(ranks):
+    cell = table_cells.TableCell("indices elsewhere")
+
+    def act(world):
+        model, batches = prepare(cell, world.rank)
+        model, _ = table_cells.wrapped(cell, model, torch.device("cpu"), world)
+        words = batches[0][0].to("meta" if world.rank == 2 else "cpu")
+        model.words(words)
+
+    said = ranks.run(4, act, catch=InputError)
+    line = "lies on cpu and is looked up with indices on meta; look up with indices.to('cpu')"
+    assert {str(error) for error in said} == {f"worker 2: parameter 'words.weight': {line}"}
